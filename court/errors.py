@@ -136,8 +136,8 @@ class ReplyUnusable(CourtError):
     """A model's reply can't be used, also when it was asked again with the fault named. Never guessed at.
 
     Attributes:
-        reason: REPLY_EMPTY, REPLY_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED where the reply gave the
-            model's instructions away: then it is not asked again.
+        reason: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED or REPLY_MALFORMED; SYSTEM_LEAKED where
+            the reply gave the model's instructions away: then it is not asked again.
         role: Role that was to speak.
         task: Task of the request.
     """

@@ -203,6 +203,9 @@ class TrialOpened(Event):
     servers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Addresses of the model servers per role, without keys; the first is the one that the trial keeps to. No part of
     the settings' digest: a server that has moved is the same."""
+    prefix_cache: dict[str, bool] = Field(default_factory=dict)
+    """Whether the model servers of a role were found, at start, to find the beginning of a prompt again; of roles of
+    which it is known. No part of the settings' digest: replies are the same."""
     fence_mark: str = ""
     """With what the posts around untrusted text were marked; empty where no model is asked."""
 

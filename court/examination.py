@@ -117,12 +117,17 @@ class Examination:
         """The history with a round's question and answer."""
         history = await before
         await self._turn(number, gone_on)
-        return (*history, await self._exchange(number, history))
+        return (*history, await self._exchange(number, history, lambda: _progress(number, gone_on)))
 
     async def _sum_up(self, number: int, heard: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
         history = await heard
         await self._turn(number, gone_on)
-        return await self._summary(number, history, ahead=lambda: not gone_on[number - 1].is_set())
+        return await self._summary(
+            number,
+            history,
+            ahead=lambda: not gone_on[number - 1].is_set(),
+            progress=lambda: _progress(number, gone_on),
+        )
 
     async def _turn(self, number: int, gone_on: Sequence[asyncio.Event]) -> None:
         """Waits until a round is known to be needed, or may be held ahead."""
@@ -138,30 +143,37 @@ class Examination:
     def _time_for_a_round(self) -> bool:
         return self.deadline.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
 
-    async def _exchange(self, number: int, history: Sequence[Exchange]) -> Exchange:
+    async def _exchange(self, number: int, history: Sequence[Exchange], progress: Callable[[], int]) -> Exchange:
         side = self.advocate.side
         asked = self.recorder.recall(QuestionAsked, side=side, round=number)
         if asked is None:
-            question = await self.advocate.ask(history)
+            question = await self.advocate.ask(history, progress=progress())
             asked = await self.recorder.note(
                 QuestionAsked, side=side, round=number, question=question.value, call=question.call
             )
         answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
-            answer = await self.proposer.answer(asked.question)
+            answer = await self.proposer.answer(asked.question, progress=progress())
             answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )
         return Exchange(asked.question, answered.answer)
 
-    async def _summary(self, number: int, history: Sequence[Exchange], ahead: Callable[[], bool]) -> _Summary:
+    async def _summary(
+        self,
+        number: int,
+        history: Sequence[Exchange],
+        *,
+        ahead: Callable[[], bool],
+        progress: Callable[[], int] = lambda: 0,
+    ) -> _Summary:
         """A summary, which is kept at once where its turn has not come: a crash must not cost it."""
         side = self.advocate.side
         if known := self.recorder.recall(Summarised, side=side, round=number):
             return known
         if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
             return RoleReply(Argument(summary=early.summary, justification=early.justification), early.call)
-        said = await self.advocate.summarise(history)
+        said = await self.advocate.summarise(history, progress=progress())
         if ahead():
             argument = said.value
             await self.recorder.note(
@@ -197,6 +209,12 @@ class Examination:
         if rested is None:
             rested = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
         return SideCase(argument, rested.rounds, rested.reason)
+
+
+def _progress(number: int, gone_on: Sequence[asyncio.Event]) -> int:
+    """Rank of a round's calls: a later one goes first, but one that may be superfluous after all that are needed."""
+    needed = sum(event.is_set() for event in gone_on)
+    return min(number, 2 * needed - number)
 
 
 def entropy(text: str) -> float:

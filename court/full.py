@@ -35,12 +35,14 @@ class FullTrial:
         models: One chat model per role.
         policy: Policy that defines harm.
         fence: Around everything that strangers wrote.
+        batch: True for a trial of many for which nobody waits singly.
     """
 
     evidence: Evidence
     models: RoleModels
     policy: Policy
     fence: Fence
+    batch: bool = False
 
     async def run(self, text: TextRead | None = None) -> None:
         """Tries the meme, up to the recorded verdict.
@@ -82,6 +84,7 @@ class FullTrial:
             fence=self.fence,
             deadline=self.evidence.deadline,
             reply_chars=self._settings.reply_chars,
+            batch=self.batch,
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:

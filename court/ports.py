@@ -152,6 +152,8 @@ class FinishReason(StrEnum):
     STOP = "STOP"
     LENGTH = "LENGTH"
     """It ran into ``max_tokens``: the reply is cut."""
+    REPETITION = "REPETITION"
+    """The server ended it, because it said the same over and over."""
     REFUSAL = "REFUSAL"
     """The server says that the model declined, or that a filter did."""
 
@@ -167,6 +169,10 @@ class ChatRequest:
         reply_schema: JSON schema that the reply must obey, or None for free text.
         max_tokens: Largest number of tokens of the reply.
         temperature: 0 for the most likely reply.
+        thought_tokens: Largest number of tokens of a thought before the reply, on top of ``max_tokens``; 0 for a reply
+            without one, as far as the model can be kept from it.
+        priority: Rank among requests that wait at the server, where it has ranks: the lower, the earlier.
+        avoid_repetition: True to ask in a way that keeps the model from saying the same over and over.
     """
 
     system: str
@@ -174,6 +180,9 @@ class ChatRequest:
     reply_schema: Mapping[str, Any] | None
     max_tokens: int
     temperature: float = 0.0
+    thought_tokens: int = 0
+    priority: int = 0
+    avoid_repetition: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +190,7 @@ class ChatReply:
     """Reply of a chat model, with the server's own figures.
 
     Attributes:
-        text: The reply, possibly empty; cut where ``finish`` is LENGTH.
+        text: The reply, possibly empty; cut where ``finish`` is LENGTH or REPETITION.
         finish: Why it ended.
         model: Name of the model, as the server gives it.
         tokens_in: Number of tokens of the prompt.
@@ -205,6 +214,11 @@ class ChatReply:
     schema_in_words: bool = False
     unknown: tuple[str, ...] = ()
     thought: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if it was ended before its own end."""
+        return self.finish in (FinishReason.LENGTH, FinishReason.REPETITION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from court.policy import Policy
 from court.verdict import Label, Strength
 
+REPLY_LOOPS = "REPLY_LOOPS"
+"""Reason of a reply in which the same is said over and over."""
 _NONE = "none"
 _MOST_EVIDENCE = 6
 _THOUGHTS = re.compile(r"\A(?![{`])(?:<think>)?(?:(?!</?think>).)*</think>\s*", re.DOTALL)
@@ -25,7 +27,7 @@ class UnusableReply(Exception):
     """A reply that can't be used.
 
     Attributes:
-        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, THOUGHT_CUT, REPLY_REFUSED, REPLY_MALFORMED.
+        reason: Code for machines: REPLY_EMPTY, REPLY_CUT, REPLY_LOOPS, THOUGHT_CUT, REPLY_REFUSED, REPLY_MALFORMED.
         what: Fault in words, for the repair request and the record; quotes nothing of the reply.
     """
 

@@ -19,7 +19,8 @@ from court.events import ModelCall, OddsGiven, Role, Side
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, file_sha256, messages_digest, quotable
 from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
-from court.replies import Argument, Ruling, UnusableReply
+from court.repetition import find_loop, find_loop_in_reply
+from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
 from court.untrusted import Fence
 from court.verdict import Label, rule
 
@@ -28,6 +29,8 @@ T = TypeVar("T")
 _OPTIONS = ("A", "B")
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
+_BATCH = 100  # more than a trial can make up for by being nearly over: whoever waits for one verdict goes first
+_JUDGMENT = 51  # beyond the last round that the settings allow
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
@@ -64,6 +67,9 @@ class RoleModel:
             asked as it is.
         thinking: Switch that turns the model's thoughts before its reply off, as its servers were found to understand
             it; ``ALWAYS`` where none does, empty where the model has no thoughts.
+        thought_tokens: Largest number of tokens of a thought before a reply; 0 where it is to reply at once.
+        thoughts_by: Switch by which it is made to think, and the field that limits its thought; empty where it is not.
+        prefix_cache: True if its servers find the beginning of a prompt again; None where that is not known.
     """
 
     model: ChatModel
@@ -71,6 +77,9 @@ class RoleModel:
     max_tokens: int | None = None
     servers: ReplicatedModel | None = None
     thinking: str = ""
+    thought_tokens: int = 0
+    thoughts_by: tuple[str, ...] = ()
+    prefix_cache: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,12 @@ class RoleModels:
         """Addresses of the servers per role, for the record; of those that are known."""
         return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
 
+    @property
+    def prefix_cache(self) -> dict[str, bool]:
+        """True for each role whose servers find the beginning of a prompt again; of those where it is known."""
+        found = {str(role): chair.prefix_cache for role, chair in self.by_role.items()}
+        return {role: works for role, works in found.items() if works is not None}
+
     def settings(self, chars: int) -> dict[str, Any]:
         """Returns the settings per role for the record.
 
@@ -104,12 +119,18 @@ class RoleModels:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
         thinking = {str(role): chair.thinking for role, chair in self.by_role.items() if chair.thinking}
+        thoughts = {
+            str(role): {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
+            for role, chair in self.by_role.items()
+            if chair.thought_tokens
+        }
         return {
             "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
             "max_tokens": {
                 str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
             },
             **({"thinking": thinking} if thinking else {}),
+            **({"thoughts": thoughts} if thoughts else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:
@@ -155,44 +176,65 @@ class Speaker:
         deadline: Time that is left of the trial; it learns what calls cost.
         reply_chars: Longest text that is asked for, in characters: description, summary, justification, rationale; see
             :mod:`court.replies`.
+        batch: True if the trial is one of many for which nobody waits singly: requests of other trials go first.
     """
 
     model: RoleModel
     fence: Fence
     deadline: Deadline
     reply_chars: int
+    batch: bool = False
 
-    async def say(self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T]) -> RoleReply[T]:
+    async def say(
+        self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T], *, progress: int = 0
+    ) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
+
+        Args:
+            role: Role that speaks.
+            asked: Messages of the call.
+            parse: Reads the reply; is told whether it is the last.
+            progress: Rounds that the trial has come to: of two that wait, the one that is nearer its end goes first.
 
         Raises:
             ReplyUnusable: Neither reply could be used, or one gave its instructions away.
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        first = await self._call(asked, role)
+        priority = self._priority(progress)
+        first = await self._call(asked, role, priority)
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
         except UnusableReply as fault:
             if fault.reason == "REPLY_REFUSED":
                 raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
-            why = fault.what
-        quoted = quotable(first.text)
+            why, repeats = fault.what, fault.reason == REPLY_LOOPS
+        # Of a loop no more than its phrase once: what a model reads many times over it goes on with.
+        quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         again = asked.again(self.fence, quoted, why)
-        second = await self._call(again, role)
+        second = await self._call(again, role, priority, avoid_repetition=repeats)
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
             raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
-    async def _call(self, asked: Messages[Frame], role: Role) -> ChatReply:
+    def _priority(self, progress: int) -> int:
+        """The rank of a request at the server: the lower, the earlier."""
+        return (_BATCH if self.batch else 0) - progress
+
+    async def _call(
+        self, asked: Messages[Frame], role: Role, priority: int, *, avoid_repetition: bool = False
+    ) -> ChatReply:
         request = ChatRequest(
             system=asked.system,
             parts=asked.parts,
             reply_schema=asked.schema,
             max_tokens=self.model.max_tokens or most_tokens(role, self.reply_chars),
             temperature=self.model.temperature,
+            thought_tokens=self.model.thought_tokens,
+            priority=priority,
+            avoid_repetition=avoid_repetition,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request))
         self.deadline.tally.answered(reply)
@@ -202,9 +244,15 @@ class Speaker:
             raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
-    async def odds(self, asked: Messages[Frame]) -> Odds | None:
-        """Asks for the probability of either option; None where the server can't tell. Raises as :meth:`say`."""
-        request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1)
+    async def odds(self, asked: Messages[Frame], *, progress: int = 0) -> Odds | None:
+        """Asks for the probability of either option; None where the server can't tell. Arguments as :meth:`say`."""
+        request = ChatRequest(
+            system=asked.system,
+            parts=asked.parts,
+            reply_schema=None,
+            max_tokens=1,
+            priority=self._priority(progress),
+        )
         odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
         if odds is not None:
             self.deadline.tally.answered(odds.reply)
@@ -233,10 +281,12 @@ class Proposer:
         asked = messages.describe(self.frames, self.speaker.reply_chars)
         return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
-    async def answer(self, question: str) -> RoleReply[str]:
+    async def answer(self, question: str, *, progress: int = 0) -> RoleReply[str]:
         """``a = Proposer.answer(q, G)``. Raises as all agents do."""
         asked = messages.answer(self.frames, self.speaker.fence, question, self.speaker.reply_chars)
-        return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
+        return await self.speaker.say(
+            Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text), progress=progress
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +298,20 @@ class Advocate:
     brief: AdvocateBrief
     stance_from_start: bool = True
 
-    async def ask(self, history: Sequence[Exchange]) -> RoleReply[str]:
+    async def ask(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[str]:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = self.side.lower() if self.stance_from_start else "none"
         asked = self.brief.ask(stance, history, self.speaker.reply_chars)
-        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_question(text))
+        return await self.speaker.say(
+            Role(self.side), asked, lambda text, _: replies.parse_question(text), progress=progress
+        )
 
-    async def summarise(self, history: Sequence[Exchange]) -> RoleReply[Argument]:
+    async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
         asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
-        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_argument(text))
+        return await self.speaker.say(
+            Role(self.side), asked, lambda text, _: replies.parse_argument(text), progress=progress
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +337,7 @@ class Judge:
                 )
             return ruling
 
-        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse)
+        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, progress=_JUDGMENT)
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
         """Asks for the probability of either label, in both orders; None where the server can't tell.
@@ -294,7 +348,7 @@ class Judge:
         asked = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(asked, (True, False), strict=True):
-            odds = await self.speaker.odds(each)
+            odds = await self.speaker.odds(each, progress=_JUDGMENT)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -310,11 +364,20 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     """Parses a reply. Checks its finish reason before its content: half of a JSON may parse."""
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
+    if reply.finish is FinishReason.REPETITION or _repeats(reply):
+        raise UnusableReply(REPLY_LOOPS, "it said the same over and over; say each thing once")
     if reply.finish is FinishReason.LENGTH and reply.thought and not reply.text.strip():
         raise UnusableReply("THOUGHT_CUT", "it was cut off while you were still thinking; think less, then reply")
     if reply.finish is FinishReason.LENGTH:
         raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
     return parse(reply.text, last)
+
+
+def _repeats(reply: ChatReply) -> bool:
+    """True for a loop in a reply, or in a thought that was cut off before one."""
+    if reply.text.strip() or reply.finish is not FinishReason.LENGTH:
+        return find_loop_in_reply(reply.text) is not None
+    return find_loop(reply.thought) is not None
 
 
 def _figures(

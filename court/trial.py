@@ -67,6 +67,7 @@ class TrialCase:
         content_id: Caller's id of the content.
         trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When they run short, the sides rest early.
+        batch: True if it is one of many for which nobody waits singly: model servers work on others first.
     """
 
     trial_id: str
@@ -77,6 +78,7 @@ class TrialCase:
     content_id: str = ""
     trace_id: str = ""
     within_s: float | None = None
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,13 @@ class Court:
         return await self._to_its_end(case, clerk, fence, *beginning)
 
     async def resume(
-        self, record: TrialRecord, picture: Picture, keep: EventSink, *, within_s: float | None = None
+        self,
+        record: TrialRecord,
+        picture: Picture,
+        keep: EventSink,
+        *,
+        within_s: float | None = None,
+        batch: bool = False,
     ) -> TrialRecord:
         """Takes a trial up where it was cut off; nobody is asked again for what was said.
 
@@ -156,6 +164,7 @@ class Court:
             picture: Picture of its meme, as decoded then.
             keep: Sink for new events, as for :meth:`hear`.
             within_s: Seconds until the caller's deadline; None where there is none.
+            batch: True if nobody waits for it singly; as of a case.
 
         Raises:
             CantResume: The trial has a verdict, failed for good, or was begun with other settings, prompts, models or
@@ -171,6 +180,7 @@ class Court:
             procedure=opened.procedure,
             namespace=opened.meme.namespace,
             within_s=within_s,
+            batch=batch,
         )
         clerk = Recorder(record.trial_id, keep, self.now, record.events)
         fence = Fence(self.fence_mark)
@@ -219,7 +229,7 @@ class Court:
             distant_vote=case.procedure is Procedure.SUMMARY,
         )
         if case.procedure is Procedure.FULL:
-            await self._full(evidence, fence).run()
+            await self._full(evidence, fence, case).run()
             return
         clerk.step = "text"
         text = await evidence.text()
@@ -230,7 +240,7 @@ class Court:
         untold = [*near, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, held):
             await clerk.note_all(*untold)
-            await self._full(evidence, fence).run(text)
+            await self._full(evidence, fence, case).run(text)
             return
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
@@ -250,10 +260,10 @@ class Court:
         clerk.step = "verdict"
         await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
 
-    def _full(self, evidence: Evidence, fence: Fence) -> FullTrial:
+    def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
         models = self.chairs.pinned(evidence.meme.picture.pixels_sha256)
-        return FullTrial(evidence=evidence, models=models, policy=self.policy, fence=fence)
+        return FullTrial(evidence=evidence, models=models, policy=self.policy, fence=fence, batch=case.batch)
 
     def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
@@ -330,6 +340,7 @@ class Court:
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
             "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(picture.pixels_sha256).servers,
+            "prefix_cache": {} if asks_nobody or self.chairs is None else self.chairs.prefix_cache,
             "fence_mark": "" if asks_nobody else fence.mark,
         }
 

@@ -185,6 +185,8 @@ async def _hold_court(
     """From when asks are heard until the last of them has its answer."""
     court, docket, precedents = services
     telemetry.observe(library=lambda: house.court.finder.library.size)
+    if house.court.chairs is not None:
+        telemetry.prefix_cache(house.court.chairs.models, house.court.chairs.prefix_cache)
     async with AsyncExitStack() as last, AsyncExitStack() as stack:
         reception = await stack.enter_async_context(TrialRunner(house, settings, telemetry, memory=court.memory))
         court.open(house, reception)

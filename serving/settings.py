@@ -98,6 +98,20 @@ def _reader(name: str) -> str:
     return check_reader_name(name)
 
 
+def _no_switch(given: Any) -> Any:
+    """Refuses true and false, which would pass for 1 and 0 tokens."""
+    if isinstance(given, bool):
+        raise ValueError('thinking is "off", "on" or a number of tokens')
+    return given
+
+
+Thinking = Annotated[
+    Literal["off", "on"] | Annotated[int, Field(ge=1, le=1_000_000)],
+    BeforeValidator(_no_switch),
+]
+"""Thoughts of a model before its replies: none, of the usual length, or of so many tokens at most."""
+
+
 class RoleSettings(BaseModel):
     """Settings of one role; absent ones are those of all roles."""
 
@@ -113,6 +127,9 @@ class RoleSettings(BaseModel):
     """Sampling temperature; 0 if not given."""
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """Of a reply, at most. Without it, as many as the longest that is asked for may take in any script."""
+    thinking: Thinking | None = None
+    """Whether a model that can think before a reply does: ``off``, ``on`` (4,096 tokens at most), or a number of
+    tokens, beside those of the reply. ``off`` if not given."""
 
 
 class ModelSettings(RoleSettings):
@@ -132,6 +149,7 @@ class ModelSettings(RoleSettings):
             api_key=own.api_key or self.api_key,
             temperature=next((t for t in (own.temperature, self.temperature) if t is not None), 0.0),
             max_tokens=own.max_tokens or self.max_tokens,
+            thinking=own.thinking or self.thinking or "off",
         )
 
 

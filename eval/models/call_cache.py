@@ -92,6 +92,9 @@ def key_of(
             "temperature": request.temperature,
             "options": None if options is None else list(options),
             "seed": seed if request.temperature > 0 else None,
+            # Not where they are as they always were, so that the keys of earlier stores stay.
+            **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
+            **({"avoid_repetition": True} if request.avoid_repetition else {}),
         }
     )
 

@@ -326,7 +326,7 @@ class MeteredModel:
                 raise self._unusable(task, "SYSTEM_LEAKED", "it gave its instructions away")
             if reply.finish is FinishReason.REFUSAL:
                 raise self._unusable(task, "REPLY_REFUSED", "the model declined to answer")
-            if reply.finish is FinishReason.LENGTH:
+            if reply.is_cut:
                 raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
             if not reply.text.strip():
                 raise UnusableReply("REPLY_EMPTY", "it was empty")

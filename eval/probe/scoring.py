@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from court.deadline import gather_or_cancel
-from court.ports import ChatReply, FinishReason
+from court.ports import ChatReply
 from eval.probe import agents
 from eval.probe.agents import VOICES, NoReply, ProbeModels, Subject
 from eval.probe.folder import Pair, Scored, Scoring, ScoringOutcome
@@ -31,7 +31,7 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
             return Scoring(outcome=ScoringOutcome.REFUSED, why="the target declined", references=len(good))
         why = f"the target gave no answer: {answered.what}"
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
-    given = {"references": len(good), "answer": answered.text, "cut": answered.finish is FinishReason.LENGTH}
+    given = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
     if not good:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **given)
     try:

@@ -156,7 +156,7 @@ class Attempt:
         if known is not None:
             try:
                 house = self._court_for(meme, known.opened.meme.bytes_sha256, hits)
-                return await house.resume(known.trial_id)
+                return await house.resume(known.trial_id, batch=True)
             except CantResume as error:
                 if error.reason not in _ANEW:
                     raise
@@ -171,7 +171,8 @@ class Attempt:
             namespace=f"{self.dataset}/{meme.split}",
             content_id=meme.id,
         )
-        return (await self._court_for(meme, hashlib.sha256(image).hexdigest(), hits).hear(ask)).record
+        house = self._court_for(meme, hashlib.sha256(image).hexdigest(), hits)
+        return (await house.hear(ask, batch=True)).record
 
     def _court_for(self, meme: JudgedMeme, bytes_sha256: str, hits: HitCounter) -> TrialExecutor:
         """The court for one meme: its models are asked through the store, and its fences have the mark that the meme

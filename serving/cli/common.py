@@ -125,6 +125,11 @@ def trial_options(command: F) -> F:
         click.option("--model", help="The model to ask there; each role may have its own, in the file of settings."),
         click.option("--max-tokens", type=int, help="Of a model's reply, at most. [default: by trial.reply_chars]"),
         click.option(
+            "--thinking",
+            metavar="off|on|TOKENS",
+            help="Have models think before they reply, in so many tokens at most; on: 4,096. [default: off]",
+        ),
+        click.option(
             "--risk",
             "review_risk",
             type=FiniteRange(0, 1, min_open=True, max_open=True),
@@ -163,6 +168,7 @@ def trial_settings(
     llm_url: str | None = None,
     model: str | None = None,
     max_tokens: int | None = None,
+    thinking: str | None = None,
     policy: Path | None = None,
     without: tuple[str, ...] = (),
     **named: Any,
@@ -173,7 +179,7 @@ def trial_settings(
     """
     trial: dict[str, Any] = dict.fromkeys(without, False)
     trial |= {name: value for name, value in named.items() if value is not None}
-    asked = {"url": llm_url, "model": model, "max_tokens": max_tokens}
+    asked = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
     llm = {name: value for name, value in asked.items() if value is not None}
     given = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
     return {name: value for name, value in given.items() if value}

@@ -39,7 +39,8 @@ async def connect_models(
     Raises:
         BadRequest: A role has a server without a model, or the other way round.
         NotLoaded: The client for model servers is not installed.
-        ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
+        ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some; or
+            the model is to think and can't be made to.
         Unavailable: None of a model's servers answers, and none is waited for.
     """
     wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
@@ -48,7 +49,7 @@ async def connect_models(
     try:
         from court.backends.chat.capabilities import probe_replicas
         from court.backends.chat.client import ChatCompletions, http_client
-        from court.backends.chat.wire import Thinking
+        from court.backends.chat.features import THOUGHT_TOKENS, Thinking
         from court.backends.http import Load
     except ModuleNotFoundError as error:
         raise NotLoaded(
@@ -69,6 +70,7 @@ async def connect_models(
         key = own.api_key.get_secret_value() if own.api_key else ""
         model = models.get((urls, name, key))
         if model is None:
+            thoughts = any(_both(other, its) == (urls, name) and its.thinking != "off" for other, its in wanted.items())
             for url in urls:
                 loads.setdefault(url, Load(settings.llm.concurrency))
             model = await probe_replicas(
@@ -78,30 +80,49 @@ async def connect_models(
                 ],
                 pictures=pictures,
                 tell=tell,
-                reach=partial(_reached, tell) if patient else None,
+                reach=partial(_reached, tell, thoughts=thoughts) if patient else None,
+                thoughts=thoughts,
             )
             models[urls, name, key] = model
         if role in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
-        found = model.capabilities.thinking
+        found = model.capabilities
+        tokens = own.thinking if isinstance(own.thinking, int) else THOUGHT_TOKENS * (own.thinking == "on")
+        if tokens and found.thinks_by is Thinking.NONE:
+            raise ModelRefused(
+                f"The {role} is to think before it replies, and {name} does not, whatever it is told. If it is a model "
+                "that can, start its server with a reasoning parser (vLLM: --reasoning-parser): without one a JSON "
+                "schema keeps thoughts out. Else set llm.thinking to off.",
+                reason="THINKING_UNAVAILABLE",
+            )
+        if tokens and not found.thought_limit:
+            tell(
+                f"{name}: The server has no limit for thoughts: the {role} has one for thought and reply together, and "
+                "a thought that leaves no room for a reply is asked for once more, then recorded as a failed step."
+            )
         chairs[role] = RoleModel(
             model,
             own.temperature or 0.0,
             own.max_tokens,
             servers=model,
-            thinking="" if found is Thinking.NONE else found.value,
+            thinking="" if found.thinking is Thinking.NONE else found.thinking.value,
+            thought_tokens=tokens,
+            thoughts_by=(found.thinks_by.value, found.thought_limit or "max_tokens") if tokens else (),
+            prefix_cache=found.prefix_cache,
         )
     return RoleModels(**chairs)
 
 
-async def _reached(tell: Callable[[str], None], model: ChatCompletions, pictures: int) -> Probed:
+async def _reached(
+    tell: Callable[[str], None], model: ChatCompletions, pictures: int, *, thoughts: bool = False
+) -> Probed:
     """Probes a server, waiting for it if need be: it may start later than this court, or be started again."""
     from court.backends.chat.capabilities import probe
 
     tries = 0
     while True:
         try:
-            return await probe(model, pictures=pictures)
+            return await probe(model, pictures=pictures, thoughts=thoughts)
         except Unavailable as error:
             if tries % _TOLD_EVERY == 0:
                 tell(f"Waiting for the model server for {model.name}: {error.message}")

@@ -59,6 +59,7 @@ class TrialExecutor:
         within_s: float | None = None,
         trial_id: str | None = None,
         picture: Picture | None = None,
+        batch: bool = False,
     ) -> TrialResult:
         """Decodes, tries and keeps.
 
@@ -67,6 +68,7 @@ class TrialExecutor:
             within_s: Seconds until the caller's deadline; None where there is none.
             trial_id: Names the trial; None for a new name.
             picture: Decoded picture of the request, if it has been decoded.
+            batch: True if it is one of many for which nobody waits singly.
 
         Raises:
             BadInput: The picture or the text can't be tried; nothing is recorded.
@@ -92,12 +94,18 @@ class TrialExecutor:
             content_id=ask.content_id,
             trace_id=ask.trace_id or uuid.uuid4().hex,
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
+            batch=batch,
         )
         record = await self.court.hear(case, self._storing(picture, ask.namespace, ask=ask))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
-        self, trial_id: str, *, within_s: float | None = None, ask: TrialRequest | None = None
+        self,
+        trial_id: str,
+        *,
+        within_s: float | None = None,
+        ask: TrialRequest | None = None,
+        batch: bool = False,
     ) -> TrialRecord:
         """Takes a trial up where it was cut off.
 
@@ -105,6 +113,7 @@ class TrialExecutor:
             trial_id: Which.
             within_s: Seconds until the caller's deadline; None where there is none.
             ask: Request that the trial answers, if there is one.
+            batch: True if nobody waits for it singly.
 
         Raises:
             TrialUnknown: There is none of that id.
@@ -117,7 +126,7 @@ class TrialExecutor:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
         picture = picture_of(record.opened.meme, kept)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
-        return await self.court.resume(record, picture, storing, within_s=within_s)
+        return await self.court.resume(record, picture, storing, within_s=within_s, batch=batch)
 
     def _storing(
         self,

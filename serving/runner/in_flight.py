@@ -246,6 +246,7 @@ class TrialsInFlight:
                         within_s=call.left,
                         trial_id=flight.trial_id,
                         picture=picture,
+                        batch=place.patient,
                     )
                 except TrialAborted as error:
                     self._quarantine.failed(call.file, error.reason)
@@ -270,6 +271,7 @@ class TrialsInFlight:
                         flight.trial_id,
                         within_s=call.left if call else None,
                         ask=call.ask if call else None,
+                        batch=call is None or place.patient,
                     )
                 except CantResume as error:
                     await self._give_up(record, error)

@@ -90,7 +90,8 @@ class AdmissionSlot:
         admission: Admission control that the call waits at; None if it needs none.
         namespace: Namespace of the slot.
         within_s: Seconds that the caller had when it came; None where there is no deadline.
-        patient: True if the caller waits however many wait, as a stream does.
+        patient: True if the caller waits however many wait, as a stream does: it has many requests on their way, and
+            model servers work on those of others first.
         memory: Accounts for the bytes of the picture.
         entered: The slot, while it is taken.
         picture: Decoded, while it is held.

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -139,6 +139,11 @@ class Telemetry:
         """
         if self._metrics:
             self._metrics.observe(running=running, waiting=waiting, held_bytes=bytes, library=library)
+
+    def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
+        """Says of the model of each role whether its servers' prefix cache works, where that is known."""
+        if self._metrics:
+            self._metrics.prefix_cache(models, works)
 
     def _take_note(self, event: AnyEvent) -> None:
         if self._metrics is None and self._tracing is None and not self._logs:

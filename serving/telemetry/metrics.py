@@ -6,7 +6,7 @@ of the court, methods of the wire, reasons that stand in our code) or what the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
@@ -143,6 +143,11 @@ class Metrics:
             "model_cached_input_tokens", "Of the input tokens, those in the server's prefix cache.", model
         )
         self._tokens_out = counter("model_output_tokens", "Tokens of their replies.", model)
+        self._prefix_cache = gauge(
+            "model_prefix_cache_working",
+            "1 if the model's server was found, at start, to find the beginning of a prompt again; 0 if not.",
+            model,
+        )
         self._unused_calls = counter("model_unused_calls", "Answered calls that no trial had a use for any more.")
         self._unused_in = counter("model_unused_input_tokens", "Tokens of the prompts of unused calls.")
         self._unused_cached = counter("model_unused_cached_input_tokens", "Of those, the ones in the prefix cache.")
@@ -212,6 +217,11 @@ class Metrics:
     def reviewed(self, outcome: ReviewOutcome) -> None:
         """A person reviewed a verdict."""
         self._reviews.labels(outcome.value).inc()
+
+    def prefix_cache(self, models: Mapping[str, str], works: Mapping[str, bool]) -> None:
+        """Sets the gauge for each role of which it is known."""
+        for role, working in works.items():
+            self._prefix_cache.labels(role, models[role]).set(working)
 
     def observe(
         self,

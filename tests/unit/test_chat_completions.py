@@ -18,18 +18,8 @@ import pytest
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
 from court.backends.chat.failures import MAPPED, Again, Failure, context_lengths, of_sdk, of_status, retry_after
-from court.backends.chat.wire import (
-    Capabilities,
-    LogProbs,
-    Thinking,
-    digest,
-    in_words,
-    masses_of_words,
-    read,
-    read_models,
-    read_tokens,
-    weakest,
-)
+from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
+from court.backends.chat.wire import digest, in_words, masses_of_words, read, read_models, read_tokens
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -625,26 +615,30 @@ def test_a_word_with_and_without_a_space_is_one_option():
     assert answer.reply(0.1).tokens_in == 0  # there was no usage
 
 
+VLLM = {"priorities": True, "ends_loops": True, "penalties": True}
+VLLM_FEATURES = {"priorities", "repetition_detection", "penalties"}
+
+
 @pytest.mark.parametrize(
     ("lacking", "more", "capabilities", "said"),
     [
-        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=True), []),
+        (set(), {}, Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=True, **VLLM), []),
         (
             {"prefix_cache"},
             {},
-            Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=False),
+            Capabilities(True, 4, LogProbs.CHOSEN, True, True, prefix_cache=False, **VLLM),
             ["--mamba-cache-mode align"],
         ),
         (
-            {"json_schema", "log_probs", "picture_ids", "cached_tokens"},
-            {"pictures": 1},
+            {"json_schema", "log_probs", "picture_ids", "cached_tokens", *VLLM_FEATURES},
+            {"pictures": 1, "owned_by": "another"},
             Capabilities(False, 1, LogProbs.NONE, False, False),
             ["told in words", "takes 1 of up to 4 pictures", "no log-probabilities", "0 is recorded"],
         ),
         (
             {"json_schema", "chosen_log_probs"},
             {"pictures": 0, "ignores_schemas": True},
-            Capabilities(False, 0, LogProbs.TOP, False, True, prefix_cache=True),
+            Capabilities(False, 0, LogProbs.TOP, False, True, prefix_cache=True, **VLLM),
             ["told in words", "takes no pictures", "most likely tokens only"],
         ),
     ],

@@ -370,6 +370,75 @@ def test_of_a_long_thought_the_beginning_is_kept():
     assert record.last(Described).call.thought == "x" * 20_000
 
 
+def test_a_role_that_is_to_think_gets_tokens_for_it_beside_those_of_its_reply_and_none_for_odds():
+    cast = Cast(rounds=2)
+    chairs = replace(cast.chairs, judge=replace(cast.chairs.judge, thought_tokens=500, thoughts_by=("TEMPLATE", "x")))
+    court = full_court(cast, chairs=chairs)
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    assert record.state is TrialState.DECIDED
+    tokens = {(role, task_of(request)): request for role in cast.models for request in cast.requests(role)}
+    assert {key: request.thought_tokens for key, request in tokens.items() if request.thought_tokens} == {
+        ("judge", "judge"): 500
+    }
+    assert record.opened.settings["thoughts"] == {"JUDGE": {"tokens": 500, "by": ["TEMPLATE", "x"]}}
+    plain = try_meme(Cast(rounds=2))
+    assert "thoughts" not in plain.opened.settings
+    assert record.opened.settings["max_tokens"] == plain.opened.settings["max_tokens"]
+    assert record.opened.versions.settings != plain.opened.versions.settings
+
+
+def test_a_record_says_whose_prefix_cache_works():
+    cast = Cast(rounds=2)
+    chairs = replace(
+        cast.chairs,
+        judge=replace(cast.chairs.judge, prefix_cache=False),
+        accuser=replace(cast.chairs.accuser, prefix_cache=True),
+    )
+    court = full_court(cast, chairs=chairs)
+    record = asyncio.run(court.hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    assert record.opened.prefix_cache == {"JUDGE": False, "ACCUSER": True}
+    # A server that was started anew in the meantime is no other version.
+    assert record.opened.versions == try_meme(Cast(rounds=2)).opened.versions
+
+
+# Priorities
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_is_nearer_its_end_goes_first_and_a_batch_after_all_others(batch):
+    cast = Cast(rounds=4)
+    case = TrialCase("t", a_meme(TEXT), Procedure.FULL, batch=batch)
+    asyncio.run(full_court(cast, settings=TrialSettings(overlap=False)).hear(case, Notes()))
+    by_task = {}
+    for model in cast.models.values():
+        for call in model.asked:
+            by_task.setdefault(task_of(call.request), []).append(call.request.priority - (100 if batch else 0))
+    assert by_task["describe"] == [0]
+    for side in ("ask", "summarise"):
+        assert sorted(by_task[side], reverse=True) == [-number for number in (1, 2, 3, 4) for _ in Side]
+    assert sorted(by_task["answer"], reverse=True) == sorted(by_task["ask"], reverse=True)
+    assert by_task["judge"] == [-51] and by_task["odds"] == [-51, -51]
+
+
+def test_what_may_be_superfluous_waits_for_what_is_needed():
+    """Summaries that take long are overtaken by the next questions, which must not hold up anybody's summary."""
+    cast = Cast(rounds=6, accuser_summarise=None)
+    slow = cast.models["accuser"]
+    usual = slow.reply
+
+    async def reply(request, *, within_s):
+        if task_of(request) == "summarise":
+            await asyncio.sleep(0.02)
+        return await usual(request, within_s=within_s)
+
+    slow.reply = reply
+    asyncio.run(full_court(cast).hear(TrialCase("t", a_meme(TEXT), Procedure.FULL), Notes()))
+    first_ahead = next(call.request for call in slow.asked if "Question 1" in shown(call.request))
+    assert task_of(first_ahead) == "ask" and first_ahead.priority == 0  # round 2, while round 1 is all that is needed
+    summaries = [call.request.priority for call in slow.asked if task_of(call.request) == "summarise"]
+    assert summaries[0] == -1
+
+
 # Replies that can't be used
 
 
@@ -381,6 +450,13 @@ BAD = {
     "empty": ("", "REPLY_EMPTY"),
     "cut": (reply('{"question": "What', FinishReason.LENGTH), "REPLY_CUT"),
     "cut in mid-thought": (reply("", FinishReason.LENGTH, "I wonder whether"), "THOUGHT_CUT"),
+    "a loop up to the limit of tokens": (
+        reply('{"question": "' + "Is it so? " * 80, FinishReason.LENGTH),
+        "REPLY_LOOPS",
+    ),
+    "a loop up to the limit of a string": (json.dumps({"description": "a lamp and " * 80}), "REPLY_LOOPS"),
+    "a loop that the server ended": (reply('{"question": "Is it', FinishReason.REPETITION), "REPLY_LOOPS"),
+    "a loop of a thought": (reply("", FinishReason.LENGTH, "I wonder. " * 80), "REPLY_LOOPS"),
     "refused": (reply("I can't help with that", FinishReason.REFUSAL), "REPLY_REFUSED"),
 }
 
@@ -408,6 +484,26 @@ def test_one_repair_names_the_fault(task, kind):
     assert record.state is TrialState.DECIDED
     repaired = [event.call.fault for event in record.events if getattr(event, "call", None) and event.call.fault]
     assert repaired and all(kind.split()[0] in fault for fault in repaired)
+
+
+@pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])
+@pytest.mark.parametrize("kind", [kind for kind in BAD if "loop" in kind])
+def test_a_loop_is_asked_for_once_more_against_repetition_and_not_shown_as_one(task, kind):
+    says, _ = BAD[kind]
+    cast = Cast(rounds=2, **{task: lambda request: None if is_repair(request) else says})
+    record = try_meme(cast)
+    assert record.state is TrialState.DECIDED
+    asked = cast.requests()
+    assert {is_repair(request) for request in asked if request.avoid_repetition} == {True}
+    assert all(request.avoid_repetition for request in asked if is_repair(request))
+    repaired = [event.call for event in record.events if getattr(event, "call", None) and event.call.fault]
+    assert repaired and all("over and over" in call.fault and len(call.quoted) < 60 for call in repaired)
+
+
+def test_another_fault_is_asked_for_once_more_as_it_was():
+    cast = Cast(rounds=2, describe=lambda request: None if is_repair(request) else "")
+    try_meme(cast)
+    assert not any(request.avoid_repetition for request in cast.requests())
 
 
 @pytest.mark.parametrize("task", ["describe", "answer", "ask", "summarise", "judge"])

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.wire import Capabilities, LogProbs, weakest
+from court.backends.chat.features import Capabilities, LogProbs, weakest
 from court.backends.http import Load
 from court.errors import CourtError, ModelRefused, Unavailable
 from court.events import Procedure, VerdictGiven

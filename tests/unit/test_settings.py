@@ -220,3 +220,20 @@ def test_a_file_that_is_no_policy_says_what_is_wrong(tmp_path, content, named):
         Policy.load(path)
     with pytest.raises(BadRequest, match="can't be read"):
         Policy.load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("given", "read"), [("on", "on"), ("off", "off"), (2048, 2048), ("2048", 2048)])
+def test_thinking_is_off_on_or_a_number_of_tokens_for_all_roles_or_one(given, read, monkeypatch):
+    llm = Settings(llm={"thinking": given, "roles": {"judge": {"thinking": 99}}}).llm
+    assert (llm.of_role("accuser").thinking, llm.of_role("judge").thinking) == (read, 99)
+    assert Settings().llm.of_role("judge").thinking == "off"
+    monkeypatch.setenv("MEMECOURT_LLM__THINKING", str(given))
+    monkeypatch.setenv("MEMECOURT_LLM__ROLES__JUDGE__THINKING", "off")
+    assert (Settings().llm.thinking, Settings().llm.of_role("judge").thinking) == (read, "off")
+    assert Settings(**trial_settings(thinking=str(given))).llm.thinking == read
+
+
+@pytest.mark.parametrize("given", [True, False, 0, -1, "yes", 1.5])
+def test_what_is_neither_is_refused(given):
+    with pytest.raises(ValidationError):
+        Settings(llm={"thinking": given})

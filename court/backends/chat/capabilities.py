@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from court.backends.chat.client import ChatCompletions
-from court.backends.chat.wire import Capabilities, LogProbs, Thinking, weakest
+from court.backends.chat.features import REPETITION, THOUGHT_LIMITS, Capabilities, LogProbs, Thinking, weakest
+from court.backends.chat.wire import ListedModels
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -22,6 +23,8 @@ _BARE = Capabilities(json_schema=False, pictures=0)
 _HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
 _THOUGHT = 256
 """Tokens in which a thought about a greeting shows that it is one: where a template has opened it, by its end alone."""
+_SHORT_THOUGHT = 8
+_RANK = 7  # any but 0, which servers without ranks take too
 _WORD = "zebra-7"  # what nobody answers to a greeting who does not keep to the schema
 _SCHEMA = {
     "type": "object",
@@ -54,13 +57,14 @@ class Probed:
     sentences: tuple[str, ...]
 
 
-async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 60.0) -> Probed:
+async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 60.0, thoughts: bool = False) -> Probed:
     """Finds out what the server behind a model can do, and sets the model's capabilities to it.
 
     Args:
         model: Nothing else should be asked of it meanwhile.
         pictures: Largest number of pictures that one of our prompts shows.
         within_s: Seconds that one request may take; the first may have to wait for the server to warm up.
+        thoughts: True to find out as well how the model is made to think before its reply, and how that is limited.
 
     Raises:
         ModelRefused: The server does not have the model, or wants another key.
@@ -70,7 +74,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     listed = await _listed(model, within_s)
     if listed is None:
         sentences.append("It does not list its models: whether it has ours shows when it is asked.")
-    elif model.name not in listed:
+    elif model.name not in listed.names:
         raise ModelRefused(
             "The model server does not list the model that it is asked for. Start it with that model, or name another.",
             reason="MODEL_UNKNOWN",
@@ -82,8 +86,17 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     try:
         if told.thinks:
             found = await _without_thoughts(model, found, within_s)
-        for look in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache):
+        for look in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
             found = await look(model, found, pictures, within_s)
+        if listed is not None and listed.is_vllm:
+            found = await _priorities(model, found, within_s)
+            if not found.priorities:
+                sentences.append(
+                    "It serves requests as they come: a batch holds up who waits for one verdict. Start vLLM with "
+                    "--scheduling-policy priority."
+                )
+        if thoughts:
+            found = await _thoughts(model, found, within_s)
     finally:
         model.capabilities = found
     return Probed(found, (*sentences, *_limitations(found, pictures)))
@@ -95,6 +108,7 @@ async def probe_replicas(
     pictures: int,
     tell: Callable[[str], None],
     reach: Callable[[ChatCompletions, int], Awaitable[Probed]] | None = None,
+    thoughts: bool = False,
 ) -> ChatCompletions:
     """Probes a model at each of its servers, and returns it at all of them; what counts is what all of them can do.
 
@@ -105,6 +119,7 @@ async def probe_replicas(
         pictures: Largest number of pictures that one of our prompts shows.
         tell: Is told which servers do not answer, and what the others can't do.
         reach: Probes one; None for :func:`probe`.
+        thoughts: True where the model is to think before its replies; for :func:`probe`.
 
     Raises:
         ModelRefused: A server does not have the model, or wants another key.
@@ -115,7 +130,7 @@ async def probe_replicas(
         which = f" ({number} of {len(models)})" if len(models) > 1 else ""
         tell(f"Asking the model server for {model.name}{which} what it can do …")
         try:
-            found = await (reach(model, pictures) if reach else probe(model, pictures=pictures))
+            found = await (reach(model, pictures) if reach else probe(model, pictures=pictures, thoughts=thoughts))
         except Unavailable as error:
             tell(f"The model server {model.urls[0]} does not answer: {error.message}")
             away.append(model)
@@ -138,7 +153,7 @@ async def probe_replicas(
     return ChatCompletions.joined(models)
 
 
-async def _listed(model: ChatCompletions, within_s: float) -> list[str] | None:
+async def _listed(model: ChatCompletions, within_s: float) -> ListedModels | None:
     try:
         return await model.listed(within_s=within_s)
     except ModelRefused as error:
@@ -158,6 +173,75 @@ async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_
         if await _can(model, replies_at_once, within_s):
             return model.capabilities
     return replace(found, thinking=Thinking.ALWAYS)
+
+
+async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+    """Finds the switch by which the model thinks before a reply as we ask for it, and the limit of such a thought.
+
+    With a schema, for a server that has no reasoning parser holds the schema against thoughts too.
+    """
+    request = replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64, thought_tokens=_THOUGHT)
+    thought = ""
+
+    async def thinks() -> bool:
+        nonlocal thought
+        answer = await model.answer(request, within_s=within_s)
+        thought = answer.said[0]
+        return answer.thinks
+
+    for how in (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,):
+        model.capabilities = replace(found, thinks_by=how)
+        if await _can(model, thinks, within_s):
+            found = model.capabilities
+            break
+    else:
+        return found
+
+    async def is_shorter() -> bool:
+        answer = await model.answer(replace(request, thought_tokens=_SHORT_THOUGHT), within_s=within_s)
+        return 2 * len(answer.said[0]) < len(thought)
+
+    for field in THOUGHT_LIMITS:
+        model.capabilities = replace(found, thought_limit=field)
+        if await _can(model, is_shorter, within_s):
+            return model.capabilities
+    return found
+
+
+async def _priorities(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
+    """True if a vLLM has ranks: without its priority policy it refuses any but 0.
+
+    Others are not asked: elsewhere the highest rank may come first.
+    """
+    model.capabilities = replace(found, priorities=True)
+    can = await _can(model, partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s), within_s)
+    return replace(found, priorities=can)
+
+
+async def _loops(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    """True if the server takes our definition of a loop, and refuses one that makes no sense: others read neither."""
+
+    async def nonsense_refused() -> bool:
+        nonsense = {"repetition_detection": {**REPETITION, "max_pattern_size": -1}}
+        try:
+            await model.answer(_HELLO, within_s=within_s, extra=nonsense)
+        except ModelRefused as error:
+            return error.status in (400, 422)
+        return False
+
+    model.capabilities = found
+    if not await _can(model, nonsense_refused, within_s):
+        return found
+    model.capabilities = replace(found, ends_loops=True)
+    can = await _can(model, partial(model.answer, _HELLO, within_s=within_s), within_s)
+    return replace(found, ends_loops=can)
+
+
+async def _penalties(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    model.capabilities = replace(found, penalties=True)
+    request = replace(_HELLO, avoid_repetition=True)
+    can = await _can(model, partial(model.answer, request, within_s=within_s), within_s)
+    return replace(found, penalties=can)
 
 
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:

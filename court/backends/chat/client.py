@@ -23,8 +23,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 from court import usage as tally
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, Failure, overrun
+from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
 from court.backends.chat.server import ChatServer
-from court.backends.chat.wire import Capabilities, LogProbs, Thinking
 from court.backends.http import Load
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
 from court.errors import ModelRefused, Unavailable
@@ -88,7 +88,7 @@ class ChatCompletions:
         """
         joined = copy.copy(models[0])
         joined._servers = tuple(server for model in models for server in model._servers)
-        joined.capabilities = wire.weakest([model.capabilities for model in models])
+        joined.capabilities = weakest([model.capabilities for model in models])
         return joined
 
     @property
@@ -146,8 +146,8 @@ class ChatCompletions:
         On vLLM the probabilities of exactly these tokens are asked for, as they are before anything shapes them; no
         other token is masked, for under a mask a server set to tell processed probabilities would tell them
         renormalised. Elsewhere they are looked up among the 20 most likely tokens: an option that is not among them
-        has mass 0, which is a lower bound. A model that can't be kept from thinking has none: its first token is that
-        of a thought.
+        has mass 0, which is a lower bound. They are asked of the model without a thought; one that can't be kept from
+        thinking has none, for its first token is that of a thought.
         """
         if self.capabilities.log_probs is LogProbs.NONE or self.capabilities.thinking is Thinking.ALWAYS:
             return None
@@ -158,7 +158,7 @@ class ChatCompletions:
             ids = [await self._token_id(option, within_s - (time.monotonic() - began)) for option in options]
             extra |= {"top_logprobs": len(ids), "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
         answer = await self.answer(
-            replace(request, reply_schema=None, max_tokens=1),
+            replace(request, reply_schema=None, max_tokens=1, thought_tokens=0),
             within_s=within_s - (time.monotonic() - began),
             extra=extra,
         )
@@ -211,8 +211,8 @@ class ChatCompletions:
             lambda server: server.chat(request, model=self._model, capabilities=self.capabilities, known=known),
         )
 
-    async def listed(self, *, within_s: float) -> list[str]:
-        """Names of the models that the server lists. Raises as :meth:`reply`."""
+    async def listed(self, *, within_s: float) -> wire.ListedModels:
+        """The models that the server lists. Raises as :meth:`reply`."""
         return await self._within(within_s, lambda server: server.models())
 
     async def aclose(self) -> None:

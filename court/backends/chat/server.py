@@ -16,7 +16,7 @@ import openai
 
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
-from court.backends.chat.wire import Capabilities
+from court.backends.chat.features import Capabilities
 from court.backends.http import Load
 from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
@@ -92,11 +92,11 @@ class ChatServer:
                 model=model,
                 messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
                 # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
-                max_tokens=request.max_tokens + capabilities.thought_tokens,
-                temperature=request.temperature,
+                max_tokens=capabilities.max_tokens(request),
+                temperature=capabilities.temperature(request),
                 extra_body={
                     "messages": wire.messages(request, capabilities, known),
-                    **capabilities.fields,
+                    **capabilities.fields(request),
                     **(fields or {}),
                 },
             )
@@ -107,8 +107,8 @@ class ChatServer:
         self.answered_at = time.monotonic()
         return answer
 
-    async def models(self) -> list[str]:
-        """Names of the models that it lists. Raises Failure."""
+    async def models(self) -> wire.ListedModels:
+        """The models that it lists. Raises Failure."""
         try:
             response = await self._client.get("/models", cast_to=httpx2.Response)
         except openai.OpenAIError as error:

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
@@ -24,6 +23,7 @@ from pydantic import (
 )
 
 from court.backends.chat.failures import garbled
+from court.backends.chat.features import Capabilities
 from court.meme import Frame
 from court.messages import file_sha256
 from court.messages import in_words as in_words  # offered here too: it is part of what is sent
@@ -32,97 +32,7 @@ from court.ports import ChatReply, ChatRequest, FinishReason
 TOP = 20
 """Most likely tokens that a server is asked for: the most that the API allows."""
 _TOKEN_ID = "token_id:"  # how vLLM writes a token when asked for ids
-
-
-class LogProbs(StrEnum):
-    """Format of a server's log-probabilities, the weakest first."""
-
-    NONE = "NONE"
-    """Not at all."""
-    TOP = "TOP"
-    """Of the most likely ones."""
-    CHOSEN = "CHOSEN"
-    """Of the ones that we ask for, by id: vLLM's ``logprob_token_ids``."""
-
-
-class Thinking(StrEnum):
-    """Thoughts of a model before its reply, and the switch that turns them off."""
-
-    NONE = "NONE"
-    """It does not, by itself."""
-    TEMPLATE = "TEMPLATE"
-    """It does, unless its template is told not to: ``chat_template_kwargs`` (vLLM, SGLang, llama.cpp)."""
-    EFFORT = "EFFORT"
-    """It does, unless ``reasoning_effort`` says "none"."""
-    ALWAYS = "ALWAYS"
-    """It does, whatever it is told."""
-
-
-_NO_THOUGHTS: Mapping[Thinking, Mapping[str, Any]] = {
-    # Families name the switch differently; templates pass over what they don't know.
-    Thinking.TEMPLATE: {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
-    Thinking.EFFORT: {"reasoning_effort": "none"},
-}
-_THOUGHT_TOKENS = 4096
 _OPENS_THOUGHT = re.compile(r"\s*<think>")
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Capabilities of a model server beyond answering.
-
-    Attributes:
-        json_schema: True if the server enforces a JSON schema; otherwise the schema is described in words, after
-            everything else.
-        pictures: In one prompt, at most; a request with more is refused here, and never sent without some of them.
-        log_probs: Format of the log-probabilities.
-        picture_ids: True if the server caches pictures by an id of ours (vLLM's ``uuid``), so that each has to be sent
-            only once. The id is the SHA-256 of the PNG and nothing else: a server answers for a known id whatever it
-            has under it.
-        cached_tokens: True if the server reports prompt tokens found in its prefix cache; otherwise 0 is recorded.
-        prefix_cache: True if the server finds the beginning of a prompt again that it has just read; None where it does
-            not tell.
-        thinking: Thoughts of the model before its reply. They are turned off where that can be done; where it can't,
-            the first token is that of a thought, and there are no odds.
-    """
-
-    json_schema: bool = True
-    pictures: int = 16
-    log_probs: LogProbs = LogProbs.NONE
-    picture_ids: bool = False
-    cached_tokens: bool = False
-    prefix_cache: bool | None = None
-    thinking: Thinking = Thinking.NONE
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """Fields that every request has."""
-        return _NO_THOUGHTS.get(self.thinking, {})
-
-    @property
-    def thought_tokens(self) -> int:
-        """Tokens that a thought may take on top of the reply's; 0 where the model is kept from thinking."""
-        return _THOUGHT_TOKENS if self.thinking is Thinking.ALWAYS else 0
-
-
-def weakest(found: Sequence[Capabilities]) -> Capabilities:
-    """Returns the capabilities that all of the servers share."""
-    worth, thoughts = list(LogProbs), list(Thinking)
-    return Capabilities(
-        json_schema=all(each.json_schema for each in found),
-        pictures=min(each.pictures for each in found),
-        log_probs=min((each.log_probs for each in found), key=worth.index),
-        picture_ids=all(each.picture_ids for each in found),
-        cached_tokens=all(each.cached_tokens for each in found),
-        prefix_cache=_least_known([each.prefix_cache for each in found]),
-        thinking=max((each.thinking for each in found), key=thoughts.index),
-    )
-
-
-def _least_known(found: Sequence[bool | None]) -> bool | None:
-    if False in found:
-        return False
-    return None if None in found else True
 
 
 def digest(frame: Frame) -> str:
@@ -301,6 +211,7 @@ class ServerAnswer(_Strict):
 _FINISHES = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
+    "repetition": FinishReason.REPETITION,
     "content_filter": FinishReason.REFUSAL,
 }
 
@@ -317,18 +228,33 @@ def read(body: bytes, server: str = "") -> ServerAnswer:
 
 class _Model(_Strict):
     id: str
+    owned_by: Annotated[str | None, _Optional] = None
 
 
 class _Models(_Strict):
     data: list[_Model]
 
 
-def read_models(body: bytes) -> list[str]:
-    """Names of models as ``/models`` tells them. Raises Failure if it is anything else."""
+@dataclass(frozen=True, slots=True)
+class ListedModels:
+    """Models as a server lists them.
+
+    Attributes:
+        names: Their names.
+        is_vllm: True if the server is vLLM, as it says of each.
+    """
+
+    names: tuple[str, ...]
+    is_vllm: bool
+
+
+def read_models(body: bytes) -> ListedModels:
+    """Models as ``/models`` tells them. Raises Failure if it is anything else."""
     try:
-        return [model.id for model in _Models.model_validate_json(body).data]
+        listed = _Models.model_validate_json(body).data
     except ValidationError:
         raise garbled() from None
+    return ListedModels(tuple(model.id for model in listed), any(model.owned_by == "vllm" for model in listed))
 
 
 class _Tokens(_Strict):

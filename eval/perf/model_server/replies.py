@@ -228,6 +228,16 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
     return chosen, {"content": [{**entry(chosen, ranked[0][1], token_id(chosen)), "top_logprobs": top}]}
 
 
+def loop_end(tokens: Sequence[str], sizes: range, times: int) -> int | None:
+    """Number of the token with which a pattern of one of these sizes has been repeated so often; None if none has."""
+    for end in range(1, len(tokens) + 1):
+        for size in sizes:
+            tail = tokens[max(0, end - size * times) : end]
+            if len(tail) == size * times and tail[size:] == tail[:-size]:
+                return end
+    return None
+
+
 TOKENS: Mapping[str, int] = {"describe": 150, "ask": 30, "answer": 40, "summarise": 150, "judge": 250}
 """Of each reply, its JSON included."""
 _ANSWERED = "witnessed"  # stands once in every answer, and nowhere else

@@ -29,12 +29,14 @@ from eval.perf.model_server.replies import (
     PrefixCache,
     ReplyMaker,
     first_token,
+    loop_end,
     prompt_tokens,
     scripted_reply,
     token_id,
     tokens_of,
 )
 from eval.perf.model_server.settings import Settings, Stats, parsed
+from eval.perf.model_server.slots import RankedSlots
 
 _THOUGHT = "Let me see what is asked for here . " * 5
 
@@ -88,7 +90,7 @@ class FakeModelServer:
         self._speaker = ReplyMaker(seed=self.settings.seed, words=self.settings.words, values=self.settings.values)
         self._prefixes = PrefixCache()
         self._pictures: dict[str, bytes] = {}
-        self._room = asyncio.Semaphore(self.settings.capacity)
+        self._room = RankedSlots(self.settings.capacity)
 
     def application(self) -> web.Application:
         """Returns the web application."""
@@ -108,7 +110,8 @@ class FakeModelServer:
     async def _models(self, request: web.Request) -> web.Response:
         if not self._welcome(request):
             return _error(401, "unknown key")
-        listed = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "stand-in"}
+        settings = self.settings
+        listed = {"id": settings.model, "object": "model", "created": 0, "owned_by": settings.owned_by}
         return web.json_response({"object": "list", "data": [listed]})
 
     async def _stats(self, _: web.Request) -> web.Response:
@@ -141,7 +144,7 @@ class FakeModelServer:
             early = await self._before(request, fault)
             if early is not None:
                 return early
-            async with self._place():
+            async with self._place(payload.get("priority") or 0):
                 body = await self._work(payload, fault)
             return await self._send(request, body, fault)
         except RefusedCall as refused:
@@ -174,14 +177,16 @@ class FakeModelServer:
         return None
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _place(self, rank: int) -> AsyncIterator[None]:
         """A place among those that are worked on."""
+        if rank and "priorities" not in self.settings.features:
+            raise RefusedCall(400, "no priorities here")
         stats = self.stats
         if self._room.locked() and stats.waiting >= self.settings.queue:
             raise RefusedCall(503, "the queue is full")
         stats.waiting += 1
         try:
-            await self._room.acquire()
+            await self._room.acquire(rank)
         finally:
             stats.waiting -= 1
         stats.running += 1
@@ -200,10 +205,12 @@ class FakeModelServer:
         room = payload.get("max_completion_tokens") or payload.get("max_tokens") or 256
         if len(prompt) + room > settings.context:
             raise RefusedCall(400, f"prompt and reply have more than {settings.context} tokens")
-        thought = _THOUGHT if self._thinks(payload) else ""
+        thought = self._thought(payload)
         text, log_probs = self._say(payload, prompt)
-        words = tokens_of(thought) + tokens_of(text)
         finish = "stop"
+        if (end := self._loop_end(payload, text)) is not None:
+            finish, text = "repetition", _first_words(text, end)
+        words = tokens_of(thought) + tokens_of(text)
         if len(words) > room or log_probs:
             finish = "length"
             text = _first_words(text, max(0, room - len(tokens_of(thought))))
@@ -234,6 +241,25 @@ class FakeModelServer:
         body = {"id": f"chatcmpl-{self.stats.calls}", "object": "chat.completion", "created": 0}
         return _spoiled({**body, "model": settings.model, "choices": [choice], "usage": usage}, fault)
 
+    def _thought(self, payload: Mapping[str, Any]) -> str:
+        """The thought before a reply; no longer than the request allows, where such limits are known."""
+        limit = payload.get("thinking_token_budget")
+        if limit is not None and "thought_limit" in self.settings.features:
+            if not self.settings.reasoning_parser:
+                raise RefusedCall(400, "the limit of a thought needs a reasoning parser")
+            return _first_words(_THOUGHT, limit) if self._thinks(payload) else ""
+        return _THOUGHT if self._thinks(payload) else ""
+
+    def _loop_end(self, payload: Mapping[str, Any], text: str) -> int | None:
+        """The token with which a reply is ended for being a loop, as vLLM finds them."""
+        wanted = payload.get("repetition_detection")
+        if wanted is None or "repetition_detection" not in self.settings.features:
+            return None
+        low, high, times = (wanted.get(name, 0) for name in ("min_pattern_size", "max_pattern_size", "min_count"))
+        if low < 0 or high < low or times < 2:
+            raise RefusedCall(400, "no such patterns")
+        return loop_end(tokens_of(text), range(low, high + 1), times)
+
     def _thinks(self, payload: Mapping[str, Any]) -> bool:
         """True if the model thinks first: by its settings, and by what the request says of it.
 
@@ -241,9 +267,11 @@ class FakeModelServer:
         """
         if payload.get("response_format") and not self.settings.reasoning_parser:
             return False
+        enabled = (payload.get("chat_template_kwargs") or {}).get("enable_thinking")
         told = {
-            "template": (payload.get("chat_template_kwargs") or {}).get("enable_thinking") is False,
+            "template": enabled is False,
             "effort": payload.get("reasoning_effort") == "none",
+            "asked": not enabled,
         }
         return bool(self.settings.thinks) and not told.get(self.settings.thinks, False)
 
@@ -253,6 +281,8 @@ class FakeModelServer:
             raise RefusedCall(404, "no such model")
         if payload.get("stream"):
             raise RefusedCall(400, "answers are not streamed here")
+        if payload.get("presence_penalty") and "penalties" not in self.settings.features:
+            raise RefusedCall(400, "no penalties here")
         pictures = [
             part
             for message in payload["messages"]

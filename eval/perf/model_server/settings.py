@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FEATURES = frozenset({"json_schema", "log_probs", "chosen_log_probs", "picture_ids", "cached_tokens", "prefix_cache"})
+FEATURES = frozenset(
+    {
+        *("json_schema", "log_probs", "chosen_log_probs", "picture_ids", "cached_tokens", "prefix_cache"),
+        *("priorities", "thought_limit", "repetition_detection", "penalties"),
+    }
+)
 """What it can do; each may be left out, to stand in for a lesser server."""
 
 
@@ -17,6 +22,7 @@ class Settings:
 
     Attributes:
         model: Its name.
+        owned_by: Kind of server that it says it is.
         api_key: Expected API key, if any.
         features: Which of :data:`FEATURES` it has.
         ignores_schemas: Without ``json_schema``: whether it passes over schemas instead of refusing them.
@@ -34,7 +40,8 @@ class Settings:
             oracle of :mod:`eval.synthetic`; empty for nothing.
         values: See :class:`~eval.perf.model_server.replies.ReplyMaker`.
         thinks: Thoughts before each reply, as newer models have: "" for none, ``always``, or the name of the switch
-            that turns them off, ``template`` or ``effort``.
+            that turns them off, ``template`` or ``effort``; ``asked`` for a model that thinks where its template is
+            told to.
         reasoning_parser: True to tell thoughts apart from replies; else they stand before them, in tags.
         odds: Probability of first tokens, for calls that ask for log-probabilities.
         seed: Another seed, other replies and faults.
@@ -43,6 +50,7 @@ class Settings:
     """
 
     model: str = "stand-in"
+    owned_by: str = "vllm"
     api_key: str | None = None
     features: frozenset[str] = FEATURES
     ignores_schemas: bool = False

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from court.backends.chat import wire
-from court.backends.chat.wire import Capabilities
+from court.backends.chat.features import Capabilities
 from court.backends.pictures.reader import GuardedPictureReader
 from court.meme import Frame
 from court.ports import ChatRequest

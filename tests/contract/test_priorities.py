@@ -1,0 +1,48 @@
+"""Ranks of requests to model servers, by how a caller asks."""
+
+import asyncio
+from dataclasses import replace
+
+from court.settings import TrialSettings
+from memecourt.v1 import court_pb2 as wire
+from tests.contract.real_court import IMAGE, real_court
+from tests.support.cast import Cast
+
+
+def request(text):
+    return wire.JudgeRequest(image=IMAGE, text=text, procedure=wire.PROCEDURE_FULL)
+
+
+async def judged(it, text):
+    return await it.judge.Judge(request(text), timeout=60)
+
+
+async def streamed(it, *texts):
+    call = it.judge.JudgeStream(timeout=60)
+    for text in texts:
+        await call.write(wire.JudgeStreamRequest(request=request(text)))
+    await call.done_writing()
+    return [answer async for answer in call]
+
+
+def served(path, scene):
+    """Runs a scene with a court whose models are a cast; returns its result and the ranks that were asked for."""
+
+    async def run():
+        cast = Cast(rounds=2)
+        async with real_court(path) as it:
+            house = it.reception._house
+            court = replace(house.court, chairs=cast.chairs, settings=TrialSettings(rounds_max=2))
+            object.__setattr__(house, "court", court)
+            return await scene(it), [asked.priority for asked in cast.requests()]
+
+    return asyncio.run(run())
+
+
+def test_a_caller_of_one_verdict_goes_before_callers_of_many(tmp_path):
+    response, ranks = served(tmp_path / "one", lambda it: judged(it, "a lamp"))
+    assert response.label == wire.LABEL_HARMFUL
+    assert max(ranks) <= 2 and min(ranks) == -51
+    responses, behind = served(tmp_path / "many", lambda it: streamed(it, "a lamp", "a river"))
+    assert [response.WhichOneof("outcome") for response in responses] == ["verdict"] * 2
+    assert min(behind) == 49 > max(ranks)
