@@ -10,7 +10,7 @@ from tests.support.cast import Cast
 
 
 def request(text):
-    return wire.JudgeRequest(image=IMAGE, text=text, procedure=wire.PROCEDURE_FULL)
+    return wire.JudgeRequest(image=IMAGE, text=text, request_id=text, procedure=wire.PROCEDURE_FULL)
 
 
 async def judged(it, text):

@@ -578,6 +578,30 @@ def test_a_server_takes_up_what_dead_ones_left_without_being_asked(town):
     assert notes.kinds.count("VerdictGiven") == 3
 
 
+def test_models_work_on_what_is_taken_up_for_nobody_after_what_somebody_waits_for(town, monkeypatch):
+    ranks, resume = [], TrialExecutor.resume
+
+    async def watched(*given, batch=False, **options):
+        ranks.append(batch)
+        return await resume(*given, batch=batch, **options)
+
+    monkeypatch.setattr(TrialExecutor, "resume", watched)
+
+    async def scene():
+        docket = town.docket()
+        asks = [replace(ASK, request_id=f"r{n}", try_anew=True) for n in range(3)]
+        for ask in asks:
+            await a_cut_off_trial(town, docket, ask)
+        async with town.server(name="b", docket=docket) as b:
+            await b.answer(asks[0])
+            await b.answer(asks[1], patient=True)
+            await b.resume_cut_off()
+        await docket.close()
+
+    asyncio.run(scene())
+    assert ranks == [False, True, True]
+
+
 @pytest.mark.parametrize("within_the_grace", [True, False])
 def test_what_was_taken_up_without_being_asked_is_ended_in_order_when_the_server_stops(town, within_the_grace):
     async def scene():

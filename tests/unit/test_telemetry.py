@@ -294,6 +294,17 @@ def test_what_is_not_a_trial_is_counted_as_it_is_told():
     assert values[key("memecourt_limit", of="waiting_requests")] == 7
 
 
+def test_a_model_whose_prefix_cache_is_dead_is_a_metric_and_one_of_which_it_is_not_known_is_none():
+    metrics = Metrics(Settings())
+    models = {"PROPOSER": "seer", "ACCUSER": "talker", "DEFENDER": "talker", "JUDGE": "seer"}
+    Telemetry(metrics).prefix_cache(models, {"PROPOSER": False, "ACCUSER": True})
+    values = samples(metrics)
+    assert counted(values, "memecourt_model_prefix_cache_working") == {
+        frozenset({("role", "PROPOSER"), ("model", "seer")}): 0,
+        frozenset({("role", "ACCUSER"), ("model", "talker")}): 1,
+    }
+
+
 def test_near_duplicates_are_counted_by_what_they_were_found_to_be():
     metrics = Metrics(Settings())
     duplicate = NearDuplicate(trial_id="old", label=Label.HARMFUL, distance=3, same_text=True, same_picture=False)
