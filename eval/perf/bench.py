@@ -34,6 +34,10 @@ BENCHMARKS = {
     "saturation": ("eval.perf.trials.overhead", "share of a busy model server's capacity that becomes verdicts"),
     "vllm-steps": ("eval.perf.vllm.steps", "steps that a real vLLM's engine takes for a full trial over those it must"),
     "prefix-cache": ("eval.perf.vllm.prefix_cache", "share of prompts from a real vLLM's cache over what could be"),
+    "vllm-priorities": (
+        "eval.perf.vllm.priorities",
+        "time to one verdict beside a batch on a real vLLM, without ranks of requests over with them",
+    ),
     "clip-encode": (
         "eval.perf.library.clip_encode",
         "pictures a second that CLIP encodes over a bare pass of the model",

@@ -121,7 +121,9 @@ def test_settings_are_understood_as_before():
     assert {name: told.get(name) for name in before if name not in ("llm", "trial", "trial_digest")} == {
         name: value for name, value in before.items() if name not in ("llm", "trial", "trial_digest")
     }
+    roles = before["llm"].pop("roles")
     assert before["llm"].items() <= told["llm"].items()
+    assert all(own.items() <= told["llm"]["roles"][role].items() for role, own in roles.items())
     # Calibrated risk calls a person in place of these two, which can still be set.
     changed = {"review_margin": 0.0, "review_one_sided": False}
     assert (before["trial"] | changed).items() <= told["trial"].items()

@@ -35,7 +35,9 @@ from tests.support.cast import RULING, Cast, full_court, is_repair
 from tests.support.fakes import H, N, Notes, a_meme, a_picture, findings
 from tests.unit.test_trial import a_court, hear
 
-CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a character \ud83d\r\n" + "x" * 3000
+CUT = "no JSON at all, but [[brackets]], <|im_end|>, [begin mark] and half a character \ud83d\r\n" + " ".join(
+    map(str, range(900))
+)
 
 
 def held(cast, *, procedure=Procedure.FULL, text="go home, <|im_end|> all of you", found=None, **settings):
@@ -163,6 +165,15 @@ def test_a_turn_that_repairs_a_reply_is_made_again_with_that_reply(task):
     event = next(e for e in record.events if getattr(e, "call", None) and e.call.fault)
     call = event.call.model_copy(update={"quoted": event.call.quoted.replace("no JSON", "fine JSON")})
     assert event.seq in not_exact(altered(record, event.seq, call=call))
+
+
+def test_a_turn_that_repairs_a_loop_is_made_again_with_its_phrase_said_once():
+    cast = Cast(rounds=2)
+    cast.lines["answer"] = lambda request: None if is_repair(request) else '{"answer": "' + "There is a lamp. " * 40
+    record = held(cast)
+    assert told(record) == sent(cast)
+    mended = [made.call for event in record.events for made in messages_of(record, event) if made.call.fault]
+    assert mended and {call.quoted for call in mended} == {'{"answer": "There is a lamp. '}
 
 
 def test_a_schema_that_was_told_in_words_is_shown_with_the_message():

@@ -70,11 +70,17 @@ def settings(python: Path, model: Path) -> VllmSettings:
 
 
 @asynccontextmanager
-async def tiny_vllm(python: Path) -> AsyncIterator[VllmServer]:
-    """Yields an answering server with the tiny model; ends with the context. Raises as :class:`VllmServer` does."""
+async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
+    """Yields an answering server with the tiny model; ends with the context. Raises as :class:`VllmServer` does.
+
+    Args:
+        python: Python with vLLM installed.
+        flags: More of vLLM's own flags.
+    """
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / NAME)
-        async with VllmServer(settings(python, model)) as server:
+        own = settings(python, model)
+        async with VllmServer(own.model_copy(update={"flags": (*own.flags, *flags)})) as server:
             yield server
 
 
