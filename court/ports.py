@@ -158,6 +158,12 @@ class FinishReason(StrEnum):
     """The server says that the model declined, or that a filter did."""
 
 
+BATCH_PRIORITY = 100
+"""Added to the rank of requests for which nobody waits singly: no trial makes up for it by being nearly over."""
+PROBE_PRIORITY = -100
+"""Rank of a question whether the server is there, which is over in a moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """Request to a chat model: one system message and one user message.

@@ -18,7 +18,7 @@ from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, Role, Side
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, file_sha256, messages_digest, quotable
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
+from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
 from court.repetition import find_loop, find_loop_in_reply
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
 from court.untrusted import Fence
@@ -29,7 +29,6 @@ T = TypeVar("T")
 _OPTIONS = ("A", "B")
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
-_BATCH = 100  # more than a trial can make up for by being nearly over: whoever waits for one verdict goes first
 _JUDGMENT = 51  # beyond the last round that the settings allow
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
@@ -221,7 +220,7 @@ class Speaker:
 
     def _priority(self, progress: int) -> int:
         """The rank of a request at the server: the lower, the earlier."""
-        return (_BATCH if self.batch else 0) - progress
+        return (BATCH_PRIORITY if self.batch else 0) - progress
 
     async def _call(
         self, asked: Messages[Frame], role: Role, priority: int, *, avoid_repetition: bool = False

@@ -423,6 +423,7 @@ def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
         "name": server or urls,
         "json_schema": getattr(able, "json_schema", None),
         "log_probs": str(getattr(able, "log_probs", "")),
+        **({"thoughts": list(chair.thoughts_by)} if chair.thoughts_by else {}),
     }
 
 

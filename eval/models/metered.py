@@ -16,7 +16,7 @@ from court import prompts as court_prompts
 from court.deadline import run_within
 from court.errors import CourtError, Overrun, ReplyUnusable
 from court.meme import Frame
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds
+from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, FinishReason, Odds
 from court.prompts import Prompt
 from court.replies import UnusableReply
 from court.untrusted import Fence
@@ -272,6 +272,7 @@ class MeteredModel:
             reply_schema=schema,
             max_tokens=max_tokens or self._max_tokens,
             temperature=temperature,
+            priority=BATCH_PRIORITY,
         )
         hits = HitCounter()
         # One number of two: draws of a run don't meet those of the run with the next seed.

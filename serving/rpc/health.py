@@ -26,7 +26,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from court.errors import CourtError
-from court.ports import ChatRequest
+from court.ports import PROBE_PRIORITY, ChatRequest
 
 if TYPE_CHECKING:
     from court.backends.chat.client import ChatCompletions
@@ -45,7 +45,13 @@ WITHIN_S = 1.75
 """In which what a service leans on must answer. With the time between two looks: gone is noticed within 4.5 s."""
 DOCKET_WITHIN_S = 4.0
 """In which the docket must: its threads have the trials' own work to do as well."""
-_HELLO = ChatRequest(system="You answer briefly.", parts=("Say hello.",), reply_schema=None, max_tokens=1)
+_HELLO = ChatRequest(
+    system="You answer briefly.",
+    parts=("Say hello.",),
+    reply_schema=None,
+    max_tokens=1,
+    priority=PROBE_PRIORITY,
+)
 
 _log = logging.getLogger("memecourt.health")
 

@@ -97,6 +97,8 @@ OTHERS = {
     "schema": {"reply_schema": None},
     "tokens": {"max_tokens": 10},
     "temperature": {"temperature": 0.5},
+    "thought": {"thought_tokens": 10},
+    "loop": {"avoid_repetition": True},
 }
 
 
@@ -118,6 +120,8 @@ def test_the_key_tells_models_servers_and_options_apart_and_seeds_where_a_reply_
     }
     assert len(keys) == 7
     assert key_of("m", SERVER, REQUEST, seed=1) == key_of("m", SERVER, REQUEST, seed=0)
+    # When it is asked decides nothing.
+    assert key_of("m", SERVER, dataclasses.replace(REQUEST, priority=-3)) == key_of("m", SERVER, REQUEST)
     same = dataclasses.replace(REQUEST, parts=(dataclasses.replace(FRAME, index=7), "What is there?"))
     assert key_of("m", SERVER, same) == key_of("m", SERVER, REQUEST)
 

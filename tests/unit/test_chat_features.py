@@ -82,6 +82,17 @@ def test_without_a_limit_for_thoughts_thought_and_reply_share_one():
     assert len(reply.thought.split()) == 45 and reply.finish is FinishReason.STOP
 
 
+def test_a_long_thought_that_is_cut_at_the_end_of_all_tokens_is_not_taken_for_a_limited_one(monkeypatch):
+    monkeypatch.setattr("eval.perf.model_server.server._THOUGHT", " ".join(map(str, range(2000))))
+
+    async def steps(model, _, __):
+        return model.capabilities
+
+    found = asking(steps, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
+    assert (found.thinks_by, found.thought_limit) == (Thinking.TEMPLATE, "")
+    assert asking(steps, Settings(thinks="template")).thought_limit == "thinking_token_budget"
+
+
 def test_without_a_reasoning_parser_a_schema_keeps_thoughts_out_and_words_do_not():
     async def steps(model, server, _):
         return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=5)

@@ -1,5 +1,6 @@
 """What the benchmarks on a real vLLM count and divide; what comes of them is measured, and seen in ``tests/live``."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from court.errors import NotLoaded
 from court.meme import Frame
 from court.ports import ChatRequest
 from eval.perf.trials.trials import Examined, Speed, Times, times
-from eval.perf.vllm import server
+from eval.perf.vllm import priorities, server
 from eval.perf.vllm.prefix_cache import Prompt, common, placed, share, tokenize_body
 from eval.perf.vllm.steps import STEPS, EngineUse, Pair, result
 from eval.perf.vllm.tiny_model import make_tiny_model
@@ -154,3 +155,25 @@ def test_where_libnuma_is_missing_that_is_said_before_anything_is_installed(monk
     with pytest.raises(SystemExit, match="libnuma1 on Debian"):
         vllm_cpu.main()
     assert not any(tmp_path.iterdir())
+
+
+# Ranks
+
+
+def test_what_ranks_are_worth_is_a_ratio_of_times_in_one_run():
+    figures = priorities.result([1.0, 1.0, 1.0], [1.0, 2.0, 2.0], [4.0, 4.0, 8.0], batch=6)
+    assert figures.figures["p99_beside_batch_over_alone"] == 2.0
+    assert figures.figures["median_without_ranks_over_with"] == 2.0
+    assert figures.figures["p99_without_ranks_over_with"] == pytest.approx(3.96, abs=0.01)
+    assert figures.holds
+    assert not priorities.result([1.0], [4.0], [4.0], batch=6).holds
+
+
+def test_a_tiny_model_that_thinks_has_marks_and_a_template_for_it(tmp_path):
+    def written(name, *, thinks):
+        return json.loads((make_tiny_model(tmp_path / str(thinks), thinks=thinks) / name).read_text())
+
+    templates = [written("tokenizer_config.json", thinks=thinks)["chat_template"] for thinks in (False, True)]
+    assert ["<think>" in template for template in templates] == [False, True]
+    plain, thinking = (written("config.json", thinks=thinks)["text_config"]["vocab_size"] for thinks in (False, True))
+    assert thinking == plain + 2

@@ -197,8 +197,11 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
     else:
         return found
 
+    # As many tokens in all as before, so that a thought is not shorter for being cut.
+    limited = replace(request, max_tokens=64 + _THOUGHT - _SHORT_THOUGHT, thought_tokens=_SHORT_THOUGHT)
+
     async def is_shorter() -> bool:
-        answer = await model.answer(replace(request, thought_tokens=_SHORT_THOUGHT), within_s=within_s)
+        answer = await model.answer(limited, within_s=within_s)
         return 2 * len(answer.said[0]) < len(thought)
 
     for field in THOUGHT_LIMITS:

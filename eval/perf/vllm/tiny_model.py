@@ -76,10 +76,30 @@ TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Writes the model into a folder, which is made; returns it."""
+_BEGINS_REPLY = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_BEGINS_THOUGHT = (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% endif %}"
+)
+THOUGHT_MARKS = ("<think>", "</think>")
+
+
+def make_tiny_model(folder: Path, seed: int = 0, *, thinks: bool = False) -> Path:
+    """Writes the model into a folder, which is made; returns it.
+
+    Args:
+        folder: Folder to write to.
+        seed: Another seed, other weights.
+        thinks: True for a model whose template begins each reply with a thought unless it is told not to, as Qwen3's
+            does. Its thoughts end where they must, and seldom by themselves.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
+    template = TEMPLATE
+    if thinks:
+        tokenizer.add_special_tokens(list(THOUGHT_MARKS))
+        template = TEMPLATE.replace(_BEGINS_REPLY, _BEGINS_THOUGHT)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     ids = {name: vocabulary[name] for name in SPECIAL}
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -88,7 +108,7 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
     for name, content in (
         ("config.json", _config(rows, ids)),
         ("generation_config.json", {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}),
-        ("tokenizer_config.json", _tokenizer_config()),
+        ("tokenizer_config.json", _tokenizer_config(template)),
         ("preprocessor_config.json", _pictures()),
     ):
         (folder / name).write_text(json.dumps(content, indent=1))
@@ -186,7 +206,7 @@ def _config(rows: int, ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def _tokenizer_config(template: str) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "processor_class": "Qwen2_5_VLProcessor",
@@ -196,7 +216,7 @@ def _tokenizer_config() -> dict[str, Any]:
         "model_max_length": CONTEXT,
         "clean_up_tokenization_spaces": False,
         "extra_special_tokens": {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
-        "chat_template": TEMPLATE,
+        "chat_template": template,
     }
 
 

@@ -1,0 +1,119 @@
+"""Features of a real vLLM that the court uses where it finds them: ranks, loops that end, thoughts with a limit."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from court.backends.chat.capabilities import probe
+from court.backends.chat.client import ChatCompletions
+from court.backends.chat.features import Thinking
+from court.ports import ChatRequest, FinishReason
+from eval.perf.vllm import server as vllm_cpu
+from eval.perf.vllm.tiny_model import NAME, make_tiny_model
+from serving.models.vllm import VllmServer
+
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "minLength": 1, "maxLength": 12}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+
+
+@asynccontextmanager
+async def vllm_with(python: Path, model: Path, *flags: str, **settings):
+    """The client of a vLLM with these flags besides, which has found out what that can do."""
+    own = vllm_cpu.settings(python, model)
+    changed = own.model_copy(update={"flags": (*own.flags, *flags), **settings})
+    async with VllmServer(changed) as server:
+        model = ChatCompletions(base_url=server.base_url, model=server.model, api_key=server.api_key)
+        try:
+            found = await probe(model, pictures=2, thoughts=True)
+            yield model, "\n".join(found.sentences)
+        finally:
+            await model.aclose()
+
+
+def test_a_vllm_has_ranks_ends_loops_and_takes_penalties(vllm):
+    async def work():
+        model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
+        try:
+            found = (await probe(model, pictures=2, thoughts=True)).capabilities
+            assert found.priorities and found.ends_loops and found.penalties
+            assert (found.thinking, found.thinks_by, found.thought_limit) == (Thinking.NONE, Thinking.NONE, "")
+            request = ChatRequest("s", ("Go.",), None, max_tokens=400)
+            with vllm.client() as client:
+                asked = {"model": vllm.model, "prompt": " the", "add_special_tokens": False}
+                (token,) = client.post("/tokenize", json=asked).json()["tokens"]
+            # A model that can say nothing but one word.
+            answer = await model.answer(request, within_s=60, extra={"logit_bias": {str(token): 100}})
+            return answer.reply(1.0)
+        finally:
+            await model.aclose()
+
+    reply = asyncio.run(work())
+    assert reply.finish is FinishReason.REPETITION and reply.tokens_out == 64
+    assert set(reply.text.split()) == {"the"}
+
+
+def test_what_ranks_lower_is_worked_on_first(vllm_python, tiny_model):
+    """One request at a time; while a long one is worked on, those of a batch come, and one whose caller waits last."""
+
+    async def work():
+        async with vllm_with(vllm_python, tiny_model, "--max-num-seqs", "1") as (model, sentences):
+            assert model.capabilities.priorities and "--scheduling-policy" not in sentences
+            done = []
+
+            async def ask(name, priority, tokens=8):
+                request = ChatRequest("s", (f"Go, {name}.",), None, max_tokens=tokens, priority=priority)
+                await model.answer(request, within_s=300, extra={"ignore_eos": True, "repetition_detection": None})
+                done.append(name)
+
+            tasks = [asyncio.create_task(ask("long", 0, 600))]
+            await asyncio.sleep(0.5)
+            for name, priority in (("new", 100), ("nearly over", 60), ("waited for", -2)):
+                tasks.append(asyncio.create_task(ask(name, priority)))
+                await asyncio.sleep(0.1)
+            assert not done
+            await asyncio.gather(*tasks)
+            return done
+
+    assert asyncio.run(work()) == ["long", "waited for", "nearly over", "new"]
+
+
+def test_without_the_priority_policy_it_is_told_and_no_rank_is_sent(vllm_python, tiny_model):
+    async def work():
+        async with vllm_with(vllm_python, tiny_model, "--scheduling-policy", "fcfs") as (model, sentences):
+            reply = await model.reply(ChatRequest("s", ("Go.",), None, max_tokens=8, priority=-2), within_s=60)
+            return model.capabilities.priorities, sentences, reply
+
+    priorities, sentences, reply = asyncio.run(work())
+    assert not priorities and "--scheduling-policy priority" in sentences and reply.tokens_out
+
+
+@pytest.mark.parametrize("parser", [True, False])
+def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_python, tmp_path, parser):
+    tiny = make_tiny_model(tmp_path / NAME, thinks=True)
+    flags = ("--reasoning-parser", "qwen3") if parser else ()
+
+    async def work():
+        async with vllm_with(vllm_python, tiny, *flags) as (model, _):
+            hello = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
+            thinking = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
+            odds = await model.odds(thinking, ("A", "B"), within_s=60)
+            replies = [await model.reply(request, within_s=60) for request in (hello, thinking)]
+            return model.capabilities, odds, replies
+
+    found, odds, (plain, thought) = asyncio.run(work())
+    assert json.loads(plain.text)["word"] and not plain.thought
+    assert odds is not None and sum(odds.masses) > 0
+    if parser:
+        assert (found.thinking, found.thinks_by) == (Thinking.TEMPLATE, Thinking.TEMPLATE)
+        assert found.thought_limit == "thinking_token_budget"
+        assert thought.thought and json.loads(thought.text)["word"]
+        assert 24 < thought.tokens_out < 24 + 64
+    else:  # the schema holds from the first token on
+        assert found.thinks_by is Thinking.NONE and not thought.thought
