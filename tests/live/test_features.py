@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,18 @@ import pytest
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import Thinking
+from court.events import Summarised
+from court.examination import entropy
 from court.ports import ChatRequest, FinishReason
+from court.record import TrialState
+from court.roles import RoleModel, RoleModels
 from eval.perf.vllm import server as vllm_cpu
+from eval.perf.vllm.court import PICTURES
 from eval.perf.vllm.tiny_model import NAME, make_tiny_model
+from retrieval.starter.draw import draw_meme
 from serving.models.vllm import VllmServer
+from tests.live.test_full_trial import a_case, court_of, read
+from tests.support.fakes import Notes
 
 WORD = {
     "type": "object",
@@ -24,15 +33,14 @@ WORD = {
 
 
 @asynccontextmanager
-async def vllm_with(python: Path, model: Path, *flags: str, **settings):
+async def vllm_with(python: Path, model: Path, *flags: str):
     """The client of a vLLM with these flags besides, which has found out what that can do."""
     own = vllm_cpu.settings(python, model)
-    changed = own.model_copy(update={"flags": (*own.flags, *flags), **settings})
-    async with VllmServer(changed) as server:
+    async with VllmServer(own.model_copy(update={"flags": (*own.flags, *flags)})) as server:
         model = ChatCompletions(base_url=server.base_url, model=server.model, api_key=server.api_key)
         try:
-            found = await probe(model, pictures=2, thoughts=True)
-            yield model, "\n".join(found.sentences)
+            await probe(model, pictures=PICTURES, thoughts=True)
+            yield model
         finally:
             await model.aclose()
 
@@ -59,12 +67,16 @@ def test_a_vllm_has_ranks_ends_loops_and_takes_penalties(vllm):
     assert set(reply.text.split()) == {"the"}
 
 
-def test_what_ranks_lower_is_worked_on_first(vllm_python, tiny_model):
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_what_ranks_lower_is_worked_on_first_and_without_the_policy_ranks_are_passed_over(
+    vllm_python, tiny_model, policy
+):
     """One request at a time; while a long one is worked on, those of a batch come, and one whose caller waits last."""
 
     async def work():
-        async with vllm_with(vllm_python, tiny_model, "--max-num-seqs", "1") as (model, sentences):
-            assert model.capabilities.priorities and "--scheduling-policy" not in sentences
+        flags = ("--max-num-seqs", "1", "--scheduling-policy", policy)
+        async with vllm_with(vllm_python, tiny_model, *flags) as model:
+            assert model.capabilities.priorities  # vLLM does not tell the two apart
             done = []
 
             async def ask(name, priority, tokens=8):
@@ -81,36 +93,38 @@ def test_what_ranks_lower_is_worked_on_first(vllm_python, tiny_model):
             await asyncio.gather(*tasks)
             return done
 
-    assert asyncio.run(work()) == ["long", "waited for", "nearly over", "new"]
-
-
-def test_without_the_priority_policy_it_is_told_and_no_rank_is_sent(vllm_python, tiny_model):
-    async def work():
-        async with vllm_with(vllm_python, tiny_model, "--scheduling-policy", "fcfs") as (model, sentences):
-            reply = await model.reply(ChatRequest("s", ("Go.",), None, max_tokens=8, priority=-2), within_s=60)
-            return model.capabilities.priorities, sentences, reply
-
-    priorities, sentences, reply = asyncio.run(work())
-    assert not priorities and "--scheduling-policy priority" in sentences and reply.tokens_out
+    came = ["new", "nearly over", "waited for"]
+    assert asyncio.run(work()) == ["long", *(reversed(came) if policy == "priority" else came)]
 
 
 @pytest.mark.parametrize("parser", [True, False])
 def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_python, tmp_path, parser):
     tiny = make_tiny_model(tmp_path / NAME, thinks=True)
+    (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
     flags = ("--reasoning-parser", "qwen3") if parser else ()
 
     async def work():
-        async with vllm_with(vllm_python, tiny, *flags) as (model, _):
+        async with vllm_with(vllm_python, tiny, *flags) as model:
             hello = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
             thinking = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
             odds = await model.odds(thinking, ("A", "B"), within_s=60)
             replies = [await model.reply(request, within_s=60) for request in (hello, thinking)]
-            return model.capabilities, odds, replies
+            record = None
+            if parser:
+                chair = RoleModel(model, thought_tokens=24)
+                court = replace(court_of(model), chairs=RoleModels(chair, chair, chair, chair))
+                record = await court.hear(a_case(picture, "send them all home"), Notes())
+            return model.capabilities, odds, replies, record
 
-    found, odds, (plain, thought) = asyncio.run(work())
+    found, odds, (plain, thought), record = asyncio.run(work())
     assert json.loads(plain.text)["word"] and not plain.thought
     assert odds is not None and sum(odds.masses) > 0
     if parser:
+        assert record.state is TrialState.DECIDED and record.verdict.harm_score is not None
+        calls = [event.call for event in record.events if getattr(event, "call", None)]
+        assert calls and all(call.thought and call.tokens_out > 24 for call in calls)
+        for said in record.all(Summarised):
+            assert said.entropy == pytest.approx(entropy(said.summary))
         assert (found.thinking, found.thinks_by) == (Thinking.TEMPLATE, Thinking.TEMPLATE)
         assert found.thought_limit == "thinking_token_budget"
         assert thought.thought and json.loads(thought.text)["word"]

@@ -212,9 +212,9 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
 
 
 async def _priorities(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
-    """True if a vLLM has ranks: without its priority policy it refuses any but 0.
+    """True if a vLLM takes ranks. Others are not asked: elsewhere the highest rank may come first.
 
-    Others are not asked: elsewhere the highest rank may come first.
+    Without its priority policy an old one refuses any but 0; later ones pass over them.
     """
     model.capabilities = replace(found, priorities=True)
     can = await _can(model, partial(model.answer, replace(_HELLO, priority=_RANK), within_s=within_s), within_s)

@@ -74,7 +74,7 @@ class Capabilities:
             be made to, or where nobody wanted to know.
         thought_limit: Field by which the server limits a thought in tokens; empty where it has none: then thought and
             reply share one limit, which is the sum.
-        priorities: True if the server works on requests in the order of their ``priority``, the lowest first.
+        priorities: True if the server takes a ``priority``, and works on the lowest first where it was started to.
         ends_loops: True if the server ends a reply that repeats itself (vLLM's ``repetition_detection``).
         penalties: True if the server takes a ``presence_penalty``.
     """

@@ -92,7 +92,7 @@ def make_tiny_model(folder: Path, seed: int = 0, *, thinks: bool = False) -> Pat
         folder: Folder to write to.
         seed: Another seed, other weights.
         thinks: True for a model whose template begins each reply with a thought unless it is told not to, as Qwen3's
-            does. Its thoughts end where they must, and seldom by themselves.
+            does. Its thoughts, and its replies in free words, end where they must and not by themselves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -104,7 +104,11 @@ def make_tiny_model(folder: Path, seed: int = 0, *, thinks: bool = False) -> Pat
     ids = {name: vocabulary[name] for name in SPECIAL}
     tokenizer.save(str(folder / "tokenizer.json"))
     rows = tokenizer.get_vocab_size()
-    save_file(dict(_weights(rows, np.random.default_rng(seed))), folder / "model.safetensors", {"format": "pt"})
+    weights = dict(_weights(rows, np.random.default_rng(seed)))
+    if thinks:
+        # Nothing that ends a thought is ever the likeliest token.
+        weights["lm_head.weight"][[ids["<|im_end|>"], *(vocabulary[mark] for mark in THOUGHT_MARKS)]] = 0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for name, content in (
         ("config.json", _config(rows, ids)),
         ("generation_config.json", {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}),
