@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.perf.model_server.faults import Faults, InjectedFault, Kind
-from eval.perf.model_server.replies import BLOCK, PrefixCache, ReplyMaker, token_id, tokens_of
+from eval.perf.model_server.replies import BLOCK, PrefixCache, ReplyMaker, loop_end, token_id, tokens_of
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings
 
@@ -228,6 +228,21 @@ def test_what_is_no_fault_is_refused(text):
 def test_rates_beyond_one_are_refused():
     with pytest.raises(ValueError):
         Faults(["503@0.6", "hang@0.6"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end"),
+    [
+        ("abcdefgh", None),
+        ("xab" + "ab" * 3, 9),  # a pattern of two, four times: the fewest tokens are eight
+        ("x" + "abc" * 4 + "abc", 13),
+        ("abababab" * 1, 8),
+        ("aabbaabb", None),
+        ("abcd" * 3, None),
+    ],
+)
+def test_a_loop_ends_where_its_pattern_has_been_said_so_often(tokens, end):
+    assert loop_end(list(tokens), range(2, 5), 4) == end
 
 
 def test_lesser_servers_refuse():

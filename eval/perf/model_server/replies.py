@@ -230,6 +230,9 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
 
 def loop_end(tokens: Sequence[str], sizes: range, times: int) -> int | None:
     """Number of the token with which a pattern of one of these sizes has been repeated so often; None if none has."""
+    stretches = [tuple(tokens[at : at + sizes.start]) for at in range(len(tokens) - sizes.start + 1)]
+    if len(set(stretches)) == len(stretches):
+        return None  # of most replies at once
     for end in range(1, len(tokens) + 1):
         for size in sizes:
             tail = tokens[max(0, end - size * times) : end]

@@ -8,7 +8,7 @@ import itertools
 
 
 class RankedSlots:
-    """So many places; those who wait come in by rank, the lowest first, and of one rank in the order of coming."""
+    """Limited places; those who wait come in by rank, the lowest first, and of one rank in the order of coming."""
 
     def __init__(self, count: int) -> None:
         self._free = count
