@@ -11,7 +11,7 @@ import pytest
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import Thinking
-from court.events import Summarised
+from court.events import Summarised, VerdictGiven
 from court.examination import entropy
 from court.ports import ChatRequest, FinishReason
 from court.record import TrialState
@@ -120,7 +120,7 @@ def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_pyt
     assert json.loads(plain.text)["word"] and not plain.thought
     assert odds is not None and sum(odds.masses) > 0
     if parser:
-        assert record.state is TrialState.DECIDED and record.verdict.harm_score is not None
+        assert record.state is TrialState.DECIDED and record.last(VerdictGiven).odds is not None
         calls = [event.call for event in record.events if getattr(event, "call", None)]
         assert calls and all(call.thought and call.tokens_out > 24 for call in calls)
         for said in record.all(Summarised):
