@@ -88,14 +88,14 @@ class Recorded(ChatCompletions):
 
 @asynccontextmanager
 async def court_before(
-    server: VllmServer, settings: TrialSettings, *, temperature: float = 0.0
+    server: VllmServer, settings: TrialSettings, *, temperature: float = 1.0
 ) -> AsyncIterator[tuple[Court, Recorded]]:
     """A court before a vLLM and the client that it asks through, which knows by a probe what that vLLM can do.
 
     Args:
         server: Server that answers.
         settings: Trial settings.
-        temperature: Temperature of all roles.
+        temperature: Temperature of all roles; near 0, a model of random weights says the same over and over.
     """
     load = Load(_CONCURRENCY)
     async with http_client() as http:
