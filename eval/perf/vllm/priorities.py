@@ -31,7 +31,7 @@ _ROUNDS = 2
 _SETTINGS = TrialSettings(rounds_min=_ROUNDS, rounds_max=_ROUNDS, reply_chars=160)
 
 
-def vllm_priorities(*, turns: int = 3, verdicts: int = 8, batch: int = 6) -> Result:
+def vllm_priorities(*, turns: int = 2, verdicts: int = 4, batch: int = 6) -> Result:
     """Runs the benchmark.
 
     Args:
