@@ -14,9 +14,11 @@ from retrieval.library.postgres.address import Address
 from serving.access.private_files import tighten
 from serving.docket.audit.audit import Auditor
 from serving.docket.ports import (
+    DeliveryStore,
     Eraser,
     FingerprintStore,
     HeartbeatStore,
+    HookStore,
     LeaseStore,
     ReviewStore,
     TransparencyLog,
@@ -30,6 +32,7 @@ from serving.docket.review.queue import ReviewQueue
 from serving.docket.store import sqlite
 from serving.docket.store.database import Database
 from serving.docket.store.erasure import SqlEraser, remove_erased_pictures
+from serving.docket.store.hooks import SqlDeliveryStore, SqlHookStore
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.listing import SqlTrialIndex
 from serving.docket.store.log_queries import SqlTransparencyLog
@@ -58,6 +61,8 @@ class Docket:
         log: The transparency log.
         reviews: Reviews of verdicts, and notes of access.
         eraser: Erases memes and precedents.
+        hooks: Receivers of webhooks.
+        deliveries: Messages that they have not taken yet.
         auditor: Checks the docket, and proves what it holds.
         transactions: The transactions of the database, which all of these share.
         pictures: Pictures outside of the database; None where they lie in it.
@@ -73,6 +78,8 @@ class Docket:
     log: TransparencyLog
     reviews: ReviewStore
     eraser: Eraser
+    hooks: HookStore
+    deliveries: DeliveryStore
     auditor: Auditor
     transactions: Transactions
     pictures: ObjectPictures | None
@@ -146,6 +153,8 @@ class Docket:
             log=log,
             reviews=SqlReviewStore(transactions),
             eraser=SqlEraser(transactions, objects),
+            hooks=SqlHookStore(transactions),
+            deliveries=SqlDeliveryStore(transactions),
             auditor=Auditor(transactions, trials, log, signer),
             transactions=transactions,
             pictures=objects,

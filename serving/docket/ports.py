@@ -176,6 +176,82 @@ class Receipt:
     proof: Sequence[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A receiver of webhooks, as far as servers must agree on it.
+
+    Attributes:
+        name: Name in the settings.
+        next_entry: Number of the entry of the log to be read next.
+        owner: Server that sends to it; empty where none does.
+        paused_until: Time until which it wants nothing; None where it did not say.
+        failing_since: First attempt since which it has taken nothing; None where it took the last.
+        disabled_at: Time from which on nothing is sent; None where it is enabled.
+        why: Reason for which it was disabled.
+    """
+
+    name: str
+    next_entry: int
+    owner: str = ""
+    paused_until: datetime | None = None
+    failing_since: datetime | None = None
+    disabled_at: datetime | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message that its receiver has not taken yet.
+
+    Attributes:
+        entry: Number of the entry that it tells of.
+        event: Type of the event.
+        since: Time of the entry.
+        attempts: Attempts so far.
+        due_at: Time of the next attempt; None where it was given up.
+        error: Outcome of the last attempt, in words of ours.
+    """
+
+    entry: int
+    event: str
+    since: datetime
+    attempts: int
+    due_at: datetime | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Messages that are not delivered, in numbers.
+
+    Attributes:
+        waiting: Messages that will be sent again.
+        given_up: Messages that won't.
+        oldest: Time of the oldest entry among those that wait; None where none does.
+    """
+
+    waiting: int
+    given_up: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A trial, as far as messages name it.
+
+    Attributes:
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
+        request_id: The request that it was opened for.
+        erased: True if its record was erased.
+    """
+
+    namespace: str
+    content_id: str
+    request_id: str
+    erased: bool
+
+
 class TrialWriter(Protocol):
     """Stores trials: their events, and the pictures that they are about."""
 
@@ -469,4 +545,68 @@ class Eraser(Protocol):
 
         What is quoted under its id from then on is not kept either.
         """
+        ...
+
+
+class HookStore(Protocol):
+    """Receivers of webhooks: who sends to them, and how far in the log they are."""
+
+    async def register(self, names: Collection[str]) -> None:
+        """Enters receivers that are not there; they begin with the next entry of the log."""
+        ...
+
+    async def hooks(self) -> Sequence[Hook]:
+        """Returns all receivers that were ever entered, by name."""
+        ...
+
+    async def take(self, hook: Hook, owner: str) -> bool:
+        """Puts a server in the place of the one that was last seen; False where another was quicker."""
+        ...
+
+    async def release(self, owner: str) -> None:
+        """Lets a server send to nobody any more."""
+        ...
+
+    async def replay(self, name: str, entry: int) -> bool:
+        """Has a receiver told everything from an entry on, once more; False where there is no such receiver."""
+        ...
+
+    async def enable(self, name: str) -> bool:
+        """Has a receiver told again, from where it stood; False where there is no such receiver."""
+        ...
+
+    async def disable(self, name: str, *, why: str, at: datetime) -> bool:
+        """Has a receiver told nothing until it is enabled; False where there is no such receiver."""
+        ...
+
+
+class DeliveryStore(Protocol):
+    """Messages that receivers of webhooks have not taken yet, and what messages tell of."""
+
+    async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
+        """Returns messages whose time for another attempt has come, the one that waits longest first."""
+        ...
+
+    async def backlog(self, name: str) -> Backlog:
+        """Counts the messages that a receiver has not taken."""
+        ...
+
+    async def settle(
+        self, before: Hook, after: Hook, *, gone: Collection[Delivery], kept: Collection[Delivery]
+    ) -> bool:
+        """Stores the outcome of some attempts: all of it or none.
+
+        Args:
+            before: The receiver as it was read.
+            after: The receiver as it is to be, with the same owner.
+            gone: Messages that wait no longer.
+            kept: Messages that wait, or were given up.
+
+        Returns:
+            False where another server sends meanwhile, or somebody had it begin elsewhere: then nothing is stored.
+        """
+        ...
+
+    async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
+        """Returns trials by id; one that there is not is left out."""
         ...

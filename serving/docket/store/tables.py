@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 6
+FORMAT = 7
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()
@@ -189,6 +189,33 @@ looks = Table(
     Column("look", LargeBinary, nullable=False),
     sqlite_autoincrement=True,
 )
+
+hooks = Table(
+    "hooks",
+    metadata,
+    # Receivers of webhooks by their names in the settings, and how far in the log each of them is.
+    Column("name", WORD, primary_key=True),
+    Column("next_entry", BigInteger, nullable=False),
+    Column("owner", WORD, nullable=False),  # the server that sends; empty where none does
+    Column("paused_until", WORD, nullable=False),  # empty where it is not paused
+    Column("failing_since", WORD, nullable=False),  # since when nothing was taken; empty where the last was
+    Column("disabled_at", WORD, nullable=False),  # empty where it is enabled
+    Column("why", Text, nullable=False),  # it was disabled
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    # Messages that were not taken at their first attempt. What is sent is made of the entry, each time anew.
+    Column("hook", WORD, primary_key=True),
+    Column("entry", NUMBER, primary_key=True, autoincrement=False),
+    Column("event", WORD, primary_key=True),
+    Column("since", WORD, nullable=False),  # time of the entry
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", WORD, nullable=False),  # empty where it was given up
+    Column("error", Text, nullable=False),  # of the last attempt, in our words
+)
+Index("deliveries_due", deliveries.c.hook, deliveries.c.due_at)
 
 
 def stamp(at: datetime) -> str:

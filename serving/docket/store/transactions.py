@@ -41,6 +41,7 @@ class Rank(IntEnum):
     SIGN = 11
     ERASE = 12
     LOCKED_REVIEW = 13
+    HOOK = 14
 
 
 class Transactions:

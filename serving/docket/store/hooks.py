@@ -1,0 +1,196 @@
+"""Receivers of webhooks in a docket's tables, beside the log that they are told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
+from typing_extensions import override
+
+from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStore, Subject
+from serving.docket.store import tables as t
+from serving.docket.store.database import insert_into
+from serving.docket.store.group_commit import Batch
+from serving.docket.store.transactions import Rank, SqlStore
+
+T = TypeVar("T")
+
+_hook, _row = t.hooks.c, t.deliveries.c
+_WAITS = _row.due_at != ""
+
+
+def _write(connection: Connection, works: Sequence[Callable[[Connection], Any]]) -> Sequence[Any]:
+    return [work(connection) for work in works]
+
+
+_WRITE: Batch[Callable[[Connection], Any], Any] = Batch(Rank.HOOK, _write)
+
+
+class _HookTables(SqlStore):
+    async def _change(self, statement: Any) -> bool:
+        return await self._write(lambda connection: bool(connection.execute(statement).rowcount))
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        done: T = await self._transactions.write_unlogged(_WRITE, work)
+        return done
+
+
+class SqlHookStore(_HookTables, HookStore):
+    """Receivers in a table that is no part of the log."""
+
+    @override
+    async def register(self, names: Collection[str]) -> None:
+        def write(connection: Connection) -> None:
+            size = connection.execute(select(t.log.c.size)).scalar_one()
+            rows = [{"name": name, **_values(Hook(name, size)), "owner": ""} for name in sorted(names)]
+            if rows:
+                connection.execute(insert_into(connection, t.hooks).on_conflict_do_nothing(), rows)
+
+        await self._write(write)
+
+    @override
+    async def hooks(self) -> Sequence[Hook]:
+        query = select(t.hooks).order_by(_hook.name)
+        return await self._transactions.read(lambda connection: [_hook_in(row) for row in connection.execute(query)])
+
+    @override
+    async def take(self, hook: Hook, owner: str) -> bool:
+        seen = (_hook.name == hook.name, _hook.owner == hook.owner)
+        return await self._change(update(t.hooks).where(*seen).values(owner=owner))
+
+    @override
+    async def release(self, owner: str) -> None:
+        await self._change(update(t.hooks).where(_hook.owner == owner).values(owner=""))
+
+    @override
+    async def replay(self, name: str, entry: int) -> bool:
+        def write(connection: Connection) -> bool:
+            own = update(t.hooks).where(_hook.name == name).values(next_entry=entry)
+            # They come with the entries.
+            connection.execute(delete(t.deliveries).where(_row.hook == name, _row.entry >= entry))
+            return bool(connection.execute(own).rowcount)
+
+        return await self._write(write)
+
+    @override
+    async def enable(self, name: str) -> bool:
+        def write(connection: Connection) -> bool:
+            # The first attempt of each is due again, also of those that were given up.
+            again = {"attempts": 0, "due_at": _row.since}
+            connection.execute(update(t.deliveries).where(_row.hook == name).values(again))
+            own = update(t.hooks).where(_hook.name == name)
+            return bool(
+                connection.execute(own.values(disabled_at="", why="", paused_until="", failing_since="")).rowcount
+            )
+
+        return await self._write(write)
+
+    @override
+    async def disable(self, name: str, *, why: str, at: datetime) -> bool:
+        return await self._change(update(t.hooks).where(_hook.name == name).values(disabled_at=t.stamp(at), why=why))
+
+
+class SqlDeliveryStore(_HookTables, DeliveryStore):
+    """Messages in a table that is no part of the log."""
+
+    @override
+    async def due(self, name: str, now: datetime, *, most: int) -> Sequence[Delivery]:
+        query = select(t.deliveries).where(_row.hook == name, _WAITS, _row.due_at <= t.stamp(now))
+        query = query.order_by(_row.due_at, _row.entry, _row.event).limit(most)
+        return await self._transactions.read(
+            lambda connection: [_delivery_in(row) for row in connection.execute(query)]
+        )
+
+    @override
+    async def backlog(self, name: str) -> Backlog:
+        own = _row.hook == name
+        waiting = select(func.count(), func.min(_row.since)).where(own, _WAITS)
+        given_up = select(func.count()).where(own, ~_WAITS)
+
+        def read(connection: Connection) -> Backlog:
+            count, oldest = connection.execute(waiting).one()
+            return Backlog(count, connection.execute(given_up).scalar_one(), _time(oldest or ""))
+
+        return await self._transactions.read(read)
+
+    @override
+    async def settle(
+        self, before: Hook, after: Hook, *, gone: Collection[Delivery], kept: Collection[Delivery]
+    ) -> bool:
+        seen = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
+        values = _values(after)
+        if after.disabled_at == before.disabled_at:
+            # Somebody may have disabled or enabled it meanwhile.
+            del values["disabled_at"], values["why"]
+
+        def write(connection: Connection) -> bool:
+            if connection.execute(update(t.hooks).where(*seen).values(values)).rowcount == 0:
+                return False
+            for each in gone:
+                connection.execute(delete(t.deliveries).where(*_is(before.name, each)))
+            for each in kept:
+                row = {
+                    "since": t.stamp(each.since),
+                    "attempts": each.attempts,
+                    "due_at": t.stamp(each.due_at) if each.due_at else "",
+                    "error": each.error,
+                }
+                key = {"hook": before.name, "entry": each.entry, "event": each.event}
+                stands = insert_into(connection, t.deliveries).values(**key, **row)
+                connection.execute(stands.on_conflict_do_update(index_elements=[*key], set_=row))
+            return True
+
+        return await self._write(write)
+
+    @override
+    async def subjects(self, trial_ids: Collection[str]) -> Mapping[str, Subject]:
+        trial = t.trials.c
+        query = select(trial.trial_id, trial.namespace, trial.content_id, trial.request_id, trial.erased)
+        query = query.where(trial.trial_id.in_(sorted(trial_ids)))
+        return await self._transactions.read(
+            lambda connection: {trial_id: Subject(*about) for trial_id, *about in connection.execute(query)}
+        )
+
+
+def _is(name: str, delivery: Delivery) -> tuple[ColumnElement[bool], ...]:
+    return _row.hook == name, _row.entry == delivery.entry, _row.event == delivery.event
+
+
+def _values(hook: Hook) -> dict[str, Any]:
+    """The columns of a row, but for its name and its owner."""
+    return {
+        "next_entry": hook.next_entry,
+        "paused_until": t.stamp(hook.paused_until) if hook.paused_until else "",
+        "failing_since": t.stamp(hook.failing_since) if hook.failing_since else "",
+        "disabled_at": t.stamp(hook.disabled_at) if hook.disabled_at else "",
+        "why": hook.why,
+    }
+
+
+def _hook_in(row: Any) -> Hook:
+    return Hook(
+        name=row.name,
+        next_entry=row.next_entry,
+        owner=row.owner,
+        paused_until=_time(row.paused_until),
+        failing_since=_time(row.failing_since),
+        disabled_at=_time(row.disabled_at),
+        why=row.why,
+    )
+
+
+def _delivery_in(row: Any) -> Delivery:
+    return Delivery(
+        entry=row.entry,
+        event=row.event,
+        since=_time(row.since) or datetime.fromtimestamp(0, UTC),
+        attempts=row.attempts,
+        due_at=_time(row.due_at),
+        error=row.error,
+    )
+
+
+def _time(stamped: str) -> datetime | None:
+    return datetime.fromisoformat(stamped) if stamped else None
