@@ -35,6 +35,8 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
+from serving.webhooks.attempts import Receiver
+from serving.webhooks.sender import send_webhooks
 from serving.wiring import corrections_for, open_court, readiness_checks
 
 _TOLD_S = 5.0
@@ -87,6 +89,7 @@ async def serve(
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         await asyncio.to_thread(require_library, settings.library)
         anchor = open_witness(settings.anchor) if settings.anchor else None
+        receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
         memory = ReceiveBudget(settings.picture_memory, settings.idle)
         services = (
@@ -120,6 +123,8 @@ async def serve(
                 )
             if anchor is not None:
                 _beside(stack, keep_anchored(house.docket.log, anchor))
+            if receivers:
+                _beside(stack, send_webhooks(house.docket, receivers, telemetry=telemetry))
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
             await _hold_court(

@@ -18,6 +18,7 @@ from pydantic import (
     InstanceOf,
     PlainSerializer,
     SecretStr,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -153,6 +154,59 @@ class ModelSettings(RoleSettings):
         )
 
 
+WebhookEvent = Literal[
+    "memecourt.verdict.given",
+    "memecourt.review.wanted",
+    "memecourt.review.decided",
+    "memecourt.trial.failed",
+    "memecourt.record.erased",
+    "memecourt.precedent.changed",
+]
+"""Types of the messages that receivers of webhooks may be sent."""
+
+HTTPS = 443
+
+
+class WebhookSettings(BaseModel):
+    """A receiver of webhooks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
+    """Names it in commands, metrics and the docket: how far it has been told is stored under it."""
+    url: str = Field(max_length=2000)
+    """Where messages are sent: ``https://HOST/PATH``."""
+    events: tuple[WebhookEvent, ...] = get_args(WebhookEvent)
+    """Types of messages that it is sent; all if not given."""
+    namespaces: tuple[str, ...] | None = None
+    """Namespaces of the content that it is told of; all if not given. Of precedents, which are of none, it is told then
+    alone."""
+    secret_file: Path
+    """File of the secret that messages are signed with: ``whsec_…`` (HMAC, ``v1``) or ``whsk_…`` (Ed25519, ``v1a``)."""
+    old_secret_file: Path | None = None
+    """File of the secret before it, with which messages are signed as well while receivers go over."""
+    allow_private: bool = False
+    """Whether it may be an address inside a network, be reached by http, or at any port."""
+    ca_file: Path | None = None
+    """Certificate authorities of its certificate, PEM; the usual ones if not given."""
+    timeout: float = Field(default=15.0, ge=1, le=30)
+    """Seconds in which it must have answered."""
+
+    @model_validator(mode="after")
+    def _leads_outside(self) -> Self:
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname)
+            port = parts.port or HTTPS
+        except ValueError:
+            raise ValueError("url is no address: give https://HOST/PATH") from None
+        if not whole or "@" in parts.netloc or parts.fragment:
+            raise ValueError("url is https://HOST/PATH, without a user, a password or a fragment")
+        if not self.allow_private and (parts.scheme != "https" or port != HTTPS):
+            raise ValueError(f"url is https and port {HTTPS}; allow_private = true allows others, inside a network")
+        return self
+
+
 class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -246,6 +300,15 @@ class Settings(BaseSettings):
     """The file of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)
     trial: TrialSettings = Field(default_factory=TrialSettings)
+    webhooks: tuple[WebhookSettings, ...] = ()
+    """Receivers that are told what happens, each a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
+
+    @field_validator("webhooks")
+    @classmethod
+    def _named_once(cls, hooks: tuple[WebhookSettings, ...]) -> tuple[WebhookSettings, ...]:
+        if len({hook.name for hook in hooks}) < len(hooks):
+            raise ValueError("each webhook has a name of its own")
+        return hooks
 
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:

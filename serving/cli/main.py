@@ -21,6 +21,7 @@ _COMMANDS = {
     "console": ("serving.cli.console", "Serve pages on which trials are read and reviewed."),
     "health": ("serving.cli.health", "Ask a server whether it serves."),
     "tokens": ("serving.cli.tokens", "Say who may call the server, and what each may do."),
+    "webhooks": ("serving.cli.webhooks", "List, test, replay and stop what is told to receivers."),
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),

@@ -42,13 +42,17 @@ def settings(as_json: bool, example: bool) -> None:
 
 def _toml(values: dict[str, Any], table: str = "") -> list[str]:
     """The values as TOML; what is not set is a comment, for TOML has no word for it."""
-    plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    tables = {name: value for name, value in values.items() if _is_tables(value)}
+    plain = {name: value for name, value in values.items() if not isinstance(value, dict) and name not in tables}
     lines = [f"[{table}]"] if table and plain else []
     lines += [f"# {name} =" if value is None else f"{name} = {json.dumps(value)}" for name, value in plain.items()]
     for name, value in values.items():
         if isinstance(value, dict):
             inner = _toml(value, f"{table}.{name}" if table else name)
             lines += ["", *inner] if inner else []
+    for name, value in tables.items():
+        for each in value:
+            lines += ["", f"[[{name}]]", *_toml(each)]
     return lines
 
 
@@ -97,3 +101,7 @@ def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
                 docs[one.target.id] = str(ast.literal_eval(after.value))
     return docs
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)

@@ -121,6 +121,21 @@ class Telemetry:
         if self._metrics:
             self._metrics.reviewed(outcome)
 
+    def webhook_attempted(self, hook: str, outcome: str) -> None:
+        """A message was sent to a receiver of webhooks: ``delivered``, ``failed``, or ``given_up`` besides."""
+        if self._metrics:
+            self._metrics.webhook_attempted(hook, outcome)
+
+    def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
+        """A receiver of webhooks is so many entries of the log behind, and its oldest message waits for so long."""
+        if self._metrics:
+            self._metrics.webhook_waits(hook, lag=lag, oldest_s=oldest_s)
+
+    def webhook_elsewhere(self, hook: str) -> None:
+        """Another server sends to a receiver of webhooks, and tells how far it is."""
+        if self._metrics:
+            self._metrics.webhook_elsewhere(hook)
+
     def observe(
         self,
         *,

@@ -7,6 +7,7 @@ of the court, methods of the wire, reasons that stand in our code) or what the o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
@@ -46,6 +47,7 @@ _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WORKERS = ("encoder", "picture comparer", "picture reader", "text reader")
 """Those that are counted from 0 on: nobody alerts on a count that is missing."""
+_WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
 
 
@@ -169,6 +171,19 @@ class Metrics:
         for outcome in ReviewOutcome:  # a count that is missing is not the count 0, and nobody alerts on it
             self._reviews.labels(outcome.value)
 
+        self._webhook_attempts = counter(
+            "webhook_deliveries", "Attempts to hand a message to a receiver of webhooks.", ("hook", "outcome")
+        )
+        for hook in settings.webhooks:
+            for result in _WEBHOOK_OUTCOMES:
+                self._webhook_attempts.labels(hook.name, result)
+        self._webhook_lag = gauge(
+            "webhook_lag_entries", "Entries of the log that a receiver of webhooks was not told of yet.", ("hook",)
+        )
+        self._webhook_oldest_s = gauge(
+            "webhook_oldest_pending_seconds", "Age of the oldest message that waits for its receiver.", ("hook",)
+        )
+
         registry.register(_WorkerDeaths())
 
         # What is now.
@@ -222,6 +237,21 @@ class Metrics:
         """Sets the gauge for each role of which it is known."""
         for role, working in works.items():
             self._prefix_cache.labels(role, models[role]).set(working)
+
+    def webhook_attempted(self, hook: str, outcome: str) -> None:
+        """A message was sent to a receiver of webhooks, or is sent no more."""
+        self._webhook_attempts.labels(hook, outcome).inc()
+
+    def webhook_waits(self, hook: str, *, lag: int, oldest_s: float) -> None:
+        """Notes how far a receiver of webhooks is behind."""
+        self._webhook_lag.labels(hook).set(lag)
+        self._webhook_oldest_s.labels(hook).set(oldest_s)
+
+    def webhook_elsewhere(self, hook: str) -> None:
+        """Leaves it to another server to tell how far a receiver of webhooks is behind."""
+        for gauge in (self._webhook_lag, self._webhook_oldest_s):
+            with suppress(KeyError):
+                gauge.remove(hook)
 
     def observe(
         self,

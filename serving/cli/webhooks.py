@@ -1,0 +1,181 @@
+"""``memecourt webhooks``: receivers that are told what happens, how far each is, and what to do about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import docket_in, docket_option, printable, run, settings_of
+
+if TYPE_CHECKING:
+    from serving.docket.open import Docket
+    from serving.docket.ports import Backlog, Hook
+    from serving.settings import Settings, WebhookSettings
+
+
+@click.group()
+def webhooks() -> None:
+    """Receivers of webhooks: `[[webhooks]]` in the file of settings names them, `memecourt serve` sends to them."""
+
+
+@webhooks.command("list")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, a line for each.")
+@docket_option
+def list_hooks(as_json: bool, docket: object) -> None:
+    """Lists receivers: where each is in the log, how much waits, and whether anything is sent to it.
+
+    For a receiver whose messages are signed with Ed25519, the public key that it verifies them with.
+    """
+    from serving.webhooks.signing import signers_of
+
+    settings = settings_of(docket=docket)
+
+    async def work() -> None:
+        known = {hook.name: hook for hook in settings.webhooks}
+        async with docket_in(settings) as open_docket:
+            size = await open_docket.log.size()
+            stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
+            for name in [*known, *(name for name in stored if name not in known)]:
+                backlog = await open_docket.deliveries.backlog(name)
+                keys = [signer.public_key for signer in signers_of(known[name])] if name in known else []
+                line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
+                line["public_keys"] = [key for key in keys if key]
+                click.echo(json.dumps(line) if as_json else _shown(line))
+
+    run(work())
+
+
+@webhooks.command()
+@click.argument("name")
+def test(name: str) -> None:
+    """Sends the receiver NAME a message of the type memecourt.hook.test, now and once.
+
+    Exits with 1 and says why where it is not taken. Nothing is noted of it, and nothing else is sent.
+    """
+    from serving.webhooks.attempts import Outcome, Receiver
+    from serving.webhooks.messages import trial_run
+
+    hook = _named(settings_of(), name)
+
+    async def work() -> str:
+        receiver = Receiver(hook)
+        try:
+            answer = await receiver.send(trial_run(datetime.now(UTC)))
+        finally:
+            await receiver.aclose()
+        return "" if answer.outcome is Outcome.DELIVERED else answer.error
+
+    if fault := run(work()):
+        raise click.ClickException(f"{name} did not take it: {fault}.")
+    click.echo(f"{name} took it.")
+
+
+@webhooks.command()
+@click.argument("name")
+@click.option("--from", "entry", type=click.IntRange(min=0), required=True, help="Number of the entry to begin with.")
+@docket_option
+def replay(name: str, entry: int, docket: object) -> None:
+    """Has the receiver NAME told everything from an entry of the log on, once more.
+
+    Messages keep their ids: a receiver that notes them takes none twice.
+    """
+
+    async def work(open_docket: Docket) -> bool:
+        size = await open_docket.log.size()
+        if entry > size:
+            raise click.ClickException(f"The log has {size:,} entries: --from is at most {size}.")
+        return await open_docket.hooks.replay(name, entry)
+
+    _change(docket, name, work)
+    click.echo(f"{name} is told everything from entry {entry} on.")
+
+
+@webhooks.command()
+@click.argument("name")
+@docket_option
+def enable(name: str, docket: object) -> None:
+    """Has the receiver NAME told again, from where it stood, also what was given up."""
+    _change(docket, name, lambda open_docket: open_docket.hooks.enable(name))
+    click.echo(f"{name} is enabled.")
+
+
+@webhooks.command()
+@click.argument("name")
+@click.option("--why", default="By hand.", show_default=True, help="Reason, to be listed.")
+@docket_option
+def disable(name: str, why: str, docket: object) -> None:
+    """Has the receiver NAME told nothing until it is enabled; what happens meanwhile is told then."""
+    now = datetime.now(UTC)
+    _change(docket, name, lambda open_docket: open_docket.hooks.disable(name, why=why, at=now))
+    click.echo(f"{name} is disabled.")
+
+
+@webhooks.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--ed25519", is_flag=True, help="A key pair (v1a), of which receivers have the public half alone.")
+def secret(path: Path, ed25519: bool) -> None:
+    """Makes a secret in a new FILE that only its owner may read: for the setting secret_file, and for the receiver.
+
+    With --ed25519 the public key is printed, which is what the receiver needs.
+    """
+    from court.errors import BadRequest
+    from serving.webhooks.signing import make_secret
+
+    try:
+        signer = make_secret(path, ed25519=ed25519)
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
+    click.echo(signer.public_key or f"{path} holds the secret, which the receiver needs too.")
+
+
+def _named(settings: Settings, name: str) -> WebhookSettings:
+    for hook in settings.webhooks:
+        if hook.name == name:
+            return hook
+    known = ", ".join(hook.name for hook in settings.webhooks) or "none"
+    raise click.ClickException(f"There is no webhook {printable(name)} in the settings. There are: {known}.")
+
+
+def _change(docket: object, name: str, change: Callable[[Docket], Awaitable[bool]]) -> None:
+    async def work() -> bool:
+        async with docket_in(settings_of(docket=docket)) as open_docket:
+            return await change(open_docket)
+
+    if not run(work()):
+        raise click.ClickException(
+            f"The docket knows no webhook {printable(name)}. `memecourt webhooks list` shows those it does; a server "
+            "enters those of its settings when it starts."
+        )
+
+
+def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: str) -> dict[str, object]:
+    state = "new" if hook is None else "disabled" if hook.disabled_at else "enabled"
+    if state == "enabled" and not url:
+        state = "not in the settings"
+    return {
+        "name": name,
+        "url": url,
+        "state": state,
+        "why": hook.why if hook else "",
+        "next_entry": hook.next_entry if hook else None,
+        "log_entries": size,
+        "waiting": backlog.waiting,
+        "given_up": backlog.given_up,
+        "oldest": backlog.oldest.isoformat() if backlog.oldest else None,
+        "failing_since": hook.failing_since.isoformat() if hook and hook.failing_since else None,
+        "paused_until": hook.paused_until.isoformat() if hook and hook.paused_until else None,
+    }
+
+
+def _shown(line: dict[str, object]) -> str:
+    place = "" if line["next_entry"] is None else f"  at entry {line['next_entry']} of {line['log_entries']}"
+    said = f"{line['name']}  {line['state']}{place}  {line['waiting']} waiting, {line['given_up']} given up"
+    for word in ("failing_since", "paused_until"):
+        said += f"  {word.replace('_', ' ')} {line[word]}" if line[word] else ""
+    also = [line["url"], line["why"], *(line["public_keys"] if isinstance(line["public_keys"], list) else ())]
+    return "\n    ".join([said, *(printable(str(each)) for each in also if each)])

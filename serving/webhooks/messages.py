@@ -1,0 +1,173 @@
+"""Messages that entries of the log become: thin, so that nothing of a meme has to be erased at receivers.
+
+No text, picture or rationale, and no reason that a person wrote. Whoever is told fetches the trial, while there is one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from court.events import AnyEvent, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
+from court.verdict import Label
+from serving.docket.log.canonical_json import parse
+from serving.docket.log.entries import Entry
+from serving.docket.ports import Subject
+from serving.docket.store.bodies import event_in
+from serving.settings import WebhookEvent, WebhookSettings
+
+VERDICT_GIVEN: WebhookEvent = "memecourt.verdict.given"
+REVIEW_WANTED: WebhookEvent = "memecourt.review.wanted"
+REVIEW_DECIDED: WebhookEvent = "memecourt.review.decided"
+TRIAL_FAILED: WebhookEvent = "memecourt.trial.failed"
+RECORD_ERASED: WebhookEvent = "memecourt.record.erased"
+PRECEDENT_CHANGED: WebhookEvent = "memecourt.precedent.changed"
+TEST = "memecourt.hook.test"
+
+_ERASED, _PRECEDENT = "Erased", "PrecedentChanged"
+KINDS: Mapping[str, tuple[WebhookEvent, ...]] = {
+    "VerdictGiven": (VERDICT_GIVEN, REVIEW_WANTED),
+    "SecondOpinionAsked": (REVIEW_WANTED,),
+    "VerdictReviewed": (REVIEW_DECIDED,),
+    "TrialFailed": (TRIAL_FAILED,),
+    _ERASED: (RECORD_ERASED,),
+    _PRECEDENT: (PRECEDENT_CHANGED,),
+}
+"""Types of messages that entries of each kind may become."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, before it is signed.
+
+    Attributes:
+        id: Identifies it at every attempt, by whichever server: receivers know by it what they were sent before.
+        entry: Number of the entry that it tells of; -1 for a test.
+        event: Type of the event.
+        at: Time of the entry.
+        data: Content, by the type.
+    """
+
+    id: str
+    entry: int
+    event: str
+    at: datetime
+    data: Mapping[str, Any]
+
+    def body(self) -> bytes:
+        """Returns the body of the request: compact JSON."""
+        value = {"type": self.event, "timestamp": self.at.isoformat(), "data": self.data}
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def wanted_kinds(hook: WebhookSettings) -> frozenset[str]:
+    """Returns the kinds of entries of which a receiver is told."""
+    return frozenset(kind for kind, events in KINDS.items() if set(events) & set(hook.events))
+
+
+def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *, docket: str) -> Sequence[Message]:
+    """Returns the messages that an entry becomes for a receiver; none where it is not for it, or was erased.
+
+    Args:
+        entry: The entry.
+        subject: Its trial; None where it is of no trial.
+        hook: The receiver.
+        docket: Identity of the docket, the same for all its servers.
+
+    Raises:
+        ValueError: The body can't be read: somebody altered it.
+    """
+    if entry.kind not in KINDS or entry.body is None:
+        return ()
+    if entry.kind == _PRECEDENT:
+        if hook.namespaces is not None:
+            return ()  # it may have been made of anybody's content
+        told: Mapping[WebhookEvent, Mapping[str, Any]] = {PRECEDENT_CHANGED: _precedent(entry.body)}
+    elif subject is None or (hook.namespaces is not None and subject.namespace not in hook.namespaces):
+        return ()
+    elif entry.kind == _ERASED:
+        told = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}
+    elif subject.erased:
+        return ()
+    else:
+        about = {
+            "verdict_id": entry.trial_id,
+            "content": {"namespace": subject.namespace, "id": subject.content_id},
+            "request_id": subject.request_id,
+        }
+        told = {event: {**about, **data} for event, data in _of_event(event_in(entry.body, {})).items()}
+    return [
+        Message(
+            id=message_id(docket, entry.number, event),
+            entry=entry.number,
+            event=event,
+            at=datetime.fromisoformat(entry.at),
+            data={"entry": entry.number, **data},
+        )
+        for event, data in told.items()
+        if event in hook.events
+    ]
+
+
+def trial_run(at: datetime) -> Message:
+    """Returns a message that tells of nothing, to see whether a receiver takes any."""
+    id_ = message_id(secrets.token_hex(16), -1, TEST)
+    return Message(id=id_, entry=-1, event=TEST, at=at.astimezone(UTC), data={})
+
+
+def message_id(docket: str, entry: int, event: str) -> str:
+    """Returns the id of a message. It has no dot in it, which separates it from what is signed besides."""
+    digest = sha256(f"{docket}\n{entry}\n{event}".encode()).digest()
+    return "msg_" + base64.b32encode(digest[:20]).decode().lower()
+
+
+def decision(label: Label, *, needs_review: bool) -> str:
+    """Returns the decision for receivers that know no labels: ``allow``, ``block`` or ``review``.
+
+    Nothing is allowed that a person should look at, and what is undecided is never allowed.
+    """
+    if needs_review or label is Label.UNDECIDED:
+        return "review"
+    return "block" if label is Label.HARMFUL else "allow"
+
+
+def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
+    match event:
+        case VerdictGiven():
+            verdict = event.verdict
+            data = _found(verdict.label, needs_review=verdict.needs_human_review)
+            if not verdict.needs_human_review:
+                return {VERDICT_GIVEN: data}
+            reasons = sorted({f"REVIEW_REASON_{review.reason}" for review in verdict.review})
+            return {VERDICT_GIVEN: data, REVIEW_WANTED: {**data, "review_reasons": reasons, "second_opinion": False}}
+        case SecondOpinionAsked():
+            return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "second_opinion": True}}
+        case VerdictReviewed():
+            review = {"outcome": f"REVIEW_OUTCOME_{event.outcome}", "blind": event.blind}
+            return {REVIEW_DECIDED: {**_found(event.label, needs_review=False), "review": review}}
+        case TrialFailed():
+            failure = {"step": event.step, "reason": event.reason, "retryable": event.retryable}
+            return {TRIAL_FAILED: {"decision": "review", "failure": failure}}
+        case _:
+            return {}
+
+
+def _found(label: Label, *, needs_review: bool) -> dict[str, Any]:
+    return {
+        "label": f"LABEL_{label}",
+        "decision": decision(label, needs_review=needs_review),
+        "needs_human_review": needs_review,
+    }
+
+
+def _precedent(body: str) -> Mapping[str, Any]:
+    value = parse(body)
+    if not isinstance(value, dict):
+        raise ValueError("this is no change of a precedent")
+    return {name: value.get(name) for name in ("precedent_id", "change", "library", "number")}

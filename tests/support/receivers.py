@@ -1,0 +1,105 @@
+"""Receivers of webhooks on real ports, and settings that name them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from serving.settings import WebhookSettings
+from serving.webhooks.signing import make_secret
+
+HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A request as it came."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def id(self) -> str:
+        return self.headers["webhook-id"]
+
+
+class ReceiverServer:
+    """Keeps each request, and answers as it is told to: a status, with headers, by what it has been sent."""
+
+    def __init__(self) -> None:
+        self.requests: list[Taken] = []
+        self.answer: Callable[[Taken], tuple[int, Mapping[str, str]]] = lambda _: (204, {})
+        self.connections = 0
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                receiver.connections += 1
+                super().setup()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                taken = Taken({name.lower(): value for name, value in self.headers.items()}, body)
+                receiver.requests.append(taken)
+                status, headers = receiver.answer(taken)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def told(self, event: str = "") -> list[Any]:
+        """Messages that were taken, those of a type."""
+        return [taken.message for taken in self.requests if taken.message["type"].endswith(event)]
+
+    def wait_for(self, count: int, seconds: float = 60.0) -> list[Taken]:
+        until = time.monotonic() + seconds
+        while len(self.requests) < count:
+            assert time.monotonic() < until, f"{len(self.requests)} of {count} requests came"
+            time.sleep(0.02)
+        return self.requests
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def a_receiver() -> Iterator[ReceiverServer]:
+    """One that listens for as long."""
+    receiver = ReceiverServer()
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def hook_to(url: str, folder: Path, name: str = "queue", **settings: Any) -> WebhookSettings:
+    """Settings of a receiver inside this machine, with a secret of its own."""
+    file = folder / f"{name}.secret"
+    if not file.exists():
+        make_secret(file, ed25519=False)
+    return WebhookSettings(**{"name": name, "url": url, "secret_file": file, "allow_private": True, **settings})
