@@ -9,7 +9,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ import grpc
 
 from court.errors import BadRequest, NotLoaded, Unavailable
 from retrieval.open import require_library
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.access.exposure import only_here, require_guarded
 from serving.access.reload import follow_files
 from serving.access.tls import WHAT as CERTIFICATES
@@ -36,6 +38,8 @@ from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
 from serving.webhooks.attempts import Receiver
+from serving.webhooks.messages import PRECEDENT_CHANGED
+from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
 from serving.wiring import corrections_for, open_court, readiness_checks
 
@@ -124,7 +128,7 @@ async def serve(
             if anchor is not None:
                 _beside(stack, keep_anchored(house.docket.log, anchor))
             if receivers:
-                _beside(stack, send_webhooks(house.docket, receivers, telemetry=telemetry))
+                _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
             await _hold_court(
@@ -141,6 +145,17 @@ async def serve(
         await server.stop(_LAST_S)
         if widowed.done():
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
+
+
+def _tell_receivers(
+    stack: AsyncExitStack, house: TrialExecutor, receivers: Sequence[Receiver], telemetry: Telemetry
+) -> None:
+    """Sends webhooks beside the trials, and has changes of precedents put on record where somebody is told of them."""
+    _beside(stack, send_webhooks(house.docket, receivers, telemetry=telemetry))
+    finder = house.court.finder
+    wanted = any(PRECEDENT_CHANGED in receiver.settings.events for receiver in receivers)
+    if wanted and isinstance(finder, LibraryFinder | PgvectorFinder):
+        _beside(stack, note_precedent_changes(house.docket.reviews, finder))
 
 
 @contextmanager

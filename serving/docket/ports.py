@@ -18,7 +18,7 @@ from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, Verdic
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
-from serving.docket.log.entries import Entry, Erased
+from serving.docket.log.entries import Entry, Erased, PrecedentChanged
 
 
 class DocketError(CourtError):
@@ -483,7 +483,7 @@ class TransparencyLog(Protocol):
 
 
 class ReviewStore(Protocol):
-    """Reviews of verdicts by people, and notes of the pictures that they were shown."""
+    """Reviews of verdicts by people, and notes of what else they did: pictures that they were shown, precedents."""
 
     async def review(
         self,
@@ -513,6 +513,18 @@ class ReviewStore(Protocol):
         Raises:
             TrialUnknown: There is none of that id, or its record was erased (TrialErased).
             Unavailable: The access can't be stored now.
+        """
+        ...
+
+    async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
+        """Puts changes of one library on record that are not there yet; several servers may do so at once.
+
+        Args:
+            changes: Changes in their order, the newest last.
+            since: Number of the last change that is not to be noted, where none of this library ever was.
+
+        Returns:
+            Number of changes that were noted.
         """
         ...
 

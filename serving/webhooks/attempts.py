@@ -72,11 +72,19 @@ class Receiver:
         """Reads its secrets and connects to nothing yet.
 
         Raises:
-            BadRequest: The secrets or the certificate authorities can't be used.
+            BadRequest: The secrets, the certificate authorities or the address can't be used.
         """
         self.settings = settings
         self.signers: Sequence[Signer] = signers_of(settings)
         self._clock = clock
+        try:
+            httpx2.URL(settings.url).host.encode("idna")
+        except (httpx2.InvalidURL, UnicodeError):
+            raise BadRequest(
+                f"The url of the webhook {settings.name} is no address: its host is no name.",
+                reason="WEBHOOK_URL",
+                field="webhooks",
+            ) from None
         try:
             self._client = http_client(
                 connections=CONNECTIONS,
@@ -115,7 +123,7 @@ class Receiver:
             return Answer(Outcome.FAILED, "no answer in time")
         except AddressRefused:
             return Answer(Outcome.FAILED, "the name leads to an address that is not public (allow_private is off)")
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except httpx2.HTTPError as error:
             return Answer(Outcome.FAILED, _words(error))
 
     async def aclose(self) -> None:

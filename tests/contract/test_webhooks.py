@@ -12,14 +12,21 @@ from standardwebhooks import Webhook
 
 from court.events import TrialFailed
 from court.verdict import Label, Review, ReviewReason
+from retrieval.library.writer import LibraryWriter
+from retrieval.precedents.finder import LibraryFinder
+from serving.docket.log.entries import PrecedentChanged
+from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.runner.heartbeat import Heartbeat
 from serving.telemetry import SILENT
 from serving.webhooks import attempts, sender
 from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
+from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
+from tests.contract.test_docket_log import checked
 from tests.support.dockets import NOON, append_all, events_of, reviewing
+from tests.support.libraries import ENCODER, drawn_library
 from tests.support.receivers import HEADERS, a_receiver, hook_to
 
 
@@ -453,3 +460,70 @@ def test_decisions_allow_nothing_that_a_person_should_look_at():
     assert decision(Label.HARMFUL, needs_review=False) == "block"
     assert {decision(label, needs_review=True) for label in Label} == {"review"}
     assert decision(Label.UNDECIDED, needs_review=False) == "review"
+
+
+def change_of(number, *, library="drawn", at=NOON):
+    return PrecedentChanged(at=at, precedent_id=f"p{number}", change="add", library=library, number=number, trial_id="")
+
+
+def test_changes_of_precedents_are_put_on_record_once_whoever_looks(using, receiver, tmp_path):
+    """Two servers look at the same history; a library that takes another's place, or is built anew, is another one."""
+
+    async def scene(docket):
+        changes = [change_of(number) for number in range(1, 6)]
+        note = docket.reviews.note_changes
+        # What was there before somebody looked first is not told.
+        assert await note(changes[:2], since=2) == 0
+        assert sorted(await asyncio.gather(*(note(changes[:4], since=2) for _ in range(4)))) == [0, 0, 0, 2]
+        # Another server, which was started when there were five, goes on from what is on record.
+        assert await note(changes, since=5) == 1
+        assert await note([change_of(number, library="other") for number in (1, 2)], since=1) == 1
+        later = NOON + timedelta(days=1)
+        assert await note([change_of(1, library="other", at=later)], since=1) == 1
+        found = await docket.log.entries(0, 99, {"PrecedentChanged"})
+        await checked(docket)
+        return [json.loads(entry.body) for entry in found]
+
+    noted = using(scene)
+    assert [(each["library"], each["number"]) for each in noted] == [
+        ("drawn", 3), ("drawn", 4), ("drawn", 5), ("other", 2), ("other", 1),
+    ]  # fmt: skip
+
+    async def audited(docket):
+        return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+
+    assert not using(audited).findings
+
+
+def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(using, receiver, tmp_path):
+    everywhere = hook_to(receiver.url, tmp_path)
+    limited = hook_to(receiver.url, tmp_path, name="limited", namespaces=["forum"])
+
+    async def scene(docket):
+        library = drawn_library(tmp_path / "library", 7, 12)
+        finder, writer = LibraryFinder(library, ENCODER), LibraryWriter(library)
+        writer.remove("drawn-1", who="Ruth", why="before anybody looked")
+        finder.swap(writer.library)
+        await docket.hooks.register([everywhere.name, limited.name])
+        noting = asyncio.create_task(note_precedent_changes(docket.reviews, finder, every_s=0.02))
+        try:
+            await asyncio.sleep(0.3)
+            writer.remove("drawn-3", who="Ruth", why="a word of Blueland")
+            finder.swap(writer.library)
+            async with asyncio.timeout(30):
+                while not await docket.log.entries(0, 1, {"PrecedentChanged"}):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
+            finder.close()
+        for hook in (everywhere, limited):
+            async with sending(docket, hook) as told:
+                await until_idle(told)
+
+    using(scene)
+    (message,) = receiver.told()
+    assert message["type"] == "memecourt.precedent.changed"
+    data = message["data"]
+    assert (data["precedent_id"], data["change"], data["library"], data["number"]) == ("drawn-3", "remove", "drawn", 2)
+    assert b"Blueland" not in receiver.requests[0].body and b"Ruth" not in receiver.requests[0].body

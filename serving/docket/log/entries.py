@@ -108,7 +108,20 @@ class Erased(_OwnEntry):
     """What the listing still says of the trial: nothing else vouches for it any more. Empty where no trial is meant."""
 
 
-OWN_KINDS = frozenset({"PictureShown", "Erased", "Part"})
+class PrecedentChanged(_OwnEntry):
+    """A precedent of the library that is served was changed; noted where receivers of webhooks are told of it."""
+
+    kind: Literal["PrecedentChanged"] = "PrecedentChanged"
+    trial_id: Literal[""] = ""
+    precedent_id: str = Field(min_length=1)
+    change: Literal["add", "remove", "relabel", "revoke"]
+    library: str
+    """Its name."""
+    number: int = Field(ge=1)
+    """Number of the change in the library's history."""
+
+
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged"})
 """Kinds of entries that are no events of a trial."""
 
 

@@ -1,8 +1,9 @@
-"""People at stored trials: their reviews, and notes of the pictures that they were shown."""
+"""People at stored trials: their reviews, and notes of pictures that they were shown and precedents they changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Literal
 
@@ -13,17 +14,21 @@ from court.errors import CourtError
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
-from serving.docket.log.entries import NO_SEQ, PictureShown, body_of
+from serving.docket.log.canonical_json import parse
+from serving.docket.log.entries import NO_SEQ, PictureShown, PrecedentChanged, body_of
 from serving.docket.ports import NotDecided, ReviewStore
 from serving.docket.store import tables as t
+from serving.docket.store.bodies import unpacked
 from serving.docket.store.database import erased, unknown
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.log_append import EntryDraft, open_appender
+from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
 
 Said = VerdictReviewed | SecondOpinionAsked
 """By people, once there is a verdict; its number is given here."""
+
+_CHANGE = PrecedentChanged.model_fields["kind"].default
 
 
 class SqlReviewStore(SqlStore, ReviewStore):
@@ -61,6 +66,10 @@ class SqlReviewStore(SqlStore, ReviewStore):
     ) -> None:
         access = PictureShown(kind=kind, trial_id=trial_id, who=who, what=what, at=at)
         await self._transactions.write(_NOTE_ACCESS, access)
+
+    @override
+    async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
+        return await self._transactions.write(_NOTE_CHANGES, (changes, since))
 
 
 def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
@@ -111,5 +120,31 @@ def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> 
     return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
 
 
+def _note_changes(connection: Connection, asked: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
+    log = open_appender(connection)  # nobody else notes any meanwhile
+    return [_note_new(connection, log, changes, since) for changes, since in asked]
+
+
+def _note_new(connection: Connection, log: LogAppender, changes: Sequence[PrecedentChanged], since: int) -> int:
+    noted = None
+    newest = select(t.entries.c.body).where(t.entries.c.kind == _CHANGE).order_by(t.entries.c.number.desc())
+    for body in connection.execute(newest.limit(1)).scalars():
+        with suppress(ValueError):  # somebody altered it
+            noted = PrecedentChanged.model_validate(parse(unpacked(bytes(body))))
+    if noted is not None and changes and noted.library == changes[-1].library:
+        # A library that was built anew counts from 1 again: those are later, though.
+        changes = [each for each in changes if each.number > noted.number or each.at > noted.at]
+    else:
+        changes = [each for each in changes if each.number > since]
+    log.add(
+        [
+            EntryDraft(kind=each.kind, trial_id="", seq=NO_SEQ, at=t.stamp(each.at), body=body_of(each).encode())
+            for each in changes
+        ]
+    )
+    return len(changes)
+
+
 _REVIEW = Batch(Rank.REVIEW, _review)
 _NOTE_ACCESS = Batch(Rank.ACCESS, _note_accesses)
+_NOTE_CHANGES = Batch(Rank.ACCESS, _note_changes)

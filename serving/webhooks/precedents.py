@@ -1,0 +1,68 @@
+"""Changes of precedents, put on record in the docket's log, from which receivers are told of them.
+
+A library has a history of its own, to which servers, consoles and commands add. It is compared with the log each time
+that the library has become another one: so nothing is passed over, whoever made a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from court.errors import CourtError
+from retrieval.library.changes import Change
+from retrieval.open import open_writer_of
+from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.postgres_finder import PgvectorFinder
+from serving.docket.log.entries import PrecedentChanged
+from serving.docket.ports import ReviewStore
+
+LOOK_S = 2.0
+"""Seconds between two looks at the library."""
+
+_log = logging.getLogger("memecourt.webhooks")
+
+
+async def note_precedent_changes(
+    reviews: ReviewStore, finder: LibraryFinder | PgvectorFinder, *, every_s: float = LOOK_S
+) -> None:
+    """Puts changes of the library that is served on record, until it is cancelled.
+
+    Of a library of which nothing is on record yet, those from now on.
+
+    Args:
+        reviews: Where they are put.
+        finder: Searches the library.
+        every_s: Seconds between two looks.
+    """
+    noted, since = "", None
+    while True:
+        try:
+            identity = (await finder.account()).identity
+            if identity.digest != noted:
+                history = await asyncio.to_thread(_history, finder)
+                if since is None:
+                    since = history[-1].number if history else 0
+                changes = [_noted(change, identity.name) for change in history]
+                if added := await reviews.note_changes(changes, since=since):
+                    _log.info("changes of precedents are on record: changes=%d", added)
+                noted = identity.digest
+        except CourtError as error:
+            _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)
+        await asyncio.sleep(every_s)
+
+
+def _history(finder: LibraryFinder | PgvectorFinder) -> list[Change]:
+    with open_writer_of(finder) as writer:
+        return [recorded.change for recorded in writer.history()]
+
+
+def _noted(change: Change, library: str) -> PrecedentChanged:
+    return PrecedentChanged(
+        at=change.at,
+        precedent_id=change.meme,
+        change=change.kind.value,
+        library=library,
+        number=change.number,
+        trial_id="",
+    )

@@ -1,0 +1,265 @@
+"""Where webhooks may lead: to public addresses alone, whatever a name server says (BO-8). Connections are counted."""
+
+import asyncio
+import socket
+import ssl
+import threading
+
+import pytest
+import trustme
+from pydantic import ValidationError
+
+from court.backends import http_addresses
+from court.backends.http_addresses import is_public
+from court.errors import BadRequest
+from serving.webhooks.attempts import Outcome, Receiver
+from serving.webhooks.messages import trial_run
+from tests.support.dockets import NOON
+from tests.support.receivers import a_receiver, hook_to
+
+INSIDE = (
+    "127.0.0.1",
+    "127.8.8.8",
+    "0.0.0.0",
+    "10.1.2.3",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "169.254.169.254",
+    "192.0.2.1",
+    "198.18.0.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "fe80::1",
+    "fe80::1%eth0",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fec0::1",
+    "ff02::1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::127.0.0.1",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::a9fe:a9fe",
+    "2002:a9fe:a9fe::1",
+    "2002:808:808::1",
+    "2001:0:a9fe:a9fe::1",
+    "2001:db8::1",
+    "100::1",
+    "no address",
+)
+OUTSIDE = ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808")
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_addresses_inside_networks_are_told(address):
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_addresses_of_the_internet_are_told(address):
+    assert is_public(address)
+
+
+def attempt(hook, *, resolved=None, monkeypatch=None):
+    """One attempt, with what a name server answers in its place, and in which order it is asked."""
+
+    async def scene():
+        receiver = Receiver(hook)
+        try:
+            return await receiver.send(trial_run(NOON))
+        finally:
+            await receiver.aclose()
+
+    if resolved is not None:
+        answers = iter(resolved)
+
+        async def resolve(host, port):
+            return next(answers)
+
+        monkeypatch.setattr(http_addresses, "resolve", resolve)
+    return asyncio.run(scene())
+
+
+@pytest.fixture
+def listening():
+    """A socket that counts who connects, on all addresses of this machine."""
+    counted = []
+    with socket.create_server(("0.0.0.0", 0)) as server:
+
+        def count():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                counted.append(connection)
+                connection.close()
+
+        threading.Thread(target=count, daemon=True).start()
+        yield server.getsockname()[1], counted
+        server.shutdown(socket.SHUT_RDWR)
+
+
+NAMES = [
+    "127.0.0.1",
+    "localhost",
+    "0.0.0.0",
+    "[::1]",
+    "[::ffff:127.0.0.1]",
+    "2130706433",
+    "0x7f000001",
+    "127.1",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_connection_is_made_to_this_machine_however_it_is_named(name, listening, tmp_path):
+    port, counted = listening
+    # The port is checked when settings are read; here the name alone is to keep it away.
+    hook = hook_to("https://example.org/", tmp_path, allow_private=False).model_copy(
+        update={"url": f"https://{name}:{port}/"}
+    )
+    answer = attempt(hook)
+    assert answer.outcome is Outcome.FAILED and "not public" in answer.error
+    assert counted == []
+    # Where it is allowed, it is reached: the name does lead here.
+    if "::" not in name:
+        attempt(hook.model_copy(update={"allow_private": True}))
+        assert len(counted) == 1
+
+
+@pytest.mark.parametrize("name", ["0177.0.0.1", "300.1.1.1", "a..b"])
+def test_a_host_that_is_no_name_keeps_a_server_from_starting(name, tmp_path):
+    with pytest.raises(BadRequest, match="its host is no name"):
+        Receiver(hook_to(f"https://{name}/", tmp_path))
+
+
+@pytest.mark.parametrize("address", [one for one in INSIDE if one != "no address"])
+def test_a_name_that_leads_inside_is_refused_also_beside_addresses_outside(address, tmp_path, monkeypatch):
+    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False)
+    for answers in ([address], [*OUTSIDE, address], [address, *OUTSIDE]):
+        answer = attempt(hook, resolved=[answers], monkeypatch=monkeypatch)
+        assert "not public" in answer.error
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(listening, tmp_path, monkeypatch):
+    """A name server that answers otherwise the second time is not asked a second time."""
+    port, counted = listening
+    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False, timeout=1).model_copy(
+        update={"url": f"https://hooks.example:{port}/"}
+    )
+    monkeypatch.setattr(http_addresses, "is_public", lambda address: address == "127.0.0.2")
+    assert "not public" not in attempt(hook, resolved=[["127.0.0.2"]], monkeypatch=monkeypatch).error
+    assert len(counted) == 1 and counted.clear() is None
+    answer = attempt(hook, resolved=[["127.0.0.1"]], monkeypatch=monkeypatch)
+    assert "not public" in answer.error and counted == []
+
+
+def test_the_certificate_must_be_for_the_name_and_not_for_the_address(tmp_path, monkeypatch):
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    monkeypatch.setattr(http_addresses, "is_public", lambda _: True)
+
+    def told(name):
+        certificate = authority.issue_cert(name)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        with a_receiver() as receiver:
+            receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
+            port = receiver._server.server_port
+            hook = hook_to("https://hooks.example/", tmp_path, allow_private=False, ca_file=tmp_path / "ca.pem")
+            hook = hook.model_copy(update={"url": f"https://hooks.example:{port}/"})
+            answer = attempt(hook, resolved=[["127.0.0.1"]], monkeypatch=monkeypatch)
+            return answer.outcome, len(receiver.requests)
+
+    assert told("hooks.example") == (Outcome.DELIVERED, 1)
+    assert told("127.0.0.1") == (Outcome.FAILED, 0)
+
+
+def test_a_redirect_is_not_followed(tmp_path):
+    with a_receiver() as target, a_receiver() as receiver:
+        for status in (301, 302, 303, 307, 308):
+            receiver.answer = lambda _, status=status: (status, {"Location": target.url})
+            answer = attempt(hook_to(receiver.url, tmp_path))
+            assert (answer.outcome, answer.error) == (Outcome.FAILED, f"status {status}")
+        assert target.connections == 0 and len(receiver.requests) == 5
+
+
+def test_a_proxy_that_is_set_in_the_environment_is_not_used(tmp_path, monkeypatch):
+    with a_receiver() as proxy, a_receiver() as receiver:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        assert attempt(hook_to(receiver.url, tmp_path)).outcome is Outcome.DELIVERED
+        assert proxy.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "private", "said"),
+    [
+        ("http://hooks.example/", False, "https and port 443"),
+        ("https://hooks.example:8443/", False, "https and port 443"),
+        ("https://hooks.example:22/", False, "https and port 443"),
+        ("https://user@hooks.example/", False, "without a user"),
+        ("https://user:secret@hooks.example/", True, "without a user"),
+        ("https://hooks.example/#part", False, "fragment"),
+        ("ftp://hooks.example/", True, "https://HOST/PATH"),
+        ("file:///etc/passwd", True, "https://HOST/PATH"),
+        ("https:///path", True, "https://HOST/PATH"),
+        ("https://hooks.example:99999/", True, "no address"),
+        ("hooks.example", True, "https://HOST/PATH"),
+    ],
+)
+def test_settings_refuse_destinations_that_are_none(url, private, said, tmp_path):
+    with pytest.raises(ValidationError, match=said) as refused:
+        hook_to(url, tmp_path, allow_private=private)
+    assert "secret@" not in str(refused.value.errors(include_input=False))
+    assert hook_to("https://hooks.example:443/a?b=c", tmp_path, allow_private=False)
+    assert hook_to("http://inside:8080/", tmp_path, allow_private=True)
+
+
+ENDLESS = {"head": b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 50_000, "body": b"HTTP/1.1 200 OK\r\n\r\n"}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_answer_without_end_is_read_up_to_a_bound(kind, tmp_path):
+    """A receiver that says that it took a message has said so, whatever comes behind that."""
+    sent = 0
+
+    async def scene():
+        async def endless(reader, writer):
+            nonlocal sent
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(ENDLESS[kind])
+                while True:
+                    writer.write(bytes(65536) if kind == "body" else b"X: 1\r\n" * 10_000)
+                    await writer.drain()
+                    sent += 60_000
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.close()
+
+        listening = await asyncio.start_server(endless, "127.0.0.1", 0)
+        receiver = Receiver(hook_to(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/", tmp_path))
+        try:
+            return await receiver.send(trial_run(NOON))
+        finally:
+            await receiver.aclose()
+            listening.close()
+
+    answer = asyncio.run(scene())
+    assert answer.outcome is (Outcome.DELIVERED if kind == "body" else Outcome.FAILED)
+    assert sent < 16 * 2**20  # what lies in the sockets' buffers was sent and not read
+
+
+def test_one_who_answers_nothing_is_left_after_its_time(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hook = hook_to(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
+        assert attempt(hook).error == "no answer in time"
+    assert "no connection" in attempt(hook).error
