@@ -29,7 +29,7 @@ from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
-from serving.rpc.health import COURT, Health, run_health_checks
+from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
 from serving.rpc.judge import CourtService
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
@@ -37,6 +37,7 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
+from serving.telemetry.docket_state import measure_docket
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
@@ -102,6 +103,9 @@ async def serve(
             PrecedentsService(memory),
         )
         server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
+        telemetry.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
+        if certificates is not None:
+            telemetry.observe_certificate(lambda: certificates.expires)
         port = _listen(server, address, certificates)
         stopping = stop_signals()
         await server.start()
@@ -126,7 +130,11 @@ async def serve(
                     "each answers its own callers."
                 )
             if anchor is not None:
-                _beside(stack, keep_anchored(house.docket.log, anchor))
+                telemetry.anchored(0)
+                _beside(stack, keep_anchored(house.docket.log, anchor, kept=telemetry.anchored))
+            if settings.metrics:
+                house.docket.transactions.written = telemetry.docket_written
+                _beside(stack, measure_docket(telemetry, house.docket.index, house.docket.log))
             if receivers:
                 _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:

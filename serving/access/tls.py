@@ -6,9 +6,11 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import grpc
+from cryptography import x509
 
 from court.errors import BadRequest
 from serving.access.reload import Contents, read_all
@@ -58,6 +60,11 @@ class Certificates:
         contents = read_all(paths, WHAT)
         _check(contents, paths)
         return cls(paths, contents)
+
+    @property
+    def expires(self) -> datetime:
+        """Time when the certificate in use expires, UTC."""
+        return x509.load_pem_x509_certificate(self.contents[0]).not_valid_after_utc
 
     def use(self, contents: Contents) -> None:
         """From now on, these. Raises BadRequest where they can't be used; then nothing changes."""

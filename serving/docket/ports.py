@@ -252,6 +252,19 @@ class Subject:
     erased: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitingReview:
+    """Verdicts that ask for a person and that nobody has reviewed, in numbers.
+
+    Attributes:
+        count: Number of them.
+        oldest: Time when the first of their trials was opened; None where there is none.
+    """
+
+    count: int
+    oldest: datetime | None
+
+
 class TrialWriter(Protocol):
     """Stores trials: their events, and the pictures that they are about."""
 
@@ -336,6 +349,10 @@ class TrialIndex(Protocol):
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Ids of all trials by the request that they were opened for, the first opened first."""
+        ...
+
+    async def awaiting_review(self) -> AwaitingReview:
+        """Counts verdicts that ask for a person and that nobody has reviewed."""
         ...
 
 

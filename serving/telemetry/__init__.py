@@ -13,8 +13,9 @@ import asyncio
 import logging
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import grpc
@@ -135,6 +136,31 @@ class Telemetry:
         """Another server sends to a receiver of webhooks, and tells how far it is."""
         if self._metrics:
             self._metrics.webhook_elsewhere(hook)
+
+    def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
+        """Says where to look whether services answer; called from another thread."""
+        if self._metrics:
+            self._metrics.state.observe_serving(services, is_serving)
+
+    def observe_certificate(self, expires: Callable[[], datetime]) -> None:
+        """Says where to look when the server's certificate expires; called from another thread."""
+        if self._metrics:
+            self._metrics.state.observe_certificate(expires)
+
+    def docket_written(self, seconds: float) -> None:
+        """The docket has stored something, in so many seconds."""
+        if self._metrics:
+            self._metrics.state.docket_written(seconds)
+
+    def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
+        """The docket was looked into: entries of its log, and verdicts that wait for a review."""
+        if self._metrics:
+            self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
+
+    def anchored(self, entries: int) -> None:
+        """A checkpoint is kept outside that covers so many entries; 0 before the first is."""
+        if self._metrics:
+            self._metrics.state.anchored(entries)
 
     def observe(
         self,

@@ -21,6 +21,7 @@ from court.events import (
     AnyEvent,
     NearDuplicatesFound,
     PrecedentsCited,
+    Procedure,
     RestReason,
     ReviewOutcome,
     SideRested,
@@ -31,6 +32,7 @@ from court.events import (
     VerdictGiven,
 )
 from court.record import TrialState
+from serving.telemetry.state_metrics import StateMetrics
 from serving.telemetry.trial_state import ObservedModelCall, ObservedTrial
 from serving.version import SOFTWARE
 
@@ -72,6 +74,7 @@ class Metrics:
 
     Attributes:
         registry: Registry of the metrics.
+        state: Metrics of what is now.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -129,6 +132,8 @@ class Metrics:
         self._rested = counter("sides_rested", "Sides that asked no more, by why.", ("side", "reason"))
         self._rounds = histogram("side_rounds", "Rounds of a side that examined.", _ROUNDS, ("side",))
         self._for_review = counter("verdicts_for_review", "Verdicts that ask for a person.", ("procedure",))
+        for procedure in Procedure:  # whoever alerts on how many came needs the first of them counted
+            self._for_review.labels(procedure.value)
         self._review_reasons = counter("review_reasons", "Reasons why verdicts ask for a person.", ("reason",))
         self._near = counter("near_duplicates", "Near duplicates found, by what they were found to be.", ("label",))
         self._with_near = counter("trials_with_near_duplicates", "Trials that found a near duplicate.")
@@ -184,6 +189,7 @@ class Metrics:
             "webhook_oldest_pending_seconds", "Age of the oldest message that waits for its receiver.", ("hook",)
         )
 
+        self.state = StateMetrics(registry)
         registry.register(_WorkerDeaths())
 
         # What is now.

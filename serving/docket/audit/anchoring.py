@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -110,13 +111,27 @@ def open_witness(named: str) -> CheckpointWitness:
     return HttpWitness(named)
 
 
-async def keep_anchored(log: TransparencyLog, place: CheckpointWitness, *, every_s: float = EVERY_S) -> None:
-    """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end."""
+async def keep_anchored(
+    log: TransparencyLog,
+    place: CheckpointWitness,
+    *,
+    every_s: float = EVERY_S,
+    kept: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end.
+
+    Args:
+        log: The log.
+        place: Where checkpoints are kept.
+        every_s: Seconds between two looks for a newer one.
+        kept: Is told how many entries the one covers that is kept there.
+    """
     pushed, wait = "", every_s
     try:
         while True:
             try:
                 pushed = await _push(log, place, pushed)
+                kept(int(pushed.split("\n")[1]))  # the second line of a checkpoint is the size of its tree
                 if wait > every_s:
                     _log.info("checkpoints are taken again")
                 wait = every_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
@@ -45,7 +46,12 @@ class Rank(IntEnum):
 
 
 class Transactions:
-    """Runs the transactions of one docket, which all its stores share; several processes may use the same database."""
+    """Runs the transactions of one docket, which all its stores share; several processes may use the same database.
+
+    Attributes:
+        database: Database with the tables.
+        written: Is told the seconds that each write to the log took, whether it was stored or not.
+    """
 
     def __init__(self, database: Database, signer: Signer) -> None:
         """Starts the threads that write.
@@ -55,6 +61,7 @@ class Transactions:
             signer: Gives the key that checkpoints are signed with.
         """
         self.database = database
+        self.written: Callable[[float], None] = lambda _: None
         self._closed = False
         self._reads = 0
         self._reads_changed = threading.Condition()
@@ -75,7 +82,11 @@ class Transactions:
     async def write(self, batch: Batch[A, T], ask: A) -> T:
         """Writes in the next commit, in which what it adds to the log is signed."""
         self.check_open()
-        return await self._logged.submit(batch, ask)
+        began = time.perf_counter()
+        try:
+            return await self._logged.submit(batch, ask)
+        finally:
+            self.written(time.perf_counter() - began)
 
     async def write_unlogged(self, batch: Batch[A, T], ask: A) -> T:
         """Writes in the next commit of what is no part of the log."""

@@ -1,0 +1,31 @@
+"""Looks into the docket now and then, for metrics of what is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from court.errors import CourtError
+from serving.docket.ports import TransparencyLog, TrialIndex
+from serving.telemetry import Telemetry
+
+EVERY_S = 10.0
+"""Seconds between two looks."""
+
+_log = logging.getLogger("memecourt.telemetry")
+
+
+async def measure_docket(
+    telemetry: Telemetry, index: TrialIndex, log: TransparencyLog, *, every_s: float = EVERY_S
+) -> None:
+    """Looks until it is cancelled. Of several servers on one docket each says the same of it."""
+    while True:
+        try:
+            waiting, entries = await index.awaiting_review(), await log.size()
+        except CourtError as error:
+            _log.warning("the docket can't be measured now: reason=%s", error.reason)
+        else:
+            age_s = (datetime.now(UTC) - waiting.oldest).total_seconds() if waiting.oldest else 0.0
+            telemetry.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
+        await asyncio.sleep(every_s)

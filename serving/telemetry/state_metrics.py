@@ -1,0 +1,71 @@
+"""Metrics of what is now: whether services answer, how the docket fares, who waits for a review."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+_WRITE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class StateMetrics:
+    """Gauges of one server; not a number where something is not known, or there is none of it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Knows nothing yet."""
+
+        def gauge(name: str, told: str, labels: Iterable[str] = ()) -> Gauge:
+            return Gauge(f"memecourt_{name}", told, list(labels), registry=registry)
+
+        self._serving = gauge("serving", "1 while a service is SERVING, 0 while it is not.", ["service"])
+        self._entries = gauge("docket_entries", "Entries of the docket's log.")
+        self._queue = gauge("review_queue", "Verdicts that ask for a person and that nobody has reviewed.")
+        self._oldest_s = gauge("review_queue_oldest_seconds", "Age of the trial that has waited longest for a review.")
+        self._lag = gauge("anchor_lag_entries", "Entries that no checkpoint covers that was kept outside.")
+        self._expiry = gauge(
+            "certificate_expiry_timestamp_seconds", "When the server's certificate expires, in Unix time."
+        )
+        self._write_s = Histogram(
+            "memecourt_docket_write_duration_seconds",
+            "From when an event, a review or an erasure is handed in until the docket has stored it.",
+            buckets=_WRITE_S,
+            registry=registry,
+        )
+        self._anchored: int | None = None
+        for unknown in (self._entries, self._queue, self._oldest_s, self._lag, self._expiry):
+            unknown.set(math.nan)
+
+    def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
+        """Registers services whose state is looked up when metrics are asked for."""
+        for service in services:
+            self._serving.labels(service).set_function(partial(is_serving, service))
+
+    def observe_certificate(self, expires: Callable[[], datetime]) -> None:
+        """Registers the certificate in use."""
+        self._expiry.set_function(lambda: expires().timestamp())
+
+    def docket_written(self, seconds: float) -> None:
+        """Notes the time that a write took."""
+        self._write_s.observe(seconds)
+
+    def anchored(self, entries: int) -> None:
+        """Notes how many entries a checkpoint covers that is kept outside; 0 before the first is."""
+        self._anchored = entries
+
+    def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
+        """Notes what was found in the docket.
+
+        Args:
+            entries: Entries of its log.
+            queue: Verdicts that wait for a review.
+            oldest_s: Age of the one that has waited longest, in seconds; 0 where none waits.
+        """
+        self._entries.set(entries)
+        self._queue.set(queue)
+        self._oldest_s.set(oldest_s)
+        if self._anchored is not None:
+            self._lag.set(max(0, entries - self._anchored))

@@ -1,0 +1,125 @@
+"""Alerts and dashboard that are shipped: they ask for metrics that there are, and alerts fire when they should."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.settings import Settings
+from serving.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS, DASHBOARD = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana" / "memecourt.json"
+RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
+
+
+def exported():
+    """Names and labels of all samples that there can be, and the labels of each."""
+    samples = {}
+    for collector, names in Metrics(Settings()).registry._collector_to_names.items():
+        labels = set(getattr(collector, "_labelnames", ()))
+        for name in names:
+            samples[name] = labels | ({"version"} if name.endswith("_info") else set())
+            samples[f"{name}_bucket"] = labels | {"le"}
+    return samples
+
+
+def dashboard_queries():
+    return [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("query", [*(rule["expr"] for rule in RULES), *dashboard_queries()])
+def test_queries_ask_for_metrics_and_labels_that_there_are(query):
+    samples = exported()
+    named = re.findall(r"\b(memecourt_\w+)(?:\{([^}]*)\})?", query)
+    assert named
+    for name, matchers in named:
+        assert name in samples
+        asked = set(re.findall(r"(\w+)\s*=?[=~!]", matchers)) - {"instance", "job"}
+        assert asked <= samples[name], f"{name} has no {asked - samples[name]}"
+
+
+def test_codes_labels_and_services_that_queries_name_are_the_court_s():
+    queries = "\n".join([*(rule["expr"] for rule in RULES), *dashboard_queries()])
+    words = {
+        "service": {"memecourt.v1.Court"},
+        "outcome": {"DECIDED", "FAILED", "OVERRULED"},
+        "label": {"HARMFUL"},
+        "source": {"OCR"},
+        "method": {"Judge"},
+        "of": {"waiting_requests", "running_trials", "request_memory_bytes"},
+    }
+    for label, known in words.items():
+        assert set(re.findall(rf'\b{label}="([^"]+)"', queries)) == known
+
+
+def test_the_dashboard_has_six_panels_a_row_of_figures_and_no_source_of_its_own():
+    board = json.loads(DASHBOARD.read_text())
+    kinds = [panel["type"] for panel in board["panels"]]
+    assert kinds.count("timeseries") == 6 and set(kinds) == {"stat", "timeseries"}
+    assert len({panel["id"] for panel in board["panels"]}) == len(kinds)
+    sources = {json.dumps(part["datasource"]) for panel in board["panels"] for part in (panel, *panel["targets"])}
+    assert sources == {json.dumps({"type": "prometheus", "uid": "${datasource}"})}
+    # Nothing lies over anything else.
+    places = [panel["gridPos"] for panel in board["panels"]]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+
+
+def test_each_alert_says_how_urgent_it_is_and_the_page_says_what_to_do():
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+        assert f"| `{rule['alert']}` |" in page, f"docs/monitoring.md tells nothing of {rule['alert']}"
+    tested = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    fired = {each["alertname"] for test in tested for each in test["alert_rule_test"] if each.get("exp_alerts")}
+    assert fired == {rule["alert"] for rule in RULES}
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    found = subprocess.run([sys.executable, ROOT / "scripts" / "promtool.py"], capture_output=True, text=True)
+    if found.returncode == 75 and not os.environ.get("CI"):
+        pytest.skip(found.stderr)
+    assert found.returncode == 0, found.stderr
+    return lambda *words, cwd=PROMETHEUS: subprocess.run(
+        [found.stdout.strip(), *words], cwd=cwd, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_alerts_fire_when_they_should_and_not_otherwise(promtool, tmp_path):
+    checked = promtool("check", "rules", "alerts.yml")
+    assert checked.returncode == 0, checked.stderr
+    tested = promtool("test", "rules", "alerts_test.yml")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    # The tests see a rule that is wrong: the first edition's said nothing where nobody had ever reviewed.
+    (tmp_path / "alerts_test.yml").write_text((PROMETHEUS / "alerts_test.yml").read_text())
+    rules = (PROMETHEUS / "alerts.yml").read_text()
+    former = rules.replace(
+        "unless sum(increase(memecourt_reviews_total[1d])) > 0", "and sum(increase(memecourt_reviews_total[1d])) == 0"
+    )
+    assert former != rules
+    (tmp_path / "alerts.yml").write_text(former)
+    assert (
+        "NobodyReviews" in (failed := promtool("test", "rules", "alerts_test.yml", cwd=tmp_path)).stdout + failed.stderr
+    )
+    assert failed.returncode != 0
+
+
+@pytest.mark.slow
+def test_prometheus_parses_what_the_dashboard_asks(promtool, tmp_path):
+    rules = [
+        {"record": f"query_{number}", "expr": query.replace("$__rate_interval", "5m").replace("$instance", ".*")}
+        for number, query in enumerate(dashboard_queries())
+    ]
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = promtool("check", "rules", "queries.yml", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
