@@ -244,9 +244,8 @@ class HookSender:
             outcome = "delivered" if answer.outcome is Outcome.DELIVERED else "failed"
             self._telemetry.webhook_attempted(self.name, outcome)
         for each in kept:
-            _log.warning(
-                "webhook=%s did not take entry=%d attempt=%d: %s", self.name, each.entry, each.attempts, each.error
-            )
+            what = f"entry={each.entry} attempt={each.attempts}"
+            _log.warning("webhook=%s did not take %s: %s", self.name, what, each.error)
         for each in given_up:
             self._telemetry.webhook_attempted(self.name, "given_up")
             _log.error("webhook=%s is not sent entry=%d any more: it was given up", self.name, each.entry)

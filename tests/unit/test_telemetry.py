@@ -362,6 +362,7 @@ ALLOWED = {
     "role",
     "model",
     "source",
+    "hook",
     "kind",
     "of",
     "worker",

@@ -1,0 +1,148 @@
+"""Metrics of what is now, each looked up where it is."""
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trustme
+
+from court.events import ReviewOutcome
+from court.verdict import Label
+from serving.access.tls import Certificates
+from serving.docket.audit.anchoring import FileWitness, keep_anchored
+from serving.docket.open import Docket
+from serving.rpc.health import COURT, SERVING, Health
+from serving.settings import Settings
+from serving.telemetry import Telemetry
+from serving.telemetry.docket_state import measure_docket
+from serving.telemetry.metrics import Metrics
+from tests.contract.test_webhooks import decided
+from tests.support.dockets import append_all, reviewing
+
+
+@pytest.fixture
+def metrics():
+    return Metrics(Settings())
+
+
+def value(metrics, name, **labels):
+    return metrics.registry.get_sample_value(f"memecourt_{name}", labels)
+
+
+def test_what_is_not_known_is_no_number_and_no_alert_fires_on_it(metrics):
+    for name in (
+        "docket_entries", "review_queue", "review_queue_oldest_seconds", "anchor_lag_entries",
+        "certificate_expiry_timestamp_seconds",
+    ):  # fmt: skip
+        assert math.isnan(value(metrics, name)), name
+    assert value(metrics, "verdicts_for_review_total", procedure="SUMMARY") == 0
+
+
+def test_services_are_told_as_health_checks_tell_them(metrics):
+    async def scene():
+        health = Health()
+        Telemetry(metrics).observe_serving((COURT,), lambda name: health.status(name) == SERVING)
+        seen = []
+        for serving in (False, True, False):
+            health.say(COURT, serving)
+            seen.append(value(metrics, "serving", service=COURT))
+        return seen
+
+    assert asyncio.run(scene()) == [0, 1, 0]
+
+
+def test_the_certificate_that_is_told_is_the_one_in_use(metrics, tmp_path):
+    authority, names = trustme.CA(), (tmp_path / "chain.pem", tmp_path / "key.pem")
+    ends = [datetime(2031, 1, 2, tzinfo=UTC), datetime(2032, 3, 4, tzinfo=UTC)]
+
+    def issue(until):
+        made = authority.issue_cert("court.example", not_after=until)
+        names[0].write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        names[1].write_bytes(made.private_key_pem.bytes())
+        return tuple(path.read_bytes() for path in names)
+
+    issue(ends[0])
+    certificates = Certificates.of(Settings(tls_certificate=names[0], tls_key=names[1]))
+    Telemetry(metrics).observe_certificate(lambda: certificates.expires)
+    assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[0].timestamp()
+    certificates.use(issue(ends[1]))
+    assert value(metrics, "certificate_expiry_timestamp_seconds") == ends[1].timestamp()
+
+
+def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
+    telemetry = Telemetry(metrics)
+
+    async def measured(docket):
+        task = asyncio.create_task(measure_docket(telemetry, docket.index, docket.log, every_s=60))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return value(metrics, "review_queue"), value(metrics, "review_queue_oldest_seconds")
+
+    async def scene():
+        docket = Docket.open(tmp_path / "docket.sqlite")
+        docket.transactions.written = telemetry.docket_written
+        seen = [await measured(docket)]
+        hour_ago = datetime.now(UTC) - timedelta(hours=1)
+        for trial_id, wanted in (("a", True), ("b", True), ("c", False)):
+            events = [event.model_copy(update={"at": hour_ago}) for event in decided(trial_id, review=wanted)]
+            await append_all(docket, events)
+        telemetry.anchored(0)
+        seen.append(await measured(docket))
+        assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
+        witness = FileWitness(tmp_path / "checkpoints")
+        keeping = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, kept=telemetry.anchored))
+        await asyncio.sleep(0.3)
+        await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
+        await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
+        seen.append(await measured(docket))
+        lag = value(metrics, "anchor_lag_entries")
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        entries = await docket.log.size()
+        await docket.close()
+        return seen, lag, entries
+
+    seen, lag, entries = asyncio.run(scene())
+    assert seen[0] == seen[2] == (0, 0)
+    assert seen[1][0] == 2 and 3600 <= seen[1][1] < 3700
+    assert lag == 2, "the review and the erasure came after the checkpoint"
+    assert value(metrics, "docket_entries") == entries
+    writes = value(metrics, "docket_write_duration_seconds_count")
+    assert writes >= 2 + sum(len(decided(trial_id)) for trial_id in "abc")
+    assert 0 < value(metrics, "docket_write_duration_seconds_sum") < 60
+
+
+def test_a_docket_that_is_away_is_measured_again_when_it_is_back(metrics):
+    class Away:
+        def __init__(self):
+            self.asked = 0
+
+        async def awaiting_review(self):
+            from court.errors import Unavailable
+
+            self.asked += 1
+            raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
+
+    away = Away()
+
+    async def scene():
+        task = asyncio.create_task(measure_docket(Telemetry(metrics), away, away, every_s=0.01))
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert away.asked > 2 and math.isnan(value(metrics, "review_queue"))
+
+
+def test_receivers_are_told_of_by_the_server_that_sends_to_them(metrics):
+    telemetry = Telemetry(metrics)
+    telemetry.webhook_waits("queue", lag=7, oldest_s=3.0)
+    assert value(metrics, "webhook_lag_entries", hook="queue") == 7
+    telemetry.webhook_elsewhere("queue")
+    telemetry.webhook_elsewhere("queue")
+    assert value(metrics, "webhook_lag_entries", hook="queue") is None
+    assert value(metrics, "webhook_oldest_pending_seconds", hook="queue") is None
