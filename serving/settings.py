@@ -176,11 +176,11 @@ class WebhookSettings(BaseModel):
     """Names it in commands, metrics and the docket: how far it has been told is stored under it."""
     url: str = Field(max_length=2000)
     """Where messages are sent: ``https://HOST/PATH``."""
-    events: tuple[WebhookEvent, ...] = get_args(WebhookEvent)
+    events: tuple[WebhookEvent, ...] = Field(default=get_args(WebhookEvent), min_length=1)
     """Types of messages that it is sent; all if not given."""
-    namespaces: tuple[str, ...] | None = None
-    """Namespaces of the content that it is told of; all if not given. Of precedents, which are of none, it is told then
-    alone."""
+    namespaces: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Namespaces of the content that it is told of; all if not given. Only then is it told of precedents, which are of
+    none."""
     secret_file: Path
     """File of the secret that messages are signed with: ``whsec_…`` (HMAC, ``v1``) or ``whsk_…`` (Ed25519, ``v1a``)."""
     old_secret_file: Path | None = None

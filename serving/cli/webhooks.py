@@ -31,8 +31,6 @@ def list_hooks(as_json: bool, docket: object) -> None:
 
     For a receiver whose messages are signed with Ed25519, the public key that it verifies them with.
     """
-    from serving.webhooks.signing import signers_of
-
     settings = settings_of(docket=docket)
 
     async def work() -> None:
@@ -42,9 +40,8 @@ def list_hooks(as_json: bool, docket: object) -> None:
             stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
             for name in [*known, *(name for name in stored if name not in known)]:
                 backlog = await open_docket.deliveries.backlog(name)
-                keys = [signer.public_key for signer in signers_of(known[name])] if name in known else []
                 line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
-                line["public_keys"] = [key for key in keys if key]
+                line["public_keys"] = _public_keys(known[name]) if name in known else []
                 click.echo(json.dumps(line) if as_json else _shown(line))
 
     run(work())
@@ -131,6 +128,18 @@ def secret(path: Path, ed25519: bool) -> None:
     except BadRequest as error:
         raise click.ClickException(error.message) from None
     click.echo(signer.public_key or f"{path} holds the secret, which the receiver needs too.")
+
+
+def _public_keys(hook: WebhookSettings) -> list[str]:
+    """Keys that signatures are verified with; none where the secrets are not for whoever asks."""
+    from court.errors import BadRequest
+    from serving.webhooks.signing import signers_of
+
+    try:
+        return [signer.public_key for signer in signers_of(hook) if signer.public_key]
+    except BadRequest as error:
+        click.echo(error.message, err=True)
+        return []
 
 
 def _named(settings: Settings, name: str) -> WebhookSettings:

@@ -31,7 +31,7 @@ async def note_precedent_changes(
     Of a library of which nothing is on record yet, those from now on.
 
     Args:
-        reviews: Where they are put.
+        reviews: Puts them on record.
         finder: Searches the library.
         every_s: Seconds between two looks.
     """
@@ -49,6 +49,8 @@ async def note_precedent_changes(
                 noted = identity.digest
         except CourtError as error:
             _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)
+        except ValueError:
+            _log.warning("changes of precedents can't be put on record now: the library can't be read")
         await asyncio.sleep(every_s)
 
 

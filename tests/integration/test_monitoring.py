@@ -58,7 +58,7 @@ def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was
     assert values["memecourt_running_trials", ()] == 0
     for service in ("Court", "Docket", "Precedents"):
         assert values["memecourt_serving", (("service", f"memecourt.v1.{service}"),)] == 1
-    assert values["memecourt_docket_write_duration_seconds_count", ()] >= len(record.events) - 1
+    assert values["memecourt_docket_write_duration_seconds_count", ()] >= 2  # several events at once are one write
     assert values["memecourt_docket_entries", ()] >= 0 and values["memecourt_anchor_lag_entries", ()] >= 0
 
     # Spans that were waiting were exported when the server ended.

@@ -108,6 +108,24 @@ def test_two_servers_on_one_docket_send_each_message_once(start, hook):
         assert sorted(told) == sorted(verdict.verdict_id for verdict in verdicts)
 
 
+def test_what_the_command_line_changes_in_a_library_is_told(start, home, hook, tmp_path):
+    start(tmp_path / "first.sqlite").ready().end()
+    (starter,) = (home / "libraries").glob("starter-*")
+    library = shutil.copytree(starter, tmp_path / "library")
+    with a_receiver() as receiver:
+        hook(receiver.url)
+        server = start(None, "--library", str(library)).ready()
+        words = [str(library), "starter-001", "harmful", "--who", "Ruth", "--why", "looked again"]
+        done = subprocess.run(
+            [sys.executable, "-m", "serving.cli", "precedents", "relabel", *words], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        (taken,) = receiver.wait_for(1)
+        assert taken.message["type"] == "memecourt.precedent.changed"
+        assert (taken.message["data"]["precedent_id"], taken.message["data"]["change"]) == ("starter-001", "relabel")
+        assert server.end() == 0
+
+
 def test_a_receiver_that_can_not_be_used_keeps_a_server_from_starting(start, hook, tmp_path):
     hook("https://hooks.example/", old_secret_file=str(tmp_path / "none"))
     server = start()

@@ -200,6 +200,8 @@ def test_what_the_settings_show_is_a_file_of_settings(tmp_path, monkeypatch):
         ({"name": "Queue"}, "name"),
         ({"events": ["verdict"]}, "memecourt.verdict.given"),
         ({"timeout": 60}, "30"),
+        ({"events": []}, "at least 1"),
+        ({"namespaces": []}, "at least 1"),
         ({"secret": "whsec_x"}, "secret"),
         ({"secret_file": None}, "secret_file"),
     ],
@@ -251,6 +253,12 @@ def test_receivers_are_listed_with_where_they_are(told):
         ("queue", "enabled", 0),
         ("former", "not in the settings", 0),
     ]
+
+
+def test_who_may_not_read_a_secret_can_list_receivers_all_the_same(told, tmp_path):
+    run, _ = told
+    (tmp_path / "queue.secret").chmod(0o644)
+    assert "queue  enabled" in (said := run("list")) and "chmod 600" in said
 
 
 def test_a_test_is_sent_at_once_and_says_what_came_of_it(told):

@@ -122,7 +122,7 @@ async def keep_anchored(
 
     Args:
         log: The log.
-        place: Where checkpoints are kept.
+        place: Keeper of checkpoints.
         every_s: Seconds between two looks for a newer one.
         kept: Is told how many entries the one covers that is kept there.
     """
