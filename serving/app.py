@@ -134,7 +134,7 @@ async def serve(
                 _beside(stack, keep_anchored(house.docket.log, anchor, kept=telemetry.anchored))
             if settings.metrics:
                 house.docket.transactions.written = telemetry.docket_written
-                _beside(stack, measure_docket(telemetry, house.docket.index, house.docket.log))
+                _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
             if receivers:
                 _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:

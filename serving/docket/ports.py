@@ -351,10 +351,6 @@ class TrialIndex(Protocol):
         """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
 
-    async def awaiting_review(self) -> AwaitingReview:
-        """Counts verdicts that ask for a person and that nobody has reviewed."""
-        ...
-
 
 class LeaseStore(Protocol):
     """Leases on requests: one owner and one trial for each, by compare-and-set."""
@@ -543,6 +539,10 @@ class ReviewStore(Protocol):
         Returns:
             Number of changes that were noted.
         """
+        ...
+
+    async def awaiting_review(self) -> AwaitingReview:
+        """Counts verdicts that ask for a person and that nobody has reviewed."""
         ...
 
 

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from court.errors import CourtError
-from serving.docket.ports import TransparencyLog, TrialIndex
+from serving.docket.ports import ReviewStore, TransparencyLog
 from serving.telemetry import Telemetry
 
 EVERY_S = 10.0
@@ -17,12 +17,12 @@ _log = logging.getLogger("memecourt.telemetry")
 
 
 async def measure_docket(
-    telemetry: Telemetry, index: TrialIndex, log: TransparencyLog, *, every_s: float = EVERY_S
+    telemetry: Telemetry, reviews: ReviewStore, log: TransparencyLog, *, every_s: float = EVERY_S
 ) -> None:
     """Looks until it is cancelled. Of several servers on one docket each says the same of it."""
     while True:
         try:
-            waiting, entries = await index.awaiting_review(), await log.size()
+            waiting, entries = await reviews.awaiting_review(), await log.size()
         except CourtError as error:
             _log.warning("the docket can't be measured now: reason=%s", error.reason)
         else:

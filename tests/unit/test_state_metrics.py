@@ -74,7 +74,7 @@ def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
     telemetry = Telemetry(metrics)
 
     async def measured(docket):
-        task = asyncio.create_task(measure_docket(telemetry, docket.index, docket.log, every_s=60))
+        task = asyncio.create_task(measure_docket(telemetry, docket.reviews, docket.log, every_s=60))
         await asyncio.sleep(0.3)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -24,7 +24,7 @@ from court.events import (
 )
 from court.record import TrialState
 from court.verdict import Label
-from serving.docket.ports import AwaitingReview, DocketLine, Failure, TrialFilter, TrialIndex
+from serving.docket.ports import DocketLine, Failure, TrialFilter, TrialIndex
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import no_record
@@ -55,8 +55,6 @@ _BODY = select(_entry.body).where(_entry.number == bindparam("number"))
 _LABELS = select(_row.trial_id, _row.label, _row.review).where(
     _row.trial_id.in_(bindparam("trial_ids", expanding=True)), _row.state == TrialState.DECIDED, not_(_row.erased)
 )
-
-_AWAITING = select(func.count(), func.min(_row.opened_at)).where(_row.needs_review, _row.outcome == "")
 
 
 class SqlTrialIndex(SqlStore, TrialIndex):
@@ -105,14 +103,6 @@ class SqlTrialIndex(SqlStore, TrialIndex):
     @override
     async def requests(self) -> Mapping[str, Sequence[str]]:
         return await self._transactions.read(_requests)
-
-    @override
-    async def awaiting_review(self) -> AwaitingReview:
-        def read(connection: Connection) -> AwaitingReview:
-            count, oldest = connection.execute(_AWAITING).one()
-            return AwaitingReview(count, datetime.fromisoformat(oldest) if oldest else None)
-
-        return await self._transactions.read(read)
 
 
 def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Sequence[ColumnElement[bool]]]:

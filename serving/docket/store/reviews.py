@@ -16,7 +16,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, PictureShown, PrecedentChanged, body_of
-from serving.docket.ports import NotDecided, ReviewStore
+from serving.docket.ports import AwaitingReview, NotDecided, ReviewStore
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import unpacked
 from serving.docket.store.database import erased, unknown
@@ -28,6 +28,9 @@ from serving.docket.store.trials import append_events
 Said = VerdictReviewed | SecondOpinionAsked
 """By people, once there is a verdict; its number is given here."""
 
+_AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
+    t.trials.c.needs_review, t.trials.c.outcome == ""
+)
 _CHANGE = PrecedentChanged.model_fields["kind"].default
 
 
@@ -70,6 +73,14 @@ class SqlReviewStore(SqlStore, ReviewStore):
     @override
     async def note_changes(self, changes: Sequence[PrecedentChanged], *, since: int) -> int:
         return await self._transactions.write(_NOTE_CHANGES, (changes, since))
+
+    @override
+    async def awaiting_review(self) -> AwaitingReview:
+        def read(connection: Connection) -> AwaitingReview:
+            count, oldest = connection.execute(_AWAITING).one()
+            return AwaitingReview(count, datetime.fromisoformat(oldest) if oldest else None)
+
+        return await self._transactions.read(read)
 
 
 def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
