@@ -66,8 +66,28 @@ class RestReason(StrEnum):
     """The procedure has none: the side argued from precedents or from the description alone."""
 
 
+class FinishReason(StrEnum):
+    """Why a model stopped speaking."""
+
+    STOP = "STOP"
+    LENGTH = "LENGTH"
+    """It ran into ``max_tokens``: the reply is cut."""
+    REFUSAL = "REFUSAL"
+    """The server says that the model declined, or that a filter did."""
+
+
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RawReply(_Value):
+    """A model's reply as it came, before anything was read out of it."""
+
+    text: str
+    """A lone surrogate, which no record can hold, stands as its escape in JSON."""
+    finish: FinishReason = FinishReason.STOP
+    thought: bool = False
+    """Whether there was a thought before it."""
 
 
 class ModelCall(_Value):
@@ -98,6 +118,21 @@ class ModelCall(_Value):
     thought: str = ""
     """What the model thought before its reply, where the server told it apart; of a long thought, the beginning. It is
     shown to no agent, and is no part of any summary."""
+    replies: tuple[RawReply, ...] = ()
+    """The reply as it came; the one that could not be used before it, where there was one. What today's code makes of
+    them can be compared with what was made of them then. None of a call for odds, and none in earlier records."""
+
+
+class UnusableReplies(_Value):
+    """The replies of a call that ended a trial because none of them could be used."""
+
+    role: Role
+    task: str
+    side: Side | None = None
+    """Whose examination it was, where it was one's."""
+    round: int = Field(default=0, ge=0)
+    prompt_digest: str
+    replies: tuple[RawReply, ...]
 
 
 class Unused(_Value):
@@ -386,6 +421,9 @@ class TrialFailed(Event):
     retryable: bool
     unused: Unused | None = None
     """As in a ``VerdictGiven``."""
+    unusable: UnusableReplies | None = None
+    """The replies that ended it; ``None`` where it ended otherwise, where a reply gave the model's instructions away,
+    and in records of before they were kept."""
     broke_off: int = Field(default=0, ge=0)
     """How many times a model server broke off while it worked on a call that it then left unanswered: it may have died
     of it. Since the trial was opened or last resumed."""

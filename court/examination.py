@@ -148,7 +148,7 @@ class Examination:
             )
         answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
-            answer = await self.proposer.answer(asked.question)
+            answer = await self.proposer.answer(asked.question, side=side, number=number)
             answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )

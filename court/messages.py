@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ from court.verdict import Label
 P = TypeVar("P")
 """A picture, or what stands for it; never a text."""
 
+_LONE = re.compile("[\ud800-\udfff]")
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 
 
@@ -78,6 +80,11 @@ def quotable(reply: str) -> str:
     Lone surrogates, which no record could hold, become word joiners: a fence takes out either.
     """
     return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_QUOTED])
+
+
+def writable(reply: str) -> str:
+    """A reply as a record can hold it: a lone surrogate stands as its escape in JSON, which reads as the same."""
+    return _LONE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", reply)
 
 
 def describe(pictures: Sequence[P], chars: int) -> Messages[P]:

@@ -7,11 +7,11 @@ and chat models serve it; a keeper is told of every event.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from court.events import AnyEvent, NearDuplicate, TextLine
+from court.events import AnyEvent, NearDuplicate, Role, Side, TextLine
+from court.events import FinishReason as FinishReason  # offered here too: replies have one
 from court.meme import Frame, Picture
 from court.precedents import Findings, LibraryIdentity
 
@@ -146,14 +146,25 @@ class DuplicateFinder(Protocol):
         ...
 
 
-class FinishReason(StrEnum):
-    """Why a model stopped speaking."""
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Place of a call in its trial.
 
-    STOP = "STOP"
-    LENGTH = "LENGTH"
-    """It ran into ``max_tokens``: the reply is cut."""
-    REFUSAL = "REFUSAL"
-    """The server says that the model declined, or that a filter did."""
+    Attributes:
+        role: Role that is to speak.
+        task: Task of the request.
+        prompt_digest: Digest of the prompt that the words come from.
+        side: Side whose examination it is; None outside of an examination.
+        round: Round of the examination; 0 outside of one.
+        attempt: 2 where a reply is asked for again.
+    """
+
+    role: Role
+    task: str
+    prompt_digest: str
+    side: Side | None = None
+    round: int = 0
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +178,7 @@ class ChatRequest:
         reply_schema: JSON schema that the reply must obey, or None for free text.
         max_tokens: Largest number of tokens of the reply.
         temperature: 0 for the most likely reply.
+        place: Place of the call in its trial, which no model is told; None outside of a trial.
     """
 
     system: str
@@ -174,6 +186,7 @@ class ChatRequest:
     reply_schema: Mapping[str, Any] | None
     max_tokens: int
     temperature: float = 0.0
+    place: CallPlace | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

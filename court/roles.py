@@ -15,10 +15,19 @@ from typing import Any, Generic, TypeVar
 from court import messages, prompts, replies
 from court.deadline import Deadline, run_within
 from court.errors import Overrun, ReplyUnusable
-from court.events import ModelCall, OddsGiven, Role, Side
+from court.events import ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
 from court.meme import Frame
-from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, file_sha256, messages_digest, quotable
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
+from court.messages import (
+    AdvocateBrief,
+    Exchange,
+    JudgeBrief,
+    Messages,
+    file_sha256,
+    messages_digest,
+    quotable,
+    writable,
+)
+from court.ports import CallPlace, ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
 from court.replies import Argument, Ruling, UnusableReply
 from court.untrusted import Fence
 from court.verdict import Label, rule
@@ -28,6 +37,8 @@ T = TypeVar("T")
 _OPTIONS = ("A", "B")
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
+_MOST_REPLY = 60_000
+"""Characters of a reply that are kept: one that is longer is not read (:mod:`court.replies`)."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
@@ -162,49 +173,67 @@ class Speaker:
     deadline: Deadline
     reply_chars: int
 
-    async def say(self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T]) -> RoleReply[T]:
+    async def say(
+        self,
+        role: Role,
+        asked: Messages[Frame],
+        parse: Callable[[str, bool], T],
+        *,
+        side: Side | None = None,
+        number: int = 0,
+    ) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
+
+        Args:
+            role: Role that speaks.
+            asked: Messages of the call.
+            parse: Reads a reply; it is also given whether that is the last one there will be.
+            side: Side whose examination it is; None outside of an examination.
+            number: Round of the examination; 0 outside of one.
 
         Raises:
             ReplyUnusable: Neither reply could be used, or one gave its instructions away.
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        first = await self._call(asked, role)
+        place = CallPlace(role, asked.task, asked.prompt.digest, side=side, round=number)
+        first = await self._call(asked, place)
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
         except UnusableReply as fault:
             if fault.reason == "REPLY_REFUSED":
-                raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+                raise _unusable(fault, place, [first]) from None
             why = fault.what
         quoted = quotable(first.text)
         again = asked.again(self.fence, quoted, why)
-        second = await self._call(again, role)
+        second = await self._call(again, dataclasses.replace(place, attempt=2))
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
-            raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+            raise _unusable(fault, place, [first, second]) from None
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
-    async def _call(self, asked: Messages[Frame], role: Role) -> ChatReply:
+    async def _call(self, asked: Messages[Frame], place: CallPlace) -> ChatReply:
         request = ChatRequest(
             system=asked.system,
             parts=asked.parts,
             reply_schema=asked.schema,
-            max_tokens=self.model.max_tokens or most_tokens(role, self.reply_chars),
+            max_tokens=self.model.max_tokens or most_tokens(place.role, self.reply_chars),
             temperature=self.model.temperature,
+            place=place,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request))
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
         if prompts.contains_secret(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
-            raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
+            raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
-    async def odds(self, asked: Messages[Frame]) -> Odds | None:
+    async def odds(self, role: Role, asked: Messages[Frame]) -> Odds | None:
         """Asks for the probability of either option; None where the server can't tell. Raises as :meth:`say`."""
-        request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1)
+        place = CallPlace(role, asked.task, asked.prompt.digest)
+        request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1, place=place)
         odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
         if odds is not None:
             self.deadline.tally.answered(odds.reply)
@@ -233,10 +262,15 @@ class Proposer:
         asked = messages.describe(self.frames, self.speaker.reply_chars)
         return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
-    async def answer(self, question: str) -> RoleReply[str]:
-        """``a = Proposer.answer(q, G)``. Raises as all agents do."""
+    async def answer(self, question: str, *, side: Side | None = None, number: int = 0) -> RoleReply[str]:
+        """``a = Proposer.answer(q, G)``: whose question it is and of which round, it is not told.
+
+        Raises as all agents do.
+        """
         asked = messages.answer(self.frames, self.speaker.fence, question, self.speaker.reply_chars)
-        return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text))
+        return await self.speaker.say(
+            Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text), side=side, number=number
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +286,15 @@ class Advocate:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = self.side.lower() if self.stance_from_start else "none"
         asked = self.brief.ask(stance, history, self.speaker.reply_chars)
-        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_question(text))
+        return await self._say(asked, lambda text, _: replies.parse_question(text), len(history) + 1)
 
     async def summarise(self, history: Sequence[Exchange]) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
         asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
-        return await self.speaker.say(Role(self.side), asked, lambda text, _: replies.parse_argument(text))
+        return await self._say(asked, lambda text, _: replies.parse_argument(text), len(history))
+
+    async def _say(self, asked: Messages[Frame], parse: Callable[[str, bool], T], number: int) -> RoleReply[T]:
+        return await self.speaker.say(Role(self.side), asked, parse, side=self.side, number=number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +331,7 @@ class Judge:
         asked = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(asked, (True, False), strict=True):
-            odds = await self.speaker.odds(each)
+            odds = await self.speaker.odds(Role.JUDGE, each)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -337,4 +374,27 @@ def _figures(
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
         thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
+        replies=() if asked[0].schema is None else _raw(answered),
     )
+
+
+def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
+    """Replies as they are recorded."""
+    return tuple(
+        RawReply(text=writable(reply.text[:_MOST_REPLY]), finish=reply.finish, thought=bool(reply.thought))
+        for reply in answered
+    )
+
+
+def _unusable(fault: UnusableReply, place: CallPlace, answered: Sequence[ChatReply]) -> ReplyUnusable:
+    """The error of replies that can't be used, with them."""
+    error = ReplyUnusable(place.role, place.task, fault.reason, fault.what)
+    error.replies = UnusableReplies(
+        role=place.role,
+        task=place.task,
+        side=place.side,
+        round=place.round,
+        prompt_digest=place.prompt_digest,
+        replies=_raw(answered),
+    )
+    return error
