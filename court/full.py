@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from court import judgment
@@ -18,6 +18,7 @@ from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.policy import Policy
 from court.precedents import Vote
+from court.prompts.sets import PromptSet, packaged
 from court.recorder import Recorder
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, Speaker
 from court.settings import TrialSettings
@@ -35,12 +36,14 @@ class FullTrial:
         models: One chat model per role.
         policy: Policy that defines harm.
         fence: Around everything that strangers wrote.
+        prompts: Words of the trial.
     """
 
     evidence: Evidence
     models: RoleModels
     policy: Policy
     fence: Fence
+    prompts: PromptSet = field(default_factory=packaged)
 
     async def run(self, text: TextRead | None = None) -> None:
         """Tries the meme, up to the recorded verdict.
@@ -82,6 +85,7 @@ class FullTrial:
             fence=self.fence,
             deadline=self.evidence.deadline,
             reply_chars=self._settings.reply_chars,
+            prompts=self.prompts,
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
@@ -115,6 +119,7 @@ class FullTrial:
             exhibits=exhibits,
             vote=vote,
             meme_only=self._settings.dull_judge,
+            prompts=self.prompts,
         )
         judge = Judge(self._speaker(self.models.judge))
         ruling, odds = await gather_or_cancel(
@@ -149,7 +154,9 @@ class FullTrial:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
-        brief = AdvocateBrief(policy=self.policy, fence=self.fence, text=text, description=description)
+        brief = AdvocateBrief(
+            policy=self.policy, fence=self.fence, text=text, description=description, prompts=self.prompts
+        )
         return await gather_or_cancel(
             *(
                 Examination(

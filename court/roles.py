@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from court import messages, prompts, replies
+from court import messages, replies
 from court.deadline import Deadline, run_within
 from court.errors import Overrun, ReplyUnusable
 from court.events import ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
@@ -28,6 +28,7 @@ from court.messages import (
     writable,
 )
 from court.ports import CallPlace, ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
+from court.prompts.sets import PromptSet, packaged
 from court.replies import Argument, Ruling, UnusableReply
 from court.untrusted import Fence
 from court.verdict import Label, rule
@@ -166,12 +167,14 @@ class Speaker:
         deadline: Time that is left of the trial; it learns what calls cost.
         reply_chars: Longest text that is asked for, in characters: description, summary, justification, rationale; see
             :mod:`court.replies`.
+        prompts: Words of the trial.
     """
 
     model: RoleModel
     fence: Fence
     deadline: Deadline
     reply_chars: int
+    prompts: PromptSet = dataclasses.field(default_factory=packaged)
 
     async def say(
         self,
@@ -225,7 +228,7 @@ class Speaker:
         reply = await self._within_deadline(partial(self.model.model.reply, request))
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
-        if prompts.contains_secret(reply.text):
+        if asked.prompts.contains_secret(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
             raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
@@ -259,7 +262,7 @@ class Proposer:
 
     async def describe(self) -> RoleReply[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        asked = messages.describe(self.frames, self.speaker.reply_chars)
+        asked = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
         return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
     async def answer(self, question: str, *, side: Side | None = None, number: int = 0) -> RoleReply[str]:
@@ -267,7 +270,9 @@ class Proposer:
 
         Raises as all agents do.
         """
-        asked = messages.answer(self.frames, self.speaker.fence, question, self.speaker.reply_chars)
+        asked = messages.answer(
+            self.frames, self.speaker.fence, question, self.speaker.reply_chars, prompts=self.speaker.prompts
+        )
         return await self.speaker.say(
             Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text), side=side, number=number
         )

@@ -53,6 +53,9 @@ class TrialSettings(BaseModel):
     """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
     query: Literal["text", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
+    prompts: str = Field(default="1", min_length=1, max_length=4096)
+    """Words in which models are asked: a packaged version, or a folder of one's own (``memecourt prompts``). A record
+    has the folder's name alone; what its words were, ``versions.prompts`` says."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
     least_label_mass: float = Field(default=0.05, ge=0, le=1)

@@ -79,8 +79,10 @@ def replay_records(
 
 
 async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:
+    from court.prompts.sets import open_set
     from serving.views.replay import replay
 
+    open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
     if folder is not None:
         return [await replay(record) for record in _in_files(folder)]
     return [await replay(record) async for record in _in_docket(settings, trial_ids)]

@@ -38,6 +38,7 @@ from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
 from court.ports import CallPlace, Reading
 from court.precedents import Findings, LibraryIdentity
+from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
@@ -113,6 +114,7 @@ async def _held_again(record: TrialRecord) -> TrialRecord:
         software=SOFTWARE,
         settings=settings,
         policy=opened.policy.content or DEFAULT_POLICY,
+        prompts=with_digest(opened.versions.prompts),
         chairs=_models(record),
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),

@@ -1,6 +1,7 @@
 """Recorded trials held again by today's code: the same outcome, or the fields that differ."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from court import prompts, replies
 from court.events import RawReply, RestReason, Side
+from court.prompts.sets import packaged
 from court.record import TrialRecord, TrialState
 from court.replies import UnusableReply
 from court.settings import TrialSettings
@@ -217,15 +219,11 @@ def test_a_trial_that_was_cut_off_and_resumed_replays():
 
 
 def test_changed_words_of_a_prompt_are_no_difference_but_not_replayable(monkeypatch):
-    content = {
-        "id": "judge",
-        "version": 1,
-        "system": prompts.load("judge")._system,
-        "tasks": {**prompts.load("judge")._tasks, "judge": "Judge this meme."},
-    }
-    load = prompts.load
-    other = prompts.Prompt(content)
-    monkeypatch.setattr(prompts, "load", lambda role, version=1: other if role == "judge" else load(role, version))
+    judge = prompts.load("judge").content
+    other = prompts.Prompt({**judge, "tasks": {**judge["tasks"], "judge": "Judge this meme."}})
+    changed = dataclasses.replace(packaged(), judge=other)
+    monkeypatch.setattr("court.prompts.sets._OPENED", {})
+    monkeypatch.setattr("court.prompts.sets.packaged", lambda: changed)
     found = replayed(recorded("full-harmful"))
     assert found.differences == () and "worded otherwise" in found.obstacle
     assert "not replayable" in run("--folder", FOLDER, status=2)
