@@ -17,11 +17,12 @@ from court.examination import Examination, SideCase
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.policy import Policy
-from court.precedents import Vote
+from court.precedents import Precedent, Vote
 from court.prompts.sets import PromptSet, packaged
 from court.recorder import Recorder
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, Speaker
 from court.settings import TrialSettings
+from court.summary import precedents_for
 from court.untrusted import Fence
 
 _GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
@@ -97,7 +98,10 @@ class FullTrial:
             self._describe(proposer), completed(text_read) if text_read else self.evidence.text_and_duplicates()
         )
         self._recorder.step = "examination"
-        if self._settings.query == "text":
+        if self._settings.advocates_see != "none":
+            exhibits, vote = await self._precedents(text.text)
+            sides = await self._examine(proposer, text.text, description)
+        elif self._settings.query == "text":
             sides, (exhibits, vote) = await gather_or_cancel(
                 self._examine(proposer, text.text, description), self._precedents(text.text)
             )
@@ -154,13 +158,22 @@ class FullTrial:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
-        brief = AdvocateBrief(
-            policy=self.policy, fence=self.fence, text=text, description=description, prompts=self.prompts
-        )
         return await gather_or_cancel(
             *(
                 Examination(
-                    advocate=Advocate(self._speaker(model), side, brief, self._settings.stance_at == "start"),
+                    advocate=Advocate(
+                        self._speaker(model),
+                        side,
+                        AdvocateBrief(
+                            policy=self.policy,
+                            fence=self.fence,
+                            text=text,
+                            description=description,
+                            precedents=self._precedents_for(side),
+                            prompts=self.prompts,
+                        ),
+                        self._settings.stance_at == "start",
+                    ),
                     proposer=proposer,
                     settings=self._settings,
                     deadline=self.evidence.deadline,
@@ -170,6 +183,13 @@ class FullTrial:
                 for side, model in ((Side.ACCUSER, self.models.accuser), (Side.DEFENDER, self.models.defender))
             )
         )
+
+    def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
+        """The precedents that an advocate is shown; they have been found before, where it is shown any."""
+        cited = self._recorder.recall(PrecedentsCited)
+        if cited is None or not self._settings.precedents:
+            return ()
+        return precedents_for(side, cited.findings, self._settings)
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
         """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""

@@ -20,7 +20,7 @@ from court import replies
 from court.digests import digest
 from court.policy import Policy
 from court.precedents import Precedent, Vote
-from court.prompts import Prompt
+from court.prompts import Prompt, load
 from court.prompts.sets import PromptSet, packaged
 from court.untrusted import Fence
 from court.verdict import Label
@@ -136,6 +136,7 @@ class AdvocateBrief:
         fence: Around what strangers wrote.
         text: Caption of the meme; empty if it has none.
         description: The Proposer's description of the picture.
+        precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
         prompts: Words of the trial.
     """
 
@@ -143,6 +144,7 @@ class AdvocateBrief:
     fence: Fence
     text: str
     description: str
+    precedents: tuple[Precedent, ...] = ()
     prompts: PromptSet = field(default_factory=packaged)
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
@@ -177,10 +179,22 @@ class AdvocateBrief:
             prompt=prompt,
             task=task,
             system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
-            parts=apart((material, *exchanges, prompt.task(task))),
+            parts=apart((material, *self._precedents(), *exchanges, prompt.task(task))),
             schema=schema,
             prompts=self.prompts,
         )
+
+    def _precedents(self) -> list[str]:
+        words = load("advocate_precedents")
+        return [
+            words.task(
+                "precedent",
+                number=str(number),
+                label=_label_in_words(precedent),
+                text=self.fence.around(precedent.text),
+            )
+            for number, precedent in enumerate(self.precedents, 1)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +287,7 @@ class JudgeBrief(Generic[P]):
         said = prompt.task(
             "precedent_text",
             number=str(number),
-            label="harmful" if precedent.label is Label.HARMFUL else "not harmful",
+            label=_label_in_words(precedent),
             similarity=", ".join(halves) or "unknown",
             text=self.fence.around(precedent.text),
         )
@@ -281,6 +295,10 @@ class JudgeBrief(Generic[P]):
             return [said]
         categories = self.fence.around(", ".join(precedent.categories))
         return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+
+
+def _label_in_words(precedent: Precedent) -> str:
+    return "harmful" if precedent.label is Label.HARMFUL else "not harmful"
 
 
 def apart(parts: Sequence[str | P]) -> tuple[str | P, ...]:

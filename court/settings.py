@@ -49,6 +49,9 @@ class TrialSettings(BaseModel):
     """One call of the Judge with the meme alone (ablation)."""
     stance_at: Literal["start", "summary"] = "start"
     """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
+    advocates_see: Literal["none", "own", "all"] = "none"
+    """Precedents that an advocate is shown, as text and label: none, those that were found what its side says, or
+    all. Never a picture."""
     swap_sides: bool = False
     """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
     query: Literal["text", "text and summaries"] = "text"
@@ -78,6 +81,8 @@ class TrialSettings(BaseModel):
     def _possible(self) -> Self:
         if self.rounds_min > self.rounds_max:
             raise ValueError("rounds_min is more than rounds_max")
+        if self.advocates_see != "none" and self.query != "text":
+            raise ValueError("advocates_see needs query = text: precedents by summaries are found after the advocates")
         return self
 
     @property

@@ -96,6 +96,8 @@ ARMS: Mapping[str, Arm] = {
         _arm("no-captioner", "the advocates argue from the description alone (the paper's w/o CC)", captioner=False),
         _arm("dull-judge", "one call of the Judge with the meme alone", dull_judge=True),
         _arm("post-stance", "an advocate is given its side only when it sums up", stance_at="summary"),
+        _arm("own-precedents", "each advocate is shown the precedents that its side's label has", advocates_see="own"),
+        _arm("all-precedents", "both advocates are shown the precedents of either label", advocates_see="all"),
         _arm("random-precedents", "precedents are drawn at random, with their true similarities", Control.RANDOM),
         _arm("shuffled-labels", "the precedents' labels are permuted among them", Control.SHUFFLED),
         _arm(

@@ -33,9 +33,11 @@ from court.events import (
 )
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
 from court.policy import Policy
+from court.precedents import Precedent
 from court.prompts.sets import with_digest
 from court.record import TrialRecord
 from court.settings import TrialSettings
+from court.summary import precedents_for
 from court.untrusted import Fence
 
 _NOT_KEPT = "not-kept"
@@ -192,10 +194,21 @@ class _RecordedSoFar:
             for number in range(1, rounds + 1)
         ]
         brief = AdvocateBrief(
-            policy=self._policy, fence=self.fence, text=self._text, description=self._description, prompts=self._prompts
+            policy=self._policy,
+            fence=self.fence,
+            text=self._text,
+            description=self._description,
+            precedents=self._precedents_for(side),
+            prompts=self._prompts,
         )
         make = brief.ask if task == "ask" else brief.summarise
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
+
+    def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
+        cited = self._record.last(PrecedentsCited)
+        if cited is None or not self.settings.precedents:
+            return ()
+        return precedents_for(side, cited.findings, self.settings)
 
     def bench(self) -> JudgeBrief[PictureShown]:
         """Rebuilds the brief for the Judge."""

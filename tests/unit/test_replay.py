@@ -223,7 +223,7 @@ def test_changed_words_of_a_prompt_are_no_difference_but_not_replayable(monkeypa
     other = prompts.Prompt({**judge, "tasks": {**judge["tasks"], "judge": "Judge this meme."}})
     changed = dataclasses.replace(packaged(), judge=other)
     monkeypatch.setattr("court.prompts.sets._OPENED", {})
-    monkeypatch.setattr("court.prompts.sets.packaged", lambda: changed)
+    monkeypatch.setattr("court.prompts.sets.packaged", lambda version="1": changed)
     found = replayed(recorded("full-harmful"))
     assert found.differences == () and "worded otherwise" in found.obstacle
     assert "not replayable" in run("--folder", FOLDER, status=2)
