@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Typ
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
-from court.verdict import Label, Verdict
+from court.verdict import Label, Strengths, Verdict
 
 
 class Procedure(StrEnum):
@@ -386,6 +386,23 @@ class OddsGiven(_Value):
     call: ModelCall
 
 
+class JudgeRuled(Event):
+    """One judge of a panel ruled; the verdict follows from all of them."""
+
+    kind: Literal["JudgeRuled"] = "JudgeRuled"
+    judge: int = Field(ge=1)
+    """Its number."""
+    strengths: Strengths
+    ruling: Ruling
+    category: str
+    clause: str
+    target: str
+    rationale: str
+    odds: OddsGiven | None = None
+    """``None`` where the server gives no probabilities, or none were asked for."""
+    call: ModelCall
+
+
 class SteeringFound(Signal):
     """A sign that something said in the trial tries to steer the court, and where it stands."""
 
@@ -402,8 +419,11 @@ class VerdictGiven(Event):
     verdict: Verdict
     ruling: Ruling | None = None
     odds: OddsGiven | None = None
-    """``None`` where no model is asked, or the server gives no probabilities."""
+    """``None`` where no model is asked, or the server gives no probabilities; of a panel they stand with its judges."""
     call: ModelCall | None = None
+    """``None`` where no model was asked, and of a panel, whose calls stand with its judges."""
+    judge: int = Field(default=0, ge=0)
+    """Number of the judge of a panel whose words these are; 0 where there was no panel."""
     steering: tuple[SteeringFound, ...] = ()
     """Evidence for whoever looks; the verdict's label is given without it."""
     unused: Unused | None = None
@@ -477,6 +497,7 @@ AnyEvent: TypeAlias = Annotated[
     | SideRested
     | NearDuplicatesFound
     | PrecedentsCited
+    | JudgeRuled
     | VerdictGiven
     | TrialFailed
     | TrialResumed

@@ -11,16 +11,18 @@ from typing import Any
 from court import judgment
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, PrecedentsCited, Side, TextRead
+from court.events import Described, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
+from court.panel import Opinion, spokesman_of
 from court.policy import Policy
 from court.precedents import Precedent, Vote
 from court.prompts.sets import PromptSet, packaged
 from court.recorder import Recorder
-from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, Speaker
+from court.replies import Ruling
+from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
@@ -125,25 +127,57 @@ class FullTrial:
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
         )
-        judge = Judge(self._speaker(self.models.judge))
-        ruling, odds = await gather_or_cancel(
-            judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None)
-        )
         cited = self._recorder.recall(PrecedentsCited)
+        evidence: dict[str, Any] = {
+            "vote": vote,
+            "findings": cited.findings if cited else None,
+            "prior": cited.vote if cited and text_read else None,
+            "sides": sides,
+            "text": text,
+            "settings": self._settings,
+        }
+        panel = self.models.panel(self._settings.judges)
+        if len(panel) > 1:
+            opinions = await gather_or_cancel(
+                *(self._ruled(number, model, brief) for number, model in enumerate(panel, 1))
+            )
+            spokesman = spokesman_of(opinions)
+            return {
+                "verdict": judgment.verdict_of_panel(opinions, **evidence),
+                "ruling": judgment.on_record(opinions[spokesman].ruling, exhibits),
+                "judge": spokesman + 1,
+            }
+        ruling, odds = await self._ask_judge(Judge(self._speaker(self.models.judge)), brief)
         return {
-            "verdict": judgment.verdict_of(
-                ruling.value,
-                odds=odds,
-                vote=vote,
-                findings=cited.findings if cited else None,
-                sides=sides,
-                text=text,
-                settings=self._settings,
-            ),
+            "verdict": judgment.verdict_of(ruling.value, odds=odds, **evidence),
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,
             "call": ruling.call,
         }
+
+    async def _ask_judge(self, judge: Judge, brief: JudgeBrief[Frame]) -> tuple[RoleReply[Ruling], OddsGiven | None]:
+        """A judge's ruling, and the odds of its model where they are asked for."""
+        return await gather_or_cancel(judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None))
+
+    async def _ruled(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
+        """The opinion of one judge of a panel, recorded as soon as it is known."""
+        kept = self._recorder.recall(JudgeRuled, judge=number)
+        if kept is None:
+            ruling, odds = await self._ask_judge(Judge(self._speaker(model), number), brief)
+            opinion = Opinion(ruling.value, odds)
+            kept = await self._recorder.note(
+                JudgeRuled,
+                judge=number,
+                strengths=opinion.strengths,
+                ruling=judgment.on_record(ruling.value, brief.exhibits),
+                category=ruling.value.category,
+                clause=ruling.value.clause,
+                target=ruling.value.target,
+                rationale=ruling.value.rationale,
+                odds=odds,
+                call=ruling.call,
+            )
+        return judgment.from_record(kept)
 
     async def _describe(self, proposer: Proposer) -> str:
         if self._settings.dull_judge:

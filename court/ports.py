@@ -157,6 +157,7 @@ class CallPlace:
         side: Side whose examination it is; None outside of an examination.
         round: Round of the examination; 0 outside of one.
         attempt: 2 where a reply is asked for again.
+        judge: Number of the judge on a panel; 1 for a judge that sits alone, and for the other roles.
     """
 
     role: Role
@@ -165,6 +166,7 @@ class CallPlace:
     side: Side | None = None
     round: int = 0
     attempt: int = 1
+    judge: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,12 +87,35 @@ class RoleModel:
 
 @dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have a model of its own."""
+    """Chat models of a full trial; each role may have a model of its own.
+
+    Attributes:
+        proposer: Model of the Proposer.
+        accuser: Model of the Accuser.
+        defender: Model of the Defender.
+        judge: Model of the Judge.
+        judges: Further models that judge: with them, the Judge is a panel.
+    """
 
     proposer: RoleModel
     accuser: RoleModel
     defender: RoleModel
     judge: RoleModel
+    judges: tuple[RoleModel, ...] = ()
+
+    def panel(self, samples: int) -> tuple[RoleModel, ...]:
+        """Returns the model of each judge, in order.
+
+        Args:
+            samples: Rulings that are drawn of each model.
+        """
+        return tuple(model for model in (self.judge, *self.judges) for _ in range(samples))
+
+    @property
+    def _named(self) -> dict[str, RoleModel]:
+        """Models by the names that records have for them: the roles, and ``JUDGE_2`` and so on."""
+        further = {f"{Role.JUDGE}_{number}": model for number, model in enumerate(self.judges, 2)}
+        return {**{str(role): model for role, model in self.by_role.items()}, **further}
 
     @property
     def by_role(self) -> dict[Role, RoleModel]:
@@ -102,12 +125,12 @@ class RoleModels:
     @property
     def models(self) -> dict[str, str]:
         """The model per role, for the record."""
-        return {str(role): chair.model.name for role, chair in self.by_role.items()}
+        return {name: chair.model.name for name, chair in self._named.items()}
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the servers per role, for the record; of those that are known."""
-        return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
+        return {name: chair.servers.urls for name, chair in self._named.items() if chair.servers}
 
     def settings(self, chars: int) -> dict[str, Any]:
         """Returns the settings per role for the record.
@@ -115,11 +138,12 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
-        thinking = {str(role): chair.thinking for role, chair in self.by_role.items() if chair.thinking}
+        thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
         return {
-            "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
+            "temperature": {name: chair.temperature for name, chair in self._named.items()},
             "max_tokens": {
-                str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
+                name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
+                for name, chair in self._named.items()
             },
             **({"thinking": thinking} if thinking else {}),
         }
@@ -142,11 +166,16 @@ class RoleModels:
             model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
             return dataclasses.replace(chair, model=model, servers=model)
 
-        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
+        return self.each(of)
+
+    def each(self, of: Callable[[RoleModel], RoleModel]) -> RoleModels:
+        """Returns the models with each replaced by what a function makes of it."""
+        roles = (self.proposer, self.accuser, self.defender, self.judge)
+        return RoleModels(*map(of, roles), judges=tuple(map(of, self.judges)))
 
     def room(self) -> bool:
         """True if each server that is asked now would work on one more call at once."""
-        return all(chair.servers.room() for chair in self.by_role.values() if chair.servers)
+        return all(chair.servers.room() for chair in self._named.values() if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +213,7 @@ class Speaker:
         *,
         side: Side | None = None,
         number: int = 0,
+        judge: int = 1,
     ) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
@@ -193,13 +223,14 @@ class Speaker:
             parse: Reads a reply; it is also given whether that is the last one there will be.
             side: Side whose examination it is; None outside of an examination.
             number: Round of the examination; 0 outside of one.
+            judge: Number of the judge on a panel.
 
         Raises:
             ReplyUnusable: Neither reply could be used, or one gave its instructions away.
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        place = CallPlace(role, asked.task, asked.prompt.digest, side=side, round=number)
+        place = CallPlace(role, asked.task, asked.prompt.digest, side=side, round=number, judge=judge)
         first = await self._call(asked, place)
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
@@ -233,9 +264,9 @@ class Speaker:
             raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
-    async def odds(self, role: Role, asked: Messages[Frame]) -> Odds | None:
+    async def odds(self, role: Role, asked: Messages[Frame], *, judge: int = 1) -> Odds | None:
         """Asks for the probability of either option; None where the server can't tell. Raises as :meth:`say`."""
-        place = CallPlace(role, asked.task, asked.prompt.digest)
+        place = CallPlace(role, asked.task, asked.prompt.digest, judge=judge)
         request = ChatRequest(system=asked.system, parts=asked.parts, reply_schema=None, max_tokens=1, place=place)
         odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
         if odds is not None:
@@ -304,9 +335,15 @@ class Advocate:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Sees picture, text, description, both justifications and the precedents: all that is in its brief."""
+    """Sees picture, text, description, both justifications and the precedents: all that is in its brief.
+
+    Attributes:
+        speaker: Its model.
+        number: Number on the panel; 1 for one that sits alone.
+    """
 
     speaker: Speaker
+    number: int = 1
 
     async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[Ruling]:
         """Evidence, precedents, strengths, label and rationale. Raises as all agents do.
@@ -325,7 +362,7 @@ class Judge:
                 )
             return ruling
 
-        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse)
+        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number)
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
         """Asks for the probability of either label, in both orders; None where the server can't tell.
@@ -336,7 +373,7 @@ class Judge:
         asked = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(asked, (True, False), strict=True):
-            odds = await self.speaker.odds(Role.JUDGE, each)
+            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None

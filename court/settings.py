@@ -61,6 +61,12 @@ class TrialSettings(BaseModel):
     has the folder's name alone; what its words were, ``versions.prompts`` says."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
+    judges: int = Field(default=1, ge=1, le=9)
+    """Rulings that are drawn of each model that judges (``llm.judges`` names more than one). Of several, the label
+    follows from the median of their strengths. More than one needs a temperature above 0."""
+    vote_weight: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the precedents' vote in score and risk of a full trial that a cascade went on to, against the Judge's
+    probability, both as log-odds. The label is the Judge's in any case."""
     least_label_mass: float = Field(default=0.05, ge=0, le=1)
     """Probability that the Judge's model must give the two labels together, for their ratio to be a score: where it is
     about to say something else, such as a thought, the ratio is chance."""

@@ -325,7 +325,8 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
     if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 
-        asked = {id(chair.model): chair.model for chair in house.court.chairs.by_role.values()}
+        chairs = (*house.court.chairs.by_role.values(), *house.court.chairs.judges)
+        asked = {id(chair.model): chair.model for chair in chairs}
         models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]
     return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}

@@ -92,6 +92,8 @@ def key_of(
             "temperature": request.temperature,
             "options": None if options is None else list(options),
             "seed": seed if request.temperature > 0 else None,
+            # Of several rulings by one model each is a draw of its own; not of one, so that earlier keys stay.
+            **({"judge": request.place.judge} if request.place and request.place.judge > 1 else {}),
         }
     )
 
@@ -409,7 +411,7 @@ def stored_chairs(
         )
         return replace(chair, model=own, servers=own)
 
-    return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge))
+    return chairs.each(of)
 
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:

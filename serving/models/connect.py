@@ -42,7 +42,8 @@ async def connect_models(
         ModelRefused: A server does not have the model, wants another key, or takes no pictures and is to see some.
         Unavailable: None of a model's servers answers, and none is waited for.
     """
-    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
+    further = settings.llm.further_judges
+    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)} | further
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
@@ -61,7 +62,7 @@ async def connect_models(
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
-    chairs = {}
+    chairs: dict[str, RoleModel] = {}
     # Up to four frames of the meme, and the precedents' pictures.
     pictures = LIMITS.representative_frames + settings.trial.exhibits
     for role, own in wanted.items():
@@ -81,7 +82,7 @@ async def connect_models(
                 reach=partial(_reached, tell) if patient else None,
             )
             models[urls, name, key] = model
-        if role in _SEES and not model.capabilities.pictures:
+        if role.partition(" ")[0] in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
         found = model.capabilities.thinking
         chairs[role] = RoleModel(
@@ -91,7 +92,21 @@ async def connect_models(
             servers=model,
             thinking="" if found is Thinking.NONE else found.value,
         )
-    return RoleModels(**chairs)
+    roles = RoleModels(
+        proposer=chairs["proposer"],
+        accuser=chairs["accuser"],
+        defender=chairs["defender"],
+        judge=chairs["judge"],
+        judges=tuple(chairs[name] for name in further),
+    )
+    if settings.trial.judges > 1 and any(model.temperature == 0 for model in (roles.judge, *roles.judges)):
+        raise BadRequest(
+            f"At temperature 0 a model gives {settings.trial.judges} times the same ruling (trial.judges). Give the "
+            "Judge a temperature (llm.roles.judge.temperature), or name further models (llm.judges) and draw one each.",
+            reason="PANEL_OF_ONE",
+            field="trial.judges",
+        )
+    return roles
 
 
 async def _reached(tell: Callable[[str], None], model: ChatCompletions, pictures: int) -> Probed:

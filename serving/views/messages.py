@@ -19,6 +19,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     ModelCall,
     PrecedentsCited,
     QuestionAsked,
@@ -112,7 +113,7 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
             calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
         case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
             calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
-        case VerdictGiven():
+        case VerdictGiven() | JudgeRuled():
             if event.call is not None:
                 calls.append((event.call, lambda: [told.bench().rule(told.settings.reply_chars)]))
             if event.odds is not None:
@@ -233,7 +234,8 @@ class _RecordedSoFar:
         )
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:
-        given = self._record.last(VerdictGiven)
+        # All judges of a panel were shown the same.
+        given = self._record.last(VerdictGiven) or self._record.last(JudgeRuled)
         readings = given.ruling.precedents if given and given.ruling else ()
         pictures = {reading.id: PictureShown(reading.picture, reading.id) for reading in readings if reading.picture}
         return tuple(Exhibit(each, pictures.get(each.id)) for each in cited.findings.exhibits)

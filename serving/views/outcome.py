@@ -8,6 +8,7 @@ from court.display import word
 from court.events import (
     AnswerGiven,
     Described,
+    JudgeRuled,
     PrecedentsCited,
     Procedure,
     QuestionAsked,
@@ -105,6 +106,12 @@ def _fields(record: TrialRecord) -> _Fields:
         vote = cited.vote
         said = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
         yield "precedents' vote", cited.seq, said
+    for ruled in record.all(JudgeRuled):
+        own = ruled.strengths
+        name = f"judge {ruled.judge}'s"
+        yield f"{name} strengths", ruled.seq, f"harmful {word(own.harmful)}, benign {word(own.benign)}"
+        yield f"{name} own label", ruled.seq, str(ruled.ruling.label)
+        yield f"{name} rationale", ruled.seq, ruled.rationale
     for side in Side:
         yield from _side(record, side)
 

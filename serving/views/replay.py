@@ -19,6 +19,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     ModelCall,
     NearDuplicate,
     NearDuplicatesFound,
@@ -26,6 +27,7 @@ from court.events import (
     QuestionAsked,
     RawReply,
     RestReason,
+    Role,
     Side,
     SideRested,
     Summarised,
@@ -50,6 +52,7 @@ from serving.views.messages import messages_of
 from serving.views.outcome import changes, explanations
 from serving.views.recheck import Difference
 
+_NONE = "none"
 _FAILED_PATIENCE_S = 0.5
 """Seconds that a call of a failed trial waits where the record has no reply: the failure ends it before."""
 
@@ -258,17 +261,21 @@ def _models(record: TrialRecord) -> RoleModels:
             unusable.role, unusable.task, unusable.prompt_digest, side=unusable.side, round=unusable.round
         )
         replies[place] = unusable.replies
-    odds = given.odds if given else None
+    odds = {1: given.odds} if given else {}
+    odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
     recorded = RecordedModel(
         next(iter(record.opened.versions.models.values()), "recorded"),
         replies,
-        None
-        if odds is None
-        else RecordedOdds(odds.call.prompt_digest, tuple(zip(odds.harmful, odds.not_harmful, strict=True))),
+        {
+            judge: RecordedOdds(told.call.prompt_digest, tuple(zip(told.harmful, told.not_harmful, strict=True)))
+            for judge, told in odds.items()
+            if told is not None
+        },
         patience_s=0.0 if decided else _FAILED_PATIENCE_S,
     )
     model = RoleModel(recorded)
-    return RoleModels(model, model, model, model)
+    further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
+    return RoleModels(model, model, model, model, judges=(model,) * further)
 
 
 def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply]]]:
@@ -280,7 +287,9 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply
         side: Side | None = getattr(event, "side", None)
         number: int = getattr(event, "round", 0)
         task = call.prompt_id.rpartition("/")[2]
-        yield CallPlace(call.role, task, call.prompt_digest, side=side, round=number), _said(event, call)
+        judge: int = event.judge if isinstance(event, JudgeRuled) else 1
+        place = CallPlace(call.role, task, call.prompt_digest, side=side, round=number, judge=judge)
+        yield place, _said(event, call)
 
 
 def _said(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
@@ -302,27 +311,38 @@ def _read_out(event: AnyEvent) -> Mapping[str, object]:
             return {"answer": event.answer}
         case Summarised() | SummarisedAhead():
             return {"summary": event.summary, "justification": event.justification}
-        case VerdictGiven():
+        case VerdictGiven() | JudgeRuled():
             return _ruling(event)
     raise AssertionError(f"{event.kind} comes of no call")
 
 
-def _ruling(event: VerdictGiven) -> Mapping[str, object]:
-    ruling, verdict = event.ruling, event.verdict
-    if ruling is None or verdict.strengths is None:
+def _ruling(event: VerdictGiven | JudgeRuled) -> Mapping[str, object]:
+    ruling = event.ruling
+    if isinstance(event, JudgeRuled):
+        strengths, rationale = event.strengths, event.rationale
+        found = (event.category, event.clause, event.target)
+    else:
+        verdict = event.verdict
+        harm = verdict.finding
+        found = (harm.category, harm.clause or _NONE, harm.target or _NONE) if harm else (_NONE,) * 3
+        rationale = verdict.rationale
+        if verdict.strengths is None:
+            raise _Obstacle("The record holds a call of the Judge, and no strengths.")
+        strengths = verdict.strengths
+    if ruling is None:
         raise _Obstacle("The record holds a call of the Judge, and no ruling.")
-    found = verdict.finding
+    category, clause, target = found
     return {
         "harmful_evidence": ruling.harmful_evidence,
         "harmless_evidence": ruling.harmless_evidence,
         "precedents": {str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
-        "harmful_strength": _strength(verdict.strengths.harmful),
-        "harmless_strength": _strength(verdict.strengths.benign),
+        "harmful_strength": _strength(strengths.harmful),
+        "harmless_strength": _strength(strengths.benign),
         "label": str(ruling.label).lower().replace("_", " "),
-        "category": found.category if found else "none",
-        "clause": (found.clause if found else "") or "none",
-        "target": (found.target if found else "") or "none",
-        "rationale": verdict.rationale,
+        "category": category,
+        "clause": clause,
+        "target": target,
+        "rationale": rationale,
     }
 
 

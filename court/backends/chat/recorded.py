@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,7 @@ class RecordedModel:
         self,
         name: str,
         replies: Mapping[CallPlace, Sequence[RawReply]],
-        odds: RecordedOdds | None = None,
+        odds: Mapping[int, RecordedOdds] | None = None,
         *,
         patience_s: float = 0.0,
     ) -> None:
@@ -52,14 +53,14 @@ class RecordedModel:
         Args:
             name: Name of the model.
             replies: Replies of each call, the one that was asked for again last. Places are those of first attempts.
-            odds: None for a model that gave none.
+            odds: Odds by the number of the judge; None for a model that gave none.
             patience_s: Seconds that a call without a recorded reply waits before it fails: in a trial that failed, the
                 failure of another call may have ended it.
         """
         self._name = name
         self._replies = {_bare(place): (place.prompt_digest, tuple(said)) for place, said in replies.items()}
-        self._odds = odds
-        self._orders = 0
+        self._odds = odds or {}
+        self._orders: Counter[int] = Counter()
         self._patience_s = patience_s
 
     @property
@@ -86,14 +87,16 @@ class RecordedModel:
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """Returns the recorded odds, order by order; None where the model gave none. Raises PromptChanged."""
-        if self._odds is None or self._orders >= len(self._odds.masses):
+        place = request.place
+        assert place is not None, "a recorded model is asked within a trial alone"
+        kept, order = self._odds.get(place.judge), self._orders[place.judge]
+        if kept is None or order >= len(kept.masses):
             return None
-        if request.place is not None and request.place.prompt_digest != self._odds.prompt_digest:
+        if place.prompt_digest != kept.prompt_digest:
             raise PromptChanged("The Judge's odds are asked for in other words than they were.")
-        harmful, benign = self._odds.masses[self._orders]
+        self._orders[place.judge] += 1
         # The second of the two requests has the options in the other order.
-        masses = (harmful, benign) if self._orders == 0 else (benign, harmful)
-        self._orders += 1
+        masses = kept.masses[order] if order == 0 else kept.masses[order][::-1]
         return Odds(masses, self._reply(options[0], RawReply(text=options[0])))
 
     def _reply(self, text: str, said: RawReply) -> ChatReply:
@@ -123,6 +126,8 @@ def _words(place: CallPlace) -> str:
         "judge": "the ruling",
     }.get(place.task, place.task)
     whose = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
+    if place.judge > 1:
+        whose = f" of judge {place.judge}"
     return f"{thing}{whose}{f' in round {place.round}' if place.round else ''}"
 
 
