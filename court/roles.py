@@ -170,8 +170,13 @@ class RoleModels:
 
     def each(self, of: Callable[[RoleModel], RoleModel]) -> RoleModels:
         """Returns the models with each replaced by what a function makes of it."""
-        roles = (self.proposer, self.accuser, self.defender, self.judge)
-        return RoleModels(*map(of, roles), judges=tuple(map(of, self.judges)))
+        return RoleModels(
+            proposer=of(self.proposer),
+            accuser=of(self.accuser),
+            defender=of(self.defender),
+            judge=of(self.judge),
+            judges=tuple(map(of, self.judges)),
+        )
 
     def room(self) -> bool:
         """True if each server that is asked now would work on one more call at once."""
