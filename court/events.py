@@ -131,6 +131,8 @@ class UnusableReplies(_Value):
     side: Side | None = None
     """Whose examination it was, where it was one's."""
     round: int = Field(default=0, ge=0)
+    judge: int = Field(default=1, ge=1)
+    """Number of the judge on a panel."""
     prompt_digest: str
     replies: tuple[RawReply, ...]
 

@@ -441,6 +441,7 @@ def _unusable(fault: UnusableReply, place: CallPlace, answered: Sequence[ChatRep
         task=place.task,
         side=place.side,
         round=place.round,
+        judge=place.judge,
         prompt_digest=place.prompt_digest,
         replies=_raw(answered),
     )

@@ -258,7 +258,12 @@ def _models(record: TrialRecord) -> RoleModels:
     decided = record.state is TrialState.DECIDED
     if not decided and failed is not None and (unusable := failed.unusable) is not None:
         place = CallPlace(
-            unusable.role, unusable.task, unusable.prompt_digest, side=unusable.side, round=unusable.round
+            unusable.role,
+            unusable.task,
+            unusable.prompt_digest,
+            side=unusable.side,
+            round=unusable.round,
+            judge=unusable.judge,
         )
         replies[place] = unusable.replies
     odds = {1: given.odds} if given else {}

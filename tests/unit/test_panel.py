@@ -201,7 +201,10 @@ def test_a_judge_that_fails_ends_the_trial_and_no_label_is_made_of_the_others():
     cast = Cast(rounds=2, judge_judge=lambda request: next(said))
     with pytest.raises(TrialAborted, match="could not be used") as aborted:
         try_meme(cast, settings=TrialSettings(judges=3))
-    assert aborted.value.record.verdict is None
+    record = aborted.value.record
+    assert record.verdict is None and record.events[-1].unusable.judge > 1
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
 def test_messages_of_every_judge_can_be_made_again_and_the_trial_replays():
