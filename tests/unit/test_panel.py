@@ -22,6 +22,8 @@ from eval.models.call_cache import key_of
 from eval.runs.from_record import calls_of, chain_of
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
+from serving.export.source import ExportSource, Pictures
+from serving.export.trial_file import TrialForm, write_trial
 from serving.models.connect import connect_models
 from serving.settings import ModelSettings, RoleSettings, Settings
 from serving.views.messages import messages_of
@@ -371,3 +373,15 @@ def test_a_panel_may_sit_in_a_cascade():
 def test_the_wire_knows_the_reason_and_the_meaning():
     assert wire.ReviewReason.Value("REVIEW_REASON_JUDGES_DISAGREE") == 20
     assert wire.ScoreMeaning.Value("SCORE_MEANING_JUDGE_AND_VOTE") == 3
+
+
+def test_pages_and_exports_show_every_judge_of_a_panel():
+    said = iter(
+        [{**ruling, "rationale": f"Reasons number {n}."} for n, ruling in enumerate((RULING, ACQUITTAL, DOUBT))]
+    )
+    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    record = try_meme(cast, settings=TrialSettings(judges=3))
+    page = write_trial(ExportSource(record), TrialForm.HTML, pictures=Pictures.NONE, messages=False).decode()
+    for number in range(3):
+        assert f"Judge {number + 1}: evidence of harm" in page and f"Reasons number {number}." in page
+    assert write_trial(ExportSource(record), TrialForm.PDF, pictures=Pictures.NONE, messages=False)
