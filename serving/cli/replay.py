@@ -109,7 +109,10 @@ def _in_files(folder: Path) -> Iterator[TrialRecord]:
     from serving.export.document import read_document
 
     for path in sorted((*folder.rglob("*.json"), *folder.rglob("*.jsonl"))):
-        text = path.read_bytes()
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise click.ClickException(f"{path} can't be read: {error.strerror}.") from None
         for content in text.splitlines() if path.suffix == ".jsonl" else [text]:
             try:
                 yield read_document(content)

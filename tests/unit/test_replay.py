@@ -275,6 +275,9 @@ def test_the_command_wants_one_of_three_and_never_ends_well_without_a_trial(tmp_
     (tmp_path / "bad.json").write_text("{}")
     told = run("--folder", tmp_path, status=2)
     assert "bad.json" in told and "no trial in the form" in told and "Traceback" not in told
+    (tmp_path / "bad.json").unlink()
+    (tmp_path / "folder.json").mkdir()
+    assert "folder.json can't be read" in run("--folder", tmp_path, status=2)
 
 
 def test_a_folder_of_lines_is_read_and_differences_end_with_one(tmp_path):
