@@ -140,9 +140,12 @@ class ReplyUnusable(CourtError):
             the reply gave the model's instructions away: then it is not asked again.
         role: Role that was to speak.
         task: Task of the request.
+        replies: Replies as they are recorded (:class:`court.events.UnusableReplies`); None where one gave its
+            instructions away.
     """
 
     default_reason = "REPLY_MALFORMED"
+    replies: object = None
 
     def __init__(self, role: str, task: str, reason: str, what: str) -> None:
         super().__init__(f"The {str(role).lower()}'s reply ({task}) could not be used: {what}.", reason=reason)

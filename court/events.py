@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Typ
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
-from court.verdict import Label, Verdict
+from court.verdict import Label, Strengths, Verdict
 
 
 class Procedure(StrEnum):
@@ -66,8 +66,30 @@ class RestReason(StrEnum):
     """The procedure has none: the side argued from precedents or from the description alone."""
 
 
+class FinishReason(StrEnum):
+    """Why a model stopped speaking."""
+
+    STOP = "STOP"
+    LENGTH = "LENGTH"
+    """It ran into ``max_tokens``: the reply is cut."""
+    REPETITION = "REPETITION"
+    """The server ended it, because it said the same over and over."""
+    REFUSAL = "REFUSAL"
+    """The server says that the model declined, or that a filter did."""
+
+
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RawReply(_Value):
+    """A model's reply as it came, before anything was read out of it."""
+
+    text: str
+    """A lone surrogate, which no record can hold, stands as its escape in JSON."""
+    finish: FinishReason = FinishReason.STOP
+    thought: bool = False
+    """Whether there was a thought before it."""
 
 
 class ModelCall(_Value):
@@ -98,6 +120,23 @@ class ModelCall(_Value):
     thought: str = ""
     """What the model thought before its reply, where the server told it apart; of a long thought, the beginning. It is
     shown to no agent, and is no part of any summary."""
+    replies: tuple[RawReply, ...] = ()
+    """The reply as it came; the one that could not be used before it, where there was one. What today's code makes of
+    them can be compared with what was made of them then. None of a call for odds, and none in earlier records."""
+
+
+class UnusableReplies(_Value):
+    """The replies of a call that ended a trial because none of them could be used."""
+
+    role: Role
+    task: str
+    side: Side | None = None
+    """Whose examination it was, where it was one's."""
+    round: int = Field(default=0, ge=0)
+    judge: int = Field(default=1, ge=1)
+    """Number of the judge on a panel."""
+    prompt_digest: str
+    replies: tuple[RawReply, ...]
 
 
 class Unused(_Value):
@@ -354,6 +393,23 @@ class OddsGiven(_Value):
     call: ModelCall
 
 
+class JudgeRuled(Event):
+    """One judge of a panel ruled; the verdict follows from all of them."""
+
+    kind: Literal["JudgeRuled"] = "JudgeRuled"
+    judge: int = Field(ge=1)
+    """Its number."""
+    strengths: Strengths
+    ruling: Ruling
+    category: str
+    clause: str
+    target: str
+    rationale: str
+    odds: OddsGiven | None = None
+    """``None`` where the server gives no probabilities, or none were asked for."""
+    call: ModelCall
+
+
 class SteeringFound(Signal):
     """A sign that something said in the trial tries to steer the court, and where it stands."""
 
@@ -370,8 +426,11 @@ class VerdictGiven(Event):
     verdict: Verdict
     ruling: Ruling | None = None
     odds: OddsGiven | None = None
-    """``None`` where no model is asked, or the server gives no probabilities."""
+    """``None`` where no model is asked, or the server gives no probabilities; of a panel they stand with its judges."""
     call: ModelCall | None = None
+    """``None`` where no model was asked, and of a panel, whose calls stand with its judges."""
+    judge: int = Field(default=0, ge=0)
+    """Number of the judge of a panel whose words these are; 0 where there was no panel."""
     steering: tuple[SteeringFound, ...] = ()
     """Evidence for whoever looks; the verdict's label is given without it."""
     unused: Unused | None = None
@@ -389,6 +448,9 @@ class TrialFailed(Event):
     retryable: bool
     unused: Unused | None = None
     """As in a ``VerdictGiven``."""
+    unusable: UnusableReplies | None = None
+    """The replies that ended it; ``None`` where it ended otherwise, where a reply gave the model's instructions away,
+    and in records of before they were kept."""
     broke_off: int = Field(default=0, ge=0)
     """How many times a model server broke off while it worked on a call that it then left unanswered: it may have died
     of it. Since the trial was opened or last resumed."""
@@ -442,6 +504,7 @@ AnyEvent: TypeAlias = Annotated[
     | SideRested
     | NearDuplicatesFound
     | PrecedentsCited
+    | JudgeRuled
     | VerdictGiven
     | TrialFailed
     | TrialResumed

@@ -153,7 +153,7 @@ class Examination:
             )
         answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
-            answer = await self.proposer.answer(asked.question, progress=progress())
+            answer = await self.proposer.answer(asked.question, side=side, number=number, progress=progress())
             answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from court import judgment
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, PrecedentsCited, Side, TextRead
+from court.events import Described, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
+from court.panel import Opinion, spokesman_of
 from court.policy import Policy
-from court.precedents import Vote
+from court.precedents import Precedent, Vote
+from court.prompts.sets import PromptSet, packaged
 from court.recorder import Recorder
-from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, Speaker
+from court.replies import Ruling
+from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker
 from court.settings import TrialSettings
+from court.summary import precedents_for
 from court.untrusted import Fence
 
 _GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
@@ -36,6 +40,7 @@ class FullTrial:
         policy: Policy that defines harm.
         fence: Around everything that strangers wrote.
         batch: True for a trial of many for which nobody waits singly.
+        prompts: Words of the trial.
     """
 
     evidence: Evidence
@@ -43,6 +48,7 @@ class FullTrial:
     policy: Policy
     fence: Fence
     batch: bool = False
+    prompts: PromptSet = field(default_factory=packaged)
 
     async def run(self, text: TextRead | None = None) -> None:
         """Tries the meme, up to the recorded verdict.
@@ -85,6 +91,7 @@ class FullTrial:
             deadline=self.evidence.deadline,
             reply_chars=self._settings.reply_chars,
             batch=self.batch,
+            prompts=self.prompts,
         )
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
@@ -96,7 +103,10 @@ class FullTrial:
             self._describe(proposer), completed(text_read) if text_read else self.evidence.text_and_duplicates()
         )
         self._recorder.step = "examination"
-        if self._settings.query == "text":
+        if self._settings.advocates_see != "none":
+            exhibits, vote = await self._precedents(text.text)
+            sides = await self._examine(proposer, text.text, description)
+        elif self._settings.query == "text":
             sides, (exhibits, vote) = await gather_or_cancel(
                 self._examine(proposer, text.text, description), self._precedents(text.text)
             )
@@ -118,26 +128,59 @@ class FullTrial:
             exhibits=exhibits,
             vote=vote,
             meme_only=self._settings.dull_judge,
-        )
-        judge = Judge(self._speaker(self.models.judge))
-        ruling, odds = await gather_or_cancel(
-            judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None)
+            prompts=self.prompts,
         )
         cited = self._recorder.recall(PrecedentsCited)
+        evidence: dict[str, Any] = {
+            "vote": vote,
+            "findings": cited.findings if cited else None,
+            "prior": cited.vote if cited and text_read else None,
+            "sides": sides,
+            "text": text,
+            "settings": self._settings,
+        }
+        panel = self.models.panel(self._settings.judges)
+        if len(panel) > 1:
+            opinions = await gather_or_cancel(
+                *(self._ruled(number, model, brief) for number, model in enumerate(panel, 1))
+            )
+            spokesman = spokesman_of(opinions)
+            return {
+                "verdict": judgment.verdict_of_panel(opinions, **evidence),
+                "ruling": judgment.on_record(opinions[spokesman].ruling, exhibits),
+                "judge": spokesman + 1,
+            }
+        ruling, odds = await self._ask_judge(Judge(self._speaker(self.models.judge)), brief)
         return {
-            "verdict": judgment.verdict_of(
-                ruling.value,
-                odds=odds,
-                vote=vote,
-                findings=cited.findings if cited else None,
-                sides=sides,
-                text=text,
-                settings=self._settings,
-            ),
+            "verdict": judgment.verdict_of(ruling.value, odds=odds, **evidence),
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,
             "call": ruling.call,
         }
+
+    async def _ask_judge(self, judge: Judge, brief: JudgeBrief[Frame]) -> tuple[RoleReply[Ruling], OddsGiven | None]:
+        """A judge's ruling, and the odds of its model where they are asked for."""
+        return await gather_or_cancel(judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None))
+
+    async def _ruled(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
+        """The opinion of one judge of a panel, recorded as soon as it is known."""
+        kept = self._recorder.recall(JudgeRuled, judge=number)
+        if kept is None:
+            ruling, odds = await self._ask_judge(Judge(self._speaker(model), number), brief)
+            opinion = Opinion(ruling.value, odds)
+            kept = await self._recorder.note(
+                JudgeRuled,
+                judge=number,
+                strengths=opinion.strengths,
+                ruling=judgment.on_record(ruling.value, brief.exhibits),
+                category=ruling.value.category,
+                clause=ruling.value.clause,
+                target=ruling.value.target,
+                rationale=ruling.value.rationale,
+                odds=odds,
+                call=ruling.call,
+            )
+        return judgment.from_record(kept)
 
     async def _describe(self, proposer: Proposer) -> str:
         if self._settings.dull_judge:
@@ -152,11 +195,22 @@ class FullTrial:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
-        brief = AdvocateBrief(policy=self.policy, fence=self.fence, text=text, description=description)
         return await gather_or_cancel(
             *(
                 Examination(
-                    advocate=Advocate(self._speaker(model), side, brief, self._settings.stance_at == "start"),
+                    advocate=Advocate(
+                        self._speaker(model),
+                        side,
+                        AdvocateBrief(
+                            policy=self.policy,
+                            fence=self.fence,
+                            text=text,
+                            description=description,
+                            precedents=self._precedents_for(side),
+                            prompts=self.prompts,
+                        ),
+                        self._settings.stance_at == "start",
+                    ),
                     proposer=proposer,
                     settings=self._settings,
                     deadline=self.evidence.deadline,
@@ -166,6 +220,13 @@ class FullTrial:
                 for side, model in ((Side.ACCUSER, self.models.accuser), (Side.DEFENDER, self.models.defender))
             )
         )
+
+    def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
+        """The precedents that an advocate is shown; they have been found before, where it is shown any."""
+        cited = self._recorder.recall(PrecedentsCited)
+        if cited is None or not self._settings.precedents:
+            return ()
+        return precedents_for(side, cited.findings, self._settings)
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
         """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     MemeIdentity,
     NearDuplicatesFound,
     OddsGiven,
@@ -26,14 +28,17 @@ from court.examination import SideCase
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
-from court.precedents import Findings, Vote
+from court.panel import Opinion, disagreement, median_strengths, spokesman_of
+from court.precedents import Findings, Vote, sigmoid
 from court.recorder import Drafted, EventDraft, Recorder
 from court.replies import Ruling
 from court.settings import TrialSettings
 from court.summary import no_similar_precedent, unsure_text
-from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strengths, Verdict, rule
+from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Verdict, rule
 
 _NONE = "none"
+_SUREST = 1e-6
+"""Probability from which on a model's odds count as no surer."""
 
 
 def verdict_of(
@@ -45,27 +50,44 @@ def verdict_of(
     vote: Vote | None = None,
     findings: Findings | None = None,
     odds: OddsGiven | None = None,
+    prior: Vote | None = None,
+) -> Verdict:
+    """The verdict of one judge. Arguments as for :func:`verdict_of_panel`."""
+    return verdict_of_panel(
+        [Opinion(ruling, odds)], text=text, settings=settings, sides=sides, vote=vote, findings=findings, prior=prior
+    )
+
+
+def verdict_of_panel(
+    opinions: Sequence[Opinion],
+    *,
+    text: TextRead,
+    settings: TrialSettings,
+    sides: Sequence[SideCase] = (),
+    vote: Vote | None = None,
+    findings: Findings | None = None,
+    prior: Vote | None = None,
 ) -> Verdict:
     """The verdict.
 
     Args:
-        ruling: Ruling of the Judge.
+        opinions: Opinion of each judge; one where the Judge sits alone.
         text: The meme's text, and how sure its reading is.
         settings: Settings of the trial.
         sides: Cases of the two sides.
         vote: The precedents' vote, where there was one.
         findings: Precedents that were found; None where none were looked for.
-        odds: Probability that the Judge's model gives each label, where it is known.
+        prior: Vote by which a cascade went on to the full trial; None where there is none.
     """
-    strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
+    strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
-    score = score_of(odds, settings.least_label_mass)
+    ruling = opinions[spokesman_of(opinions)].ruling
+    score = mean_score(opinions, settings.least_label_mass)
     found = label is Label.HARMFUL and ruling.category != _NONE
     return Verdict(
         label=label,
         strengths=strengths,
-        harm_score=score,
-        harm_score_meaning=None if score is None else ScoreMeaning.LABEL_PROBABILITY,
+        **_estimate(score, label, prior, settings.vote_weight),
         rationale=ruling.rationale,
         finding=Finding(
             category=ruling.category,
@@ -75,13 +97,13 @@ def verdict_of(
         if found
         else None,
         review=(
-            *_contradictions(ruling, label, vote=vote, score=score, settings=settings),
+            *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
         signals=(
             *(no_similar_precedent(findings) if findings is not None else ()),
-            *(_no_score(odds) if score is None else ()),
+            *(_no_score(opinions) if score is None else ()),
         ),
     )
 
@@ -108,11 +130,57 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
     return sum(harmful / (harmful + benign) for harmful, benign in pairs) / len(pairs)
 
 
-def _no_score(odds: OddsGiven | None) -> tuple[Review, ...]:
-    """A signal where the model was asked for its odds, and the labels had next to none."""
-    if odds is None:
+def mean_score(opinions: Sequence[Opinion], least_mass: float) -> float | None:
+    """P(harmful) as the mean over the judges whose models gave one; None where none did.
+
+    Args:
+        opinions: Opinion of each judge.
+        least_mass: Least mass of the two labels, as for :func:`score_of`.
+    """
+    scores = [score_of(opinion.odds, least_mass) for opinion in opinions]
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _estimate(score: float | None, label: Label, prior: Vote | None, weight: float) -> dict[str, Any]:
+    """Score and its meaning, and in a cascade that weighs its vote, the risk that the label is wrong."""
+    if prior is None or weight == 0:
+        return {
+            "harm_score": score,
+            "harm_score_meaning": None if score is None else ScoreMeaning.LABEL_PROBABILITY,
+        }
+    meaning = ScoreMeaning.PRECEDENT_VOTE if score is None else ScoreMeaning.JUDGE_AND_VOTE
+    both = prior.probability if score is None else joined_odds(score, prior.probability, weight)
+    return {
+        "harm_score": both,
+        "harm_score_meaning": meaning,
+        "risk": 1 - both if label is Label.HARMFUL else both,
+    }
+
+
+def joined_odds(score: float, vote: float, weight: float) -> float:
+    """The Judge's probability and the vote's as one: the weighted mean of their log-odds.
+
+    Args:
+        score: Judge's probability of harm.
+        vote: Vote's probability of harm.
+        weight: Weight of the vote, in [0, 1].
+    """
+
+    def log_odds(p: float) -> float:
+        # A model may be sure beyond what a number can say: then the other still has a say.
+        bounded = min(max(p, _SUREST), 1 - _SUREST)
+        return math.log(bounded / (1 - bounded))
+
+    return sigmoid((1 - weight) * log_odds(score) + weight * log_odds(vote))
+
+
+def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
+    """A signal where models were asked for their odds, and the labels had next to none."""
+    told = [opinion.odds for opinion in opinions if opinion.odds is not None]
+    if not told:
         return ()
-    least = min(map(sum, zip(odds.harmful, odds.not_harmful, strict=True)))
+    least = min(sum(pair) for odds in told for pair in zip(odds.harmful, odds.not_harmful, strict=True))
     detail = f"The Judge's model gave the two labels {least:.2g} of its probability: there is no harm score."
     return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
 
@@ -134,16 +202,38 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRec
     )
 
 
+def from_record(event: JudgeRuled) -> Opinion:
+    """The opinion of a judge of a panel, from the record: precedents by their numbers again."""
+    ruling = event.ruling
+    return Opinion(
+        Ruling(
+            harmful_evidence=ruling.harmful_evidence,
+            harmless_evidence=ruling.harmless_evidence,
+            precedents={str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
+            harmful_strength=event.strengths.harmful,
+            harmless_strength=event.strengths.benign,
+            label=Label.HARMFUL if ruling.label is Label.HARMFUL else Label.NOT_HARMFUL,
+            category=event.category,
+            clause=event.clause,
+            target=event.target,
+            rationale=event.rationale,
+        ),
+        event.odds,
+    )
+
+
 def _contradictions(
-    ruling: Ruling, label: Label, *, vote: Vote | None, score: float | None, settings: TrialSettings
+    opinions: Sequence[Opinion], label: Label, *, vote: Vote | None, score: float | None, settings: TrialSettings
 ) -> list[Review]:
     reasons = []
-    if ruling.label is not label:
+    if torn := next((opinion for opinion in opinions if opinion.ruling.label is not opinion.label), None):
+        ruling = torn.ruling
         detail = (
             f"The Judge's own label is {ruling.label}, but its strengths (harmful {ruling.harmful_strength}, harmless "
-            f"{ruling.harmless_strength}) make it {label}, also when it was asked again."
+            f"{ruling.harmless_strength}) make it {torn.label}, also when it was asked again."
         )
         reasons.append(Review(reason=ReviewReason.JUDGE_CONTRADICTS_ITSELF, detail=detail))
+    reasons += disagreement(opinions)
     if vote is not None:
         distance = vote.probability - vote.settings.threshold
         if abs(distance) > settings.vote_disagreement and (distance > 0) != (label is Label.HARMFUL):

@@ -10,22 +10,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from court import prompts, replies
+from court import replies
 from court.digests import digest
 from court.policy import Policy
 from court.precedents import Precedent, Vote
-from court.prompts import Prompt
+from court.prompts import Prompt, load
+from court.prompts.sets import PromptSet, packaged
 from court.untrusted import Fence
 from court.verdict import Label
 
 P = TypeVar("P")
 """A picture, or what stands for it; never a text."""
 
+_LONE = re.compile("[\ud800-\udfff]")
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 
 
@@ -47,6 +50,7 @@ class Messages(Generic[P]):
         system: The system message.
         parts: Parts of the user message: texts, each with an empty line after it, and pictures.
         schema: JSON schema of the reply; None for a free one.
+        prompts: Set that the prompt is of.
     """
 
     prompt: Prompt
@@ -54,13 +58,14 @@ class Messages(Generic[P]):
     system: str
     parts: tuple[str | P, ...]
     schema: dict[str, Any] | None
+    prompts: PromptSet = field(default_factory=packaged)
 
     def again(self, fence: Fence, quoted: str, fault: str) -> Messages[P]:
         """Builds the repair request.
 
         It has the messages, the reply that could not be used (see :func:`quotable`), and the fault.
         """
-        said = (fence.around(quoted), prompts.load("repair").task("repair", fault=fault))
+        said = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
         return dataclasses.replace(self, parts=(*self.parts, *apart(said)))
 
 
@@ -80,26 +85,37 @@ def quotable(reply: str) -> str:
     return "".join("\u2060" if "\ud800" <= character <= "\udfff" else character for character in reply[:_QUOTED])
 
 
-def describe(pictures: Sequence[P], chars: int) -> Messages[P]:
+def writable(reply: str) -> str:
+    """A reply as a record can hold it: a lone surrogate stands as its escape in JSON, which reads as the same."""
+    return _LONE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", reply)
+
+
+def describe(pictures: Sequence[P], chars: int, prompts: PromptSet | None = None) -> Messages[P]:
     """Builds the first question to the Proposer.
 
     Args:
         pictures: Frames of the meme.
         chars: Longest description that is asked for.
+        prompts: Words of the trial; None for the packaged ones.
     """
-    prompt = prompts.load("proposer")
+    prompts = prompts or packaged()
+    prompt = prompts.proposer
     return Messages(
         prompt=prompt,
         task="describe",
         system=prompt.system(),
         parts=(*pictures, *apart([prompt.task("describe")])),
         schema=replies.text_schema(replies.Description, chars),
+        prompts=prompts,
     )
 
 
-def answer(pictures: Sequence[P], fence: Fence, question: str, chars: int) -> Messages[P]:
+def answer(
+    pictures: Sequence[P], fence: Fence, question: str, chars: int, *, prompts: PromptSet | None = None
+) -> Messages[P]:
     """Builds a side's question to the Proposer. Arguments as elsewhere in this module."""
-    prompt = prompts.load("proposer")
+    prompts = prompts or packaged()
+    prompt = prompts.proposer
     words = prompt.task("answer", question=fence.around(question))
     return Messages(
         prompt=prompt,
@@ -107,6 +123,7 @@ def answer(pictures: Sequence[P], fence: Fence, question: str, chars: int) -> Me
         system=prompt.system(),
         parts=(*pictures, *apart([words])),
         schema=replies.text_schema(replies.Answer, chars),
+        prompts=prompts,
     )
 
 
@@ -119,12 +136,16 @@ class AdvocateBrief:
         fence: Around what strangers wrote.
         text: Caption of the meme; empty if it has none.
         description: The Proposer's description of the picture.
+        precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
+        prompts: Words of the trial.
     """
 
     policy: Policy
     fence: Fence
     text: str
     description: str
+    precedents: tuple[Precedent, ...] = ()
+    prompts: PromptSet = field(default_factory=packaged)
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """The Advocate is to ask one question.
@@ -141,7 +162,7 @@ class AdvocateBrief:
         return self._messages("summarise", stance, history, replies.text_schema(replies.Argument, chars))
 
     def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
-        prompt = prompts.load("advocate")
+        prompt = self.prompts.advocate
         around = self.fence.around
         # The history only grows and the task comes last: what was sent before stays a prefix of what is sent next.
         exchanges = [
@@ -158,9 +179,22 @@ class AdvocateBrief:
             prompt=prompt,
             task=task,
             system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
-            parts=apart((material, *exchanges, prompt.task(task))),
+            parts=apart((material, *self._precedents(), *exchanges, prompt.task(task))),
             schema=schema,
+            prompts=self.prompts,
         )
+
+    def _precedents(self) -> list[str]:
+        words = load("advocate_precedents")
+        return [
+            words.task(
+                "precedent",
+                number=str(number),
+                label=_label_in_words(precedent),
+                text=self.fence.around(precedent.text),
+            )
+            for number, precedent in enumerate(self.precedents, 1)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +212,7 @@ class JudgeBrief(Generic[P]):
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
         meme_only: True if the meme alone is shown (ablation).
+        prompts: Words of the trial.
     """
 
     pictures: tuple[P, ...]
@@ -190,6 +225,7 @@ class JudgeBrief(Generic[P]):
     exhibits: tuple[Exhibit[P], ...] = ()
     vote: Vote | None = None
     meme_only: bool = False
+    prompts: PromptSet = field(default_factory=packaged)
 
     def rule(self, chars: int) -> Messages[P]:
         """The Judge is to rule.
@@ -207,7 +243,7 @@ class JudgeBrief(Generic[P]):
         return first, second
 
     def _judge_messages(self, task: str, schema: dict[str, Any] | None, **values: str) -> Messages[P]:
-        prompt = prompts.load("judge")
+        prompt = self.prompts.judge
         parts = (*self._material(prompt), prompt.task(task, **values))
         return Messages(
             prompt=prompt,
@@ -215,6 +251,7 @@ class JudgeBrief(Generic[P]):
             system=prompt.system(policy=self.policy.text),
             parts=apart(parts),
             schema=schema,
+            prompts=self.prompts,
         )
 
     def _material(self, prompt: Prompt) -> list[str | P]:
@@ -250,7 +287,7 @@ class JudgeBrief(Generic[P]):
         said = prompt.task(
             "precedent_text",
             number=str(number),
-            label="harmful" if precedent.label is Label.HARMFUL else "not harmful",
+            label=_label_in_words(precedent),
             similarity=", ".join(halves) or "unknown",
             text=self.fence.around(precedent.text),
         )
@@ -258,6 +295,10 @@ class JudgeBrief(Generic[P]):
             return [said]
         categories = self.fence.around(", ".join(precedent.categories))
         return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+
+
+def _label_in_words(precedent: Precedent) -> str:
+    return "harmful" if precedent.label is Label.HARMFUL else "not harmful"
 
 
 def apart(parts: Sequence[str | P]) -> tuple[str | P, ...]:

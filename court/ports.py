@@ -7,11 +7,11 @@ and chat models serve it; a keeper is told of every event.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from court.events import AnyEvent, NearDuplicate, TextLine
+from court.events import AnyEvent, NearDuplicate, Role, Side, TextLine
+from court.events import FinishReason as FinishReason  # offered here too: replies have one
 from court.meme import Frame, Picture
 from court.precedents import Findings, LibraryIdentity
 
@@ -146,16 +146,27 @@ class DuplicateFinder(Protocol):
         ...
 
 
-class FinishReason(StrEnum):
-    """Why a model stopped speaking."""
+@dataclass(frozen=True, slots=True)
+class CallPlace:
+    """Place of a call in its trial.
 
-    STOP = "STOP"
-    LENGTH = "LENGTH"
-    """It ran into ``max_tokens``: the reply is cut."""
-    REPETITION = "REPETITION"
-    """The server ended it, because it said the same over and over."""
-    REFUSAL = "REFUSAL"
-    """The server says that the model declined, or that a filter did."""
+    Attributes:
+        role: Role that is to speak.
+        task: Task of the request.
+        prompt_digest: Digest of the prompt that the words come from.
+        side: Side whose examination it is; None outside of an examination.
+        round: Round of the examination; 0 outside of one.
+        attempt: 2 where a reply is asked for again.
+        judge: Number of the judge on a panel; 1 for a judge that sits alone, and for the other roles.
+    """
+
+    role: Role
+    task: str
+    prompt_digest: str
+    side: Side | None = None
+    round: int = 0
+    attempt: int = 1
+    judge: int = 1
 
 
 BATCH_PRIORITY = 100
@@ -179,6 +190,7 @@ class ChatRequest:
             without one, as far as the model can be kept from it.
         priority: Rank among requests that wait at the server, where it has ranks: the lower, the earlier.
         avoid_repetition: True to ask in a way that keeps the model from saying the same over and over.
+        place: Place of the call in its trial, which no model is told; None outside of a trial.
     """
 
     system: str
@@ -189,6 +201,7 @@ class ChatRequest:
     thought_tokens: int = 0
     priority: int = 0
     avoid_repetition: bool = False
+    place: CallPlace | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

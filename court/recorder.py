@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from court.errors import CourtError, Unavailable
+from court.errors import CourtError, ReplyUnusable, Unavailable
 from court.events import AnyEvent, Event, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
 from court.ports import EventSink
 from court.record import TrialRecord, TrialState
@@ -153,6 +153,7 @@ class Recorder:
                 reason=cause.reason,
                 message=cause.message,
                 retryable=isinstance(cause, Unavailable),
+                unusable=cause.replies if isinstance(cause, ReplyUnusable) else None,
                 broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.tally.broke_off,
             )
         except Exception as error:

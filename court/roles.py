@@ -12,13 +12,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from court import messages, prompts, replies
+from court import messages, replies
 from court.deadline import Deadline, run_within
 from court.errors import Overrun, ReplyUnusable
-from court.events import ModelCall, OddsGiven, Role, Side
+from court.events import ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
 from court.meme import Frame
-from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, file_sha256, messages_digest, quotable
-from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, FinishReason, Odds, ReplicatedModel
+from court.messages import (
+    AdvocateBrief,
+    Exchange,
+    JudgeBrief,
+    Messages,
+    file_sha256,
+    messages_digest,
+    quotable,
+    writable,
+)
+from court.ports import (
+    BATCH_PRIORITY,
+    CallPlace,
+    ChatModel,
+    ChatReply,
+    ChatRequest,
+    FinishReason,
+    Odds,
+    ReplicatedModel,
+)
+from court.prompts.sets import PromptSet, packaged
 from court.repetition import find_loop, find_loop_in_reply
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
 from court.untrusted import Fence
@@ -30,6 +49,8 @@ _OPTIONS = ("A", "B")
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
 _JUDGMENT = 51  # beyond the last round that the settings allow
+_MOST_REPLY = 60_000
+"""Characters of a reply that are kept: one that is longer is not read (:mod:`court.replies`)."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 _LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
@@ -83,12 +104,35 @@ class RoleModel:
 
 @dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have a model of its own."""
+    """Chat models of a full trial; each role may have a model of its own.
+
+    Attributes:
+        proposer: Model of the Proposer.
+        accuser: Model of the Accuser.
+        defender: Model of the Defender.
+        judge: Model of the Judge.
+        judges: Further models that judge: with them, the Judge is a panel.
+    """
 
     proposer: RoleModel
     accuser: RoleModel
     defender: RoleModel
     judge: RoleModel
+    judges: tuple[RoleModel, ...] = ()
+
+    def panel(self, samples: int) -> tuple[RoleModel, ...]:
+        """Returns the model of each judge, in order.
+
+        Args:
+            samples: Rulings that are drawn of each model.
+        """
+        return tuple(model for model in (self.judge, *self.judges) for _ in range(samples))
+
+    @property
+    def _named(self) -> dict[str, RoleModel]:
+        """Models by the names that records have for them: the roles, and ``JUDGE_2`` and so on."""
+        further = {f"{Role.JUDGE}_{number}": model for number, model in enumerate(self.judges, 2)}
+        return {**{str(role): model for role, model in self.by_role.items()}, **further}
 
     @property
     def by_role(self) -> dict[Role, RoleModel]:
@@ -98,12 +142,12 @@ class RoleModels:
     @property
     def models(self) -> dict[str, str]:
         """The model per role, for the record."""
-        return {str(role): chair.model.name for role, chair in self.by_role.items()}
+        return {name: chair.model.name for name, chair in self._named.items()}
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the servers per role, for the record; of those that are known."""
-        return {str(role): chair.servers.urls for role, chair in self.by_role.items() if chair.servers}
+        return {name: chair.servers.urls for name, chair in self._named.items() if chair.servers}
 
     @property
     def prefix_cache(self) -> dict[str, bool]:
@@ -117,16 +161,17 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
-        thinking = {str(role): chair.thinking for role, chair in self.by_role.items() if chair.thinking}
+        thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
         thoughts = {
-            str(role): {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
-            for role, chair in self.by_role.items()
+            name: {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
+            for name, chair in self._named.items()
             if chair.thought_tokens
         }
         return {
-            "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
+            "temperature": {name: chair.temperature for name, chair in self._named.items()},
             "max_tokens": {
-                str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
+                name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
+                for name, chair in self._named.items()
             },
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
@@ -150,11 +195,21 @@ class RoleModels:
             model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
             return dataclasses.replace(chair, model=model, servers=model)
 
-        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
+        return self.each(of)
+
+    def each(self, of: Callable[[RoleModel], RoleModel]) -> RoleModels:
+        """Returns the models with each replaced by what a function makes of it."""
+        return RoleModels(
+            proposer=of(self.proposer),
+            accuser=of(self.accuser),
+            defender=of(self.defender),
+            judge=of(self.judge),
+            judges=tuple(map(of, self.judges)),
+        )
 
     def room(self) -> bool:
         """True if each server that is asked now would work on one more call at once."""
-        return all(chair.servers.room() for chair in self.by_role.values() if chair.servers)
+        return all(chair.servers.room() for chair in self._named.values() if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +231,36 @@ class Speaker:
         reply_chars: Longest text that is asked for, in characters: description, summary, justification, rationale; see
             :mod:`court.replies`.
         batch: True if the trial is one of many for which nobody waits singly: requests of other trials go first.
+        prompts: Words of the trial.
     """
 
     model: RoleModel
     fence: Fence
     deadline: Deadline
     reply_chars: int
+    prompts: PromptSet = dataclasses.field(default_factory=packaged)
     batch: bool = False
 
     async def say(
-        self, role: Role, asked: Messages[Frame], parse: Callable[[str, bool], T], *, progress: int = 0
+        self,
+        role: Role,
+        asked: Messages[Frame],
+        parse: Callable[[str, bool], T],
+        *,
+        side: Side | None = None,
+        number: int = 0,
+        judge: int = 1,
+        progress: int = 0,
     ) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
 
         Args:
             role: Role that speaks.
             asked: Messages of the call.
-            parse: Reads the reply; is told whether it is the last.
+            parse: Reads a reply; it is also given whether that is the last one there will be.
+            side: Side whose examination it is; None outside of an examination.
+            number: Round of the examination; 0 outside of one.
+            judge: Number of the judge on a panel.
             progress: Rounds that the trial has come to: of two that wait, the one that is nearer its end goes first.
 
         Raises:
@@ -200,22 +268,23 @@ class Speaker:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
+        place = CallPlace(role, asked.task, asked.prompt.digest, side=side, round=number, judge=judge)
         priority = self._priority(progress)
-        first = await self._call(asked, role, priority)
+        first = await self._call(asked, place, priority)
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
         except UnusableReply as fault:
             if fault.reason == "REPLY_REFUSED":
-                raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+                raise _unusable(fault, place, [first]) from None
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
         # Of a loop no more than its phrase once: what a model reads many times over it goes on with.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         again = asked.again(self.fence, quoted, why)
-        second = await self._call(again, role, priority, avoid_repetition=repeats)
+        second = await self._call(again, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
-            raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+            raise _unusable(fault, place, [first, second]) from None
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
     def _priority(self, progress: int) -> int:
@@ -223,27 +292,28 @@ class Speaker:
         return (BATCH_PRIORITY if self.batch else 0) - progress
 
     async def _call(
-        self, asked: Messages[Frame], role: Role, priority: int, *, avoid_repetition: bool = False
+        self, asked: Messages[Frame], place: CallPlace, priority: int, *, avoid_repetition: bool = False
     ) -> ChatReply:
         request = ChatRequest(
             system=asked.system,
             parts=asked.parts,
             reply_schema=asked.schema,
-            max_tokens=self.model.max_tokens or most_tokens(role, self.reply_chars),
+            max_tokens=self.model.max_tokens or most_tokens(place.role, self.reply_chars),
             temperature=self.model.temperature,
             thought_tokens=self.model.thought_tokens,
             priority=priority,
             avoid_repetition=avoid_repetition,
+            place=place,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request))
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
-        if prompts.contains_secret(reply.text):
+        if asked.prompts.contains_secret(reply.text):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
-            raise ReplyUnusable(role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
+            raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
         return reply
 
-    async def odds(self, asked: Messages[Frame], *, progress: int = 0) -> Odds | None:
+    async def odds(self, role: Role, asked: Messages[Frame], *, judge: int = 1, progress: int = 0) -> Odds | None:
         """Asks for the probability of either option; None where the server can't tell. Arguments as :meth:`say`."""
         request = ChatRequest(
             system=asked.system,
@@ -251,6 +321,7 @@ class Speaker:
             reply_schema=None,
             max_tokens=1,
             priority=self._priority(progress),
+            place=CallPlace(role, asked.task, asked.prompt.digest, judge=judge),
         )
         odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
         if odds is not None:
@@ -277,14 +348,26 @@ class Proposer:
 
     async def describe(self) -> RoleReply[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        asked = messages.describe(self.frames, self.speaker.reply_chars)
+        asked = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
         return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
 
-    async def answer(self, question: str, *, progress: int = 0) -> RoleReply[str]:
-        """``a = Proposer.answer(q, G)``. Raises as all agents do."""
-        asked = messages.answer(self.frames, self.speaker.fence, question, self.speaker.reply_chars)
+    async def answer(
+        self, question: str, *, side: Side | None = None, number: int = 0, progress: int = 0
+    ) -> RoleReply[str]:
+        """``a = Proposer.answer(q, G)``: whose question it is and of which round, it is not told.
+
+        Raises as all agents do.
+        """
+        asked = messages.answer(
+            self.frames, self.speaker.fence, question, self.speaker.reply_chars, prompts=self.speaker.prompts
+        )
         return await self.speaker.say(
-            Role.PROPOSER, asked, lambda text, _: replies.parse_answer(text), progress=progress
+            Role.PROPOSER,
+            asked,
+            lambda text, _: replies.parse_answer(text),
+            side=side,
+            number=number,
+            progress=progress,
         )
 
 
@@ -301,23 +384,34 @@ class Advocate:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = self.side.lower() if self.stance_from_start else "none"
         asked = self.brief.ask(stance, history, self.speaker.reply_chars)
-        return await self.speaker.say(
-            Role(self.side), asked, lambda text, _: replies.parse_question(text), progress=progress
+        return await self._say(
+            asked, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
         )
 
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
         asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
-        return await self.speaker.say(
-            Role(self.side), asked, lambda text, _: replies.parse_argument(text), progress=progress
+        return await self._say(
+            asked, lambda text, _: replies.parse_argument(text), number=len(history), progress=progress
         )
+
+    async def _say(
+        self, asked: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int
+    ) -> RoleReply[T]:
+        return await self.speaker.say(Role(self.side), asked, parse, side=self.side, number=number, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Sees picture, text, description, both justifications and the precedents: all that is in its brief."""
+    """Sees picture, text, description, both justifications and the precedents: all that is in its brief.
+
+    Attributes:
+        speaker: Its model.
+        number: Number on the panel; 1 for one that sits alone.
+    """
 
     speaker: Speaker
+    number: int = 1
 
     async def rule(self, brief: JudgeBrief[Frame]) -> RoleReply[Ruling]:
         """Evidence, precedents, strengths, label and rationale. Raises as all agents do.
@@ -336,7 +430,9 @@ class Judge:
                 )
             return ruling
 
-        return await self.speaker.say(Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, progress=_JUDGMENT)
+        return await self.speaker.say(
+            Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number, progress=_JUDGMENT
+        )
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:
         """Asks for the probability of either label, in both orders; None where the server can't tell.
@@ -347,7 +443,7 @@ class Judge:
         asked = brief.odds()
         harmful, benign, answered = [], [], []
         for each, harmful_first in zip(asked, (True, False), strict=True):
-            odds = await self.speaker.odds(each, progress=_JUDGMENT)
+            odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
@@ -399,4 +495,28 @@ def _figures(
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
         thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
+        replies=() if asked[0].schema is None else _raw(answered),
     )
+
+
+def _raw(answered: Sequence[ChatReply]) -> tuple[RawReply, ...]:
+    """Replies as they are recorded."""
+    return tuple(
+        RawReply(text=writable(reply.text[:_MOST_REPLY]), finish=reply.finish, thought=bool(reply.thought))
+        for reply in answered
+    )
+
+
+def _unusable(fault: UnusableReply, place: CallPlace, answered: Sequence[ChatReply]) -> ReplyUnusable:
+    """The error of replies that can't be used, with them."""
+    error = ReplyUnusable(place.role, place.task, fault.reason, fault.what)
+    error.replies = UnusableReplies(
+        role=place.role,
+        task=place.task,
+        side=place.side,
+        round=place.round,
+        judge=place.judge,
+        prompt_digest=place.prompt_digest,
+        replies=_raw(answered),
+    )
+    return error

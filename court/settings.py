@@ -49,12 +49,24 @@ class TrialSettings(BaseModel):
     """One call of the Judge with the meme alone (ablation)."""
     stance_at: Literal["start", "summary"] = "start"
     """When an advocate is given its side: from its first question on, or only when it sums up (ablation)."""
+    advocates_see: Literal["none", "own", "all"] = "none"
+    """Precedents that an advocate is shown, as text and label: none, those that were found what its side says, or
+    all. Never a picture."""
     swap_sides: bool = False
     """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
     query: Literal["text", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
+    prompts: str = Field(default="1", min_length=1, max_length=4096)
+    """Words in which models are asked: a packaged version, or a folder of one's own (``memecourt prompts``). A record
+    has the folder's name alone; what its words were, ``versions.prompts`` says."""
     score: bool = True
     """Whether the Judge's probability is asked for, with two one-token calls."""
+    judges: int = Field(default=1, ge=1, le=9)
+    """Rulings that are drawn of each model that judges (``llm.judges`` names more than one). Of several, the label
+    follows from the median of their strengths. More than one needs a temperature above 0."""
+    vote_weight: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the precedents' vote in score and risk of a full trial that a cascade went on to, against the Judge's
+    probability, both as log-odds. The label is the Judge's in any case."""
     least_label_mass: float = Field(default=0.05, ge=0, le=1)
     """Probability that the Judge's model must give the two labels together, for their ratio to be a score: where it is
     about to say something else, such as a thought, the ratio is chance."""
@@ -75,6 +87,8 @@ class TrialSettings(BaseModel):
     def _possible(self) -> Self:
         if self.rounds_min > self.rounds_max:
             raise ValueError("rounds_min is more than rounds_max")
+        if self.advocates_see != "none" and self.query != "text":
+            raise ValueError("advocates_see needs query = text: precedents by summaries are found after the advocates")
         return self
 
     @property

@@ -106,6 +106,15 @@ def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
     return Statement(summary=summary, justification=justification + ".", cites=tuple(p.id for p in own))
 
 
+def precedents_for(side: Side, findings: Findings, settings: TrialSettings) -> tuple[Precedent, ...]:
+    """The precedents that an advocate is shown, nearest first: as many as the Judge is, of its own side or of both."""
+    if settings.advocates_see == "none":
+        return ()
+    label = _LABEL_OF[side]
+    shown = [p for p in _at_hand(findings) if p.label is label or settings.advocates_see == "all"]
+    return tuple(shown[: settings.exhibits])
+
+
 def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: TrialSettings) -> Verdict:
     """The Judge of the summary procedure: the likelier label, how sure it is, and whether a person must look."""
     reach = Coverage.of(findings)

@@ -41,7 +41,7 @@ from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
-from court.prompts import prompt_set_digest
+from court.prompts.sets import PromptSet, packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
 from court.roles import RoleModels
@@ -91,6 +91,7 @@ class Court:
         software: Version of MemeCourt.
         settings: Settings of every trial.
         policy: Policy that defines harm.
+        prompts: Words in which models are asked.
         chairs: Chat models of a full trial; None for a court without chat models.
         fence_mark: Mark of the fences around untrusted text; None for a fresh mark a trial. Set it only to compare
             messages.
@@ -103,6 +104,7 @@ class Court:
     software: str
     settings: TrialSettings = field(default_factory=TrialSettings)
     policy: Policy = DEFAULT_POLICY
+    prompts: PromptSet = field(default_factory=packaged)
     chairs: RoleModels | None = None
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -263,7 +265,14 @@ class Court:
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
         models = self.chairs.pinned(evidence.meme.picture.pixels_sha256)
-        return FullTrial(evidence=evidence, models=models, policy=self.policy, fence=fence, batch=case.batch)
+        return FullTrial(
+            evidence=evidence,
+            models=models,
+            policy=self.policy,
+            fence=fence,
+            prompts=self.prompts,
+            batch=case.batch,
+        )
 
     def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
@@ -296,7 +305,7 @@ class Court:
         return Versions(
             software=self.software,
             settings=digest(self._settings(procedure)),
-            prompts="" if procedure is Procedure.SUMMARY else prompt_set_digest(),
+            prompts="" if procedure is Procedure.SUMMARY else self.prompts.digest,
             models={} if chairs is None else chairs.models,
             encoder=self.finder.library.encoder,
             library=self.finder.library.digest,
@@ -304,7 +313,8 @@ class Court:
         )
 
     def _settings(self, procedure: Procedure) -> dict[str, Any]:
-        settings = self.settings.model_dump(mode="json")
+        # A path is nobody else's business, and the words are known by their digest.
+        settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.chairs is not None:
             settings |= self.chairs.settings(self.settings.reply_chars)
         return settings

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from court.events import Event, ModelCall, Unused, VerdictGiven
+from court.events import Event, JudgeRuled, ModelCall, Unused, VerdictGiven
 from court.ports import ChatReply
 
 
@@ -71,7 +71,7 @@ def _reported_by(event: Event) -> Counter[str]:
     call: ModelCall | None = getattr(event, "call", None)
     if call is not None:
         told.update(_figures(call, calls=2 if call.fault else 1))
-    if isinstance(event, VerdictGiven) and event.odds is not None:
+    if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
         told.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
     return told
 

@@ -61,7 +61,9 @@ class ScoreMeaning(StrEnum):
     PRECEDENT_VOTE = "PRECEDENT_VOTE"
     """Calibrated share of harmful precedents near the meme: an estimate of P(harmful)."""
     LABEL_PROBABILITY = "LABEL_PROBABILITY"
-    """Probability that the Judge's model gives the harmful label."""
+    """Probability that the Judge's model gives the harmful label; of a panel of judges, the mean."""
+    JUDGE_AND_VOTE = "JUDGE_AND_VOTE"
+    """The Judge's probability and the precedents' vote together, in a cascade."""
 
 
 class ReviewReason(StrEnum):
@@ -81,6 +83,8 @@ class ReviewReason(StrEnum):
     """The text was read off the picture with little confidence."""
     JUDGE_CONTRADICTS_ITSELF = "JUDGE_CONTRADICTS_ITSELF"
     """The Judge's own label does not follow from its strengths, also when asked again; the rule's label stands."""
+    JUDGES_DISAGREE = "JUDGES_DISAGREE"
+    """The judges of a panel come to different labels."""
     VOTE_DISAGREES = "VOTE_DISAGREES"
     """The Judge and a clear vote of the precedents disagree."""
     SCORE_DISAGREES = "SCORE_DISAGREES"

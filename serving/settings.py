@@ -140,6 +140,19 @@ class ModelSettings(RoleSettings):
     """Calls in flight at a server from which on nothing is asked ahead there: at saturation a superfluous call costs a
     needed one."""
     roles: dict[RoleName, RoleSettings] = Field(default_factory=dict)
+    judges: tuple[RoleSettings, ...] = Field(default=(), max_length=8)
+    """Further models that judge beside the Judge's: with them, or with ``trial.judges``, a panel rules. What one does
+    not name is as the Judge's; a key is sent to no other server than it was given for."""
+
+    @property
+    def further_judges(self) -> dict[str, RoleSettings]:
+        """The settings of each further judge, by ``judge 2`` and so on."""
+        judge = self.of_role("judge")
+        found = {}
+        for number, own in enumerate(self.judges, 2):
+            given = {name: getattr(own, name) for name in own.model_fields_set}
+            found[f"judge {number}"] = judge.model_copy(update=({"api_key": None} if own.url else {}) | given)
+        return found
 
     def of_role(self, role: RoleName) -> RoleSettings:
         """Returns the settings of a role: its own where present, else those of all roles."""
@@ -312,8 +325,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
-        for name in get_args(RoleName):
-            limit, fewest = self.llm.of_role(name).max_tokens, fewest_tokens(Role(name.upper()), self.trial.reply_chars)
+        roles = {name: self.llm.of_role(name) for name in get_args(RoleName)}
+        for name, own in {**roles, **self.llm.further_judges}.items():
+            role = Role(name.partition(" ")[0].upper())
+            limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)
             if limit is not None and limit < fewest:
                 raise ValueError(
                     f"max_tokens of the {name} is {limit}: the longest reply that is asked of it takes {fewest} tokens "

@@ -20,6 +20,7 @@ from court.events import (
 )
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import PictureReader
+from court.prompts.sets import open_set
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder
@@ -77,7 +78,7 @@ async def open_court(
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
-        BadRequest: The policy or the encoder can't be used, or a model server is named by half.
+        BadRequest: The policy, the prompts or the encoder can't be used, or a model server is named by half.
         DocketError: The docket can't be opened.
         NotLoaded: The procedure that the settings ask for needs chat models, and none are named; or what runs the
             encoder or reads text is not installed.
@@ -86,6 +87,7 @@ async def open_court(
     """
     async with AsyncExitStack() as stack:
         policy = Policy.load(settings.policy) if settings.policy else DEFAULT_POLICY
+        prompts = open_set(settings.trial.prompts)
         if isinstance(settings.docket_place, Path) and not settings.docket_place.exists():
             tell(f"Making a docket at {settings.docket_place} …")
         docket = await asyncio.to_thread(open_docket, settings)
@@ -122,6 +124,7 @@ async def open_court(
             software=SOFTWARE,
             settings=settings.trial,
             policy=policy,
+            prompts=prompts,
             chairs=chairs,
             duplicates=near,
         )
@@ -258,6 +261,8 @@ async def parts_alone(
     """
     from serving.console.review.parts import BLIND_FIRST, NEAR, REVIEW_QUEUE, REVIEWED, RULINGS
 
+    open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
+
     def told(event: VerdictReviewed) -> None:
         reviewed(event.outcome)
 
@@ -320,7 +325,8 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
     if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 
-        asked = {id(chair.model): chair.model for chair in house.court.chairs.by_role.values()}
+        chairs = (*house.court.chairs.by_role.values(), *house.court.chairs.judges)
+        asked = {id(chair.model): chair.model for chair in chairs}
         models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]
     return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from court.digests import digest
-from court.untrusted import SECRET_PREFIX, bare, secrets_in
+from court.untrusted import SECRET_PREFIX
 
 ROLES = ("proposer", "advocate", "judge")
 """Those with a system message; ``repair`` adds to theirs."""
@@ -24,21 +24,30 @@ class Prompt:
     Attributes:
         id: Role and version, ``judge/1``.
         digest: SHA-256 of all its words.
+        content: Content of its file.
         secret: Stands in the system message, which says never to write it. It follows from the digest, so that a
             system message stays the same from trial to trial; what is untrusted can't show it (court.untrusted).
     """
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
+    def __init__(self, content: Mapping[str, Any], *, optional: Mapping[str, frozenset[str]] | None = None) -> None:
+        """Takes the words as they are.
+
+        Args:
+            content: Content of the file.
+            optional: Placeholders that a task, or ``system``, need not name; where it does not, values are left out.
+        """
+        self.content = dict(content)
         self.id = f"{content['id']}/{content['version']}"
         self.digest = digest(dict(content))
         self.secret = SECRET_PREFIX + digest(f"secret of {self.digest}").removeprefix("sha256:")[:16]
         self._system: str = content["system"]
         self._tasks: Mapping[str, str] = content["tasks"]
+        self._optional = optional or {}
         self._stances: Mapping[str, str] = content.get("stances", {})
 
     def system(self, **values: str) -> str:
         """The system message. Nothing of a meme may be among the values: they are the policy and the stance."""
-        return render(self._system, {**values, "secret": self.secret})
+        return render(self._system, {**self._named("system", self._system, values), "secret": self.secret})
 
     def stance(self, name: str) -> str:
         """The words for a stance. Raises KeyError if there are none."""
@@ -46,7 +55,17 @@ class Prompt:
 
     def task(self, name: str, **values: str) -> str:
         """A task with its values put in. Raises KeyError or ValueError as :func:`render`."""
-        return render(self._tasks[name], values)
+        return render(self._tasks[name], self._named(name, self._tasks[name], values))
+
+    def _named(self, part: str, template: str, values: Mapping[str, str]) -> Mapping[str, str]:
+        """The values without those that the part need not name and doesn't."""
+        left_out = self._optional.get(part, frozenset()) - placeholders_in(template)
+        return {name: value for name, value in values.items() if name not in left_out}
+
+
+def placeholders_in(template: str) -> set[str]:
+    """Names of the values that a template asks for."""
+    return set(_PLACEHOLDER.findall(template))
 
 
 def render(template: str, values: Mapping[str, str]) -> str:
@@ -56,7 +75,7 @@ def render(template: str, values: Mapping[str, str]) -> str:
         KeyError: The template names a value that is not given.
         ValueError: A value is given that the template does not name.
     """
-    named = set(_PLACEHOLDER.findall(template))
+    named = placeholders_in(template)
     if missing := named - values.keys():
         raise KeyError(f"the prompt needs {', '.join(sorted(missing))}")
     if unknown := values.keys() - named:
@@ -68,16 +87,3 @@ def render(template: str, values: Mapping[str, str]) -> str:
 def load(role: str, version: int = 1) -> Prompt:
     """The prompt of a role. Raises FileNotFoundError if there is no such version."""
     return Prompt(tomllib.loads((files(__name__) / f"{role}.{version}.toml").read_text("utf-8")))
-
-
-def contains_secret(reply: str) -> bool:
-    """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
-
-    It finds instructions that are repeated as they stand, not a model that tells them in other words.
-    """
-    return not secrets_in(reply).isdisjoint(bare(load(role).secret) for role in ROLES)
-
-
-def prompt_set_digest() -> str:
-    """Digest of all prompts in use, for the record."""
-    return digest({role: load(role).digest for role in (*ROLES, "repair")})

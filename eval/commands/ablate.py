@@ -44,8 +44,16 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     metavar="[ROLE=]NAME[@URL]",
     help="One more arm, with another model in all roles or in one. May be given again.",
 )
+@click.option(
+    "--with-prompts",
+    "prompts",
+    multiple=True,
+    metavar="SET",
+    help="One more arm, in the words of another set of prompts: a packaged version, or a folder (`memecourt prompts`). "
+    "Without --arms, the two are compared alone. May be given again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The table as one JSON object.")
-def ablate(arms: str | None, models: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Judges a split once a way (arm), each with one thing altered, and compares each with the arm `full`.
 
     Arms share one store of calls and one library of precedents: what they have in common is asked once. Called again
@@ -65,6 +73,7 @@ def ablate(arms: str | None, models: tuple[str, ...], as_json: bool, **options: 
             [name.strip() for name in (arms or "").split(",") if name.strip()],
             [ModelOf.parse(model) for model in models],
             Procedure(options["procedure"].upper()),
+            prompts,
         )
         study = study_of("ablate", chosen, **options)
         results = [read_results(folder.root) for folder in hold(study, say)]

@@ -95,6 +95,8 @@ def key_of(
             # Not where they are as they always were, so that the keys of earlier stores stay.
             **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
             **({"avoid_repetition": True} if request.avoid_repetition else {}),
+            # Of several rulings by one model each is a draw of its own; not of one, so that earlier keys stay.
+            **({"judge": request.place.judge} if request.place and request.place.judge > 1 else {}),
         }
     )
 
@@ -412,7 +414,7 @@ def stored_chairs(
         )
         return replace(chair, model=own, servers=own)
 
-    return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge))
+    return chairs.each(of)
 
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from court.events import (
     AFTERWARDS,
     AnswerGiven,
     Described,
+    JudgeRuled,
     ModelCall,
     QuestionAsked,
     Side,
@@ -103,10 +104,11 @@ def chain_of(record: TrialRecord) -> int:
     two calls for odds where those are more. Without overlap every summary stands in the chain. A reply that had to be
     asked for twice counts twice.
     """
-    described, given = record.last(Described), record.last(VerdictGiven)
-    judged = _number(given.call) if given else 0
-    if given and given.odds:
-        judged = max(judged, len(given.odds.harmful))
+    described = record.last(Described)
+    judged = 0
+    rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
+    for ruled in rulings:  # those of a panel sit side by side
+        judged = max(judged, _number(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = max(_side_chain(record, side, overlap) for side in Side)
     return (_number(described.call) if described else 0) + longest + judged
@@ -149,7 +151,7 @@ def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
         call: ModelCall | None = getattr(event, "call", None)
         if call is not None:
             calls.append((call, _number(call)))
-        if isinstance(event, VerdictGiven) and event.odds is not None:
+        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             calls.append((event.odds.call, len(event.odds.harmful)))
     return calls
 

@@ -33,7 +33,6 @@ from court.digests import digest
 from court.errors import BadRequest, CourtError, Unavailable
 from court.events import AnyEvent, Procedure, TrialOpened, parse_event
 from court.meme import Picture
-from court.prompts import prompt_set_digest
 from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
@@ -130,7 +129,7 @@ def facts_of(court: Court, procedure: Procedure) -> dict[str, str]:
         "settings": digest(court.settings.model_dump(mode="json")),
     }
     if procedure is not Procedure.SUMMARY and court.chairs is not None:
-        facts["prompts"] = prompt_set_digest()
+        facts["prompts"] = court.prompts.digest
         facts["models"] = digest({**court.chairs.models, "settings": court.chairs.settings(court.settings.reply_chars)})
     return facts
 

@@ -27,7 +27,6 @@ from court.deadline import gather_or_cancel
 from court.digests import digest
 from court.errors import BadRequest, NotLoaded, Unavailable
 from court.events import Procedure, TrialFailed
-from court.prompts import prompt_set_digest
 from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
@@ -349,7 +348,7 @@ def _manifest(
     plan: Plan, material: _Material, court: Court, excluded: Sequence[Excluded], checked: dict[str, JsonValue]
 ) -> RunManifest:
     asks_nobody = plan.procedure is Procedure.SUMMARY
-    settings = court.settings.model_dump(mode="json")
+    settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     if court.chairs is not None and not asks_nobody:
         settings |= court.chairs.settings(court.settings.reply_chars)
     library = court.finder.library
@@ -368,7 +367,7 @@ def _manifest(
         settings=settings,
         settings_digest=digest(settings),
         models={} if asks_nobody or court.chairs is None else court.chairs.models,
-        prompts="" if asks_nobody else prompt_set_digest(),
+        prompts="" if asks_nobody else court.prompts.digest,
         policy=court.policy.digest,
         library=library.digest,
         library_size=library.size,

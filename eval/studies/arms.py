@@ -27,6 +27,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from court.events import Procedure
+from court.prompts.sets import open_set
 from court.settings import TrialSettings
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
@@ -95,6 +96,8 @@ ARMS: Mapping[str, Arm] = {
         _arm("no-captioner", "the advocates argue from the description alone (the paper's w/o CC)", captioner=False),
         _arm("dull-judge", "one call of the Judge with the meme alone", dull_judge=True),
         _arm("post-stance", "an advocate is given its side only when it sums up", stance_at="summary"),
+        _arm("own-precedents", "each advocate is shown the precedents that its side's label has", advocates_see="own"),
+        _arm("all-precedents", "both advocates are shown the precedents of either label", advocates_see="all"),
         _arm("random-precedents", "precedents are drawn at random, with their true similarities", Control.RANDOM),
         _arm("shuffled-labels", "the precedents' labels are permuted among them", Control.SHUFFLED),
         _arm(
@@ -111,14 +114,22 @@ _WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels"})
 """Arms that alter something where no model is asked."""
 
 
-def arms_named(names: Sequence[str], models: Sequence[ModelOf], procedure: Procedure) -> tuple[Arm, ...]:
-    """The arms of a study: those of these names (all that alter anything, if none are named), and one a model.
+def arms_named(
+    names: Sequence[str], models: Sequence[ModelOf], procedure: Procedure, prompts: Sequence[str] = ()
+) -> tuple[Arm, ...]:
+    """The arms of a study: those of these names (all that alter anything, if nothing is named), and one a model or set.
+
+    Args:
+        names: Names of arms.
+        models: Other models.
+        procedure: Procedure of the trials.
+        prompts: Other sets of prompts: packaged versions, or folders.
 
     Raises:
         BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
-    chosen = list(names) or possible
+    chosen = list(names) or ([FULL_ARM] if prompts else possible)
     for name in chosen:
         if name not in ARMS:
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
@@ -128,7 +139,7 @@ def arms_named(names: Sequence[str], models: Sequence[ModelOf], procedure: Proce
                 f"{', '.join(possible)}.",
                 field="arms",
             )
-    if models and procedure is Procedure.SUMMARY:
+    if (models or prompts) and procedure is Procedure.SUMMARY:
         raise BadRequest(f"The procedure {procedure} asks no model: another one makes no difference.", field="arms")
     if FULL_ARM not in chosen:
         chosen.insert(0, FULL_ARM)  # what the others are compared with
@@ -143,10 +154,21 @@ def arms_named(names: Sequence[str], models: Sequence[ModelOf], procedure: Proce
                 models=(model,),
             )
         )
+    arms += [_arm_of_prompts(place) for place in prompts]
     names_given = [arm.name for arm in arms]
     if twice := sorted({name for name in names_given if names_given.count(name) > 1}):
         raise BadRequest(f"Each arm needs a name of its own; there twice: {', '.join(twice)}.", field="arms")
     return tuple(arms)
+
+
+def _arm_of_prompts(place: str) -> Arm:
+    """An arm with another set of prompts. Raises BadRequest if there is something wrong with it."""
+    found = open_set(place)
+    plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", found.name)
+    # As a whole path: the same study may be taken up from another folder.
+    named = place if place.isdecimal() else str(Path(place).expanduser().resolve())
+    what = f"models are asked in the words of {found.name} ({found.digest.removeprefix('sha256:')[:12]})"
+    return Arm(name=f"prompts-{plain}"[:100], what=what, overlay={"prompts": named})
 
 
 class StudyManifest(BaseModel):

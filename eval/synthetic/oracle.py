@@ -27,6 +27,7 @@ from eval.synthetic.draw import read_badge
 from eval.synthetic.world import claim_of
 
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
+_ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _BADGE = re.compile(r"the badge of (\w+)")
 _PRECEDENT = re.compile(r"Precedent (\d+) was found (not harmful|harmful)\.")
 _LAID_OUT = re.compile(
@@ -314,8 +315,8 @@ def _fenced(parts: Sequence[str | bytes]) -> list[str]:
 
 
 def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
-    """The answers that an advocate has had: behind text and description, each with its question before it."""
-    return _fenced(parts)[3::2]
+    """The answers that an advocate has had; between them and the description there may be precedents."""
+    return [found[2] for found in _ANSWER.finditer("\n\n".join(part for part in parts if isinstance(part, str)))]
 
 
 def _shown(parts: Sequence[str | bytes]) -> JudgeInput:

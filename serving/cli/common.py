@@ -145,6 +145,9 @@ def trial_options(command: F) -> F:
             type=FiniteRange(0.01, 100),
             help="How many false alarms a missed harmful meme is worth, in a summary. [default: 1]",
         ),
+        click.option(
+            "--prompts", metavar="SET", help="The words in which models are asked: a packaged version, or a folder."
+        ),
         click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),
         click.option(
             "--without",

@@ -176,10 +176,13 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
 async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, Any]) -> bytes:
     import asyncio
 
+    from court.prompts.sets import open_set
     from serving.export.source import ExportSource, Pictures, gather
     from serving.export.trial_file import TrialForm, write_trial
     from serving.views.blur import LibraryPictures
 
+    if options["messages"] is not False and form in ("html", "json", "pdf"):
+        open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
     wanted = Pictures(options["pictures"] or ("veiled" if form in ("html", "pdf") else "none"))
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:

@@ -281,6 +281,7 @@ _COLOURS = {wire.LABEL_HARMFUL: "red", wire.LABEL_NOT_HARMFUL: "green"}
 _MEANINGS = {
     wire.SCORE_MEANING_PRECEDENT_VOTE: "the precedents' calibrated vote",
     wire.SCORE_MEANING_LABEL_PROBABILITY: "the Judge's probability",
+    wire.SCORE_MEANING_JUDGE_AND_VOTE: "the Judge's probability and the precedents' vote together",
 }
 
 

@@ -25,6 +25,7 @@ _COMMANDS = {
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
+    "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
     "settings": ("serving.cli.settings", "Show the settings that are in force."),
     "upgrade": ("serving.cli.upgrade", "See what an earlier version left, and bring the docket to this one's format."),

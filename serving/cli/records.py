@@ -24,6 +24,7 @@ from serving.cli.common import (
     trial_settings,
 )
 from serving.cli.exports import export
+from serving.cli.replay import replay_records
 
 if TYPE_CHECKING:
     from court.events import AnyEvent
@@ -42,6 +43,7 @@ def records() -> None:
 
 
 records.add_command(export)
+records.add_command(replay_records)
 
 
 @records.command("list")

@@ -205,6 +205,7 @@ def _facts(record: TrialRecord) -> str:
         meaning = {
             ScoreMeaning.PRECEDENT_VOTE: "by the precedents",
             ScoreMeaning.LABEL_PROBABILITY: "by the judging model",
+            ScoreMeaning.JUDGE_AND_VOTE: "by the judging model and the precedents together",
         }[verdict.harm_score_meaning or ScoreMeaning.PRECEDENT_VOTE]
         sentences.append(f"The probability of harm was put at {verdict.harm_score:.2f} {meaning}.")
     models = sorted(set(opened.versions.models.values()))

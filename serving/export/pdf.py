@@ -206,6 +206,9 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
             _messages_page(paper, said)
         for id_, reading in told.readings.items():
             paper.fact(f"Precedent {id_} supports", reading)
+    for ruled in told.told.panel:
+        paper.heading(f"Judge {ruled.judge} of the panel", 2)
+        paper.events(ruled)
     _costs(paper, told)
     paper.heading("What it was held with")
     paper.events(opened)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from court.errors import NotLoaded
-from court.events import ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
+from court.events import JudgeRuled, ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
 from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
 from serving.export.document import document
@@ -211,7 +211,7 @@ def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
         call = getattr(event, "call", None)
         if isinstance(call, ModelCall):
             told.append((call, 2 if call.fault else 1))
-        if isinstance(event, VerdictGiven) and event.odds is not None:
+        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             told.append((event.odds.call, len(event.odds.harmful)))
     return told
 

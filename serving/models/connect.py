@@ -43,7 +43,8 @@ async def connect_models(
             the model is to think and can't be made to.
         Unavailable: None of a model's servers answers, and none is waited for.
     """
-    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)}
+    further = settings.llm.further_judges
+    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)} | further
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
@@ -62,7 +63,7 @@ async def connect_models(
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
-    chairs = {}
+    chairs: dict[str, RoleModel] = {}
     # Up to four frames of the meme, and the precedents' pictures.
     pictures = LIMITS.representative_frames + settings.trial.exhibits
     for role, own in wanted.items():
@@ -84,7 +85,7 @@ async def connect_models(
                 thoughts=thoughts,
             )
             models[urls, name, key] = model
-        if role in _SEES and not model.capabilities.pictures:
+        if role.partition(" ")[0] in _SEES and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
         found = model.capabilities
         tokens = own.thinking if isinstance(own.thinking, int) else THOUGHT_TOKENS * (own.thinking == "on")
@@ -110,7 +111,21 @@ async def connect_models(
             thoughts_by=(found.thinks_by.value, found.thought_limit or "max_tokens") if tokens else (),
             prefix_cache=found.prefix_cache,
         )
-    return RoleModels(**chairs)
+    roles = RoleModels(
+        proposer=chairs["proposer"],
+        accuser=chairs["accuser"],
+        defender=chairs["defender"],
+        judge=chairs["judge"],
+        judges=tuple(chairs[name] for name in further),
+    )
+    if settings.trial.judges > 1 and any(model.temperature == 0 for model in (roles.judge, *roles.judges)):
+        raise BadRequest(
+            f"At temperature 0 a model gives {settings.trial.judges} times the same ruling (trial.judges). Give the "
+            "Judge a temperature (llm.roles.judge.temperature), or name further models (llm.judges) and draw one each.",
+            reason="PANEL_OF_ONE",
+            field="trial.judges",
+        )
+    return roles
 
 
 async def _reached(

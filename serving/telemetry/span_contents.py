@@ -18,6 +18,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     ModelCall,
     PrecedentsCited,
     QuestionAsked,
@@ -136,8 +137,10 @@ def _reply_json(event: AnyEvent, call: ModelCall) -> str:
             return _json({"answer": event.answer})
         case Summarised() | SummarisedAhead():
             return _json({"summary": event.summary, "justification": event.justification})
-        case VerdictGiven(odds=odds) if odds is not None and odds.call == call:
+        case VerdictGiven(odds=odds) | JudgeRuled(odds=odds) if odds is not None and odds.call == call:
             return _json({"harmful": odds.harmful, "not_harmful": odds.not_harmful})
+        case JudgeRuled():
+            return _json({**event.ruling.model_dump(mode="json"), "rationale": event.rationale})
         case VerdictGiven(ruling=ruling) if ruling is not None:
             return _json({**ruling.model_dump(mode="json"), "rationale": event.verdict.rationale})
         case _:

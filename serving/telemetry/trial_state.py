@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from court.events import AnyEvent, ModelCall, Side, Summarised, SummarisedAhead, TrialOpened, VerdictGiven
+from court.events import AnyEvent, JudgeRuled, ModelCall, Side, Summarised, SummarisedAhead, TrialOpened, VerdictGiven
 from court.record import TrialRecord
 
 
@@ -90,7 +90,7 @@ class ObservedTrial:
             call = None
         if call is not None:
             asked.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
-        if isinstance(event, VerdictGiven) and event.odds is not None:
+        if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             asked.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
         return asked
 

@@ -78,6 +78,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield Speech(event.justification)
         case e.SideRested():
             yield Fact(word(event.side), f"after {event.rounds} rounds: {word(event.reason)}")
+        case e.JudgeRuled():
+            yield from _opinion(event)
         case e.VerdictGiven():
             yield from _verdict_pieces(event)
         case e.TrialFailed():
@@ -162,6 +164,26 @@ def _cited(event: e.PrecedentsCited) -> Iterator[Piece]:
         )
         if vote.by_regression is not None:
             yield Fact("regression", f"{vote.by_regression:.3f}; both together {vote.probability:.3f}")
+
+
+def _opinion(event: e.JudgeRuled) -> Iterator[Piece]:
+    harmful, benign = word(event.strengths.harmful), word(event.strengths.benign)
+    yield Fact("judge", f"{event.judge} of the panel")
+    yield Fact("strengths", f"harmful {harmful}, benign {benign}")
+    yield Fact("own label", word(event.ruling.label))
+    if event.odds is not None:
+        yield Fact("odds", _odds(event.odds))
+    for name, evidence in (("for harm", event.ruling.harmful_evidence), ("against", event.ruling.harmless_evidence)):
+        for one in evidence:
+            yield Fact(name, one)
+    yield Speech(event.rationale)
+
+
+def _odds(odds: e.OddsGiven) -> str:
+    return ", ".join(
+        f"harmful {harmful:.3f}, not {benign:.3f}"
+        for harmful, benign in zip(odds.harmful, odds.not_harmful, strict=True)
+    )
 
 
 def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:

@@ -19,6 +19,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     ModelCall,
     PrecedentsCited,
     QuestionAsked,
@@ -33,8 +34,11 @@ from court.events import (
 )
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
 from court.policy import Policy
+from court.precedents import Precedent
+from court.prompts.sets import with_digest
 from court.record import TrialRecord
 from court.settings import TrialSettings
+from court.summary import precedents_for
 from court.untrusted import Fence
 
 _NOT_KEPT = "not-kept"
@@ -109,7 +113,7 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
             calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
         case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
             calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
-        case VerdictGiven():
+        case VerdictGiven() | JudgeRuled():
             if event.call is not None:
                 calls.append((event.call, lambda: [told.bench().rule(told.settings.reply_chars)]))
             if event.odds is not None:
@@ -156,6 +160,7 @@ class _RecordedSoFar:
         # What is set for models stands beside a trial's own settings.
         self._settings = {name: value for name, value in opened.settings.items() if name in TrialSettings.model_fields}
         self.fence = Fence(self._mark(event) or _NOT_KEPT)
+        self._prompts = with_digest(opened.versions.prompts)
 
     def _mark(self, event: AnyEvent) -> str:
         """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
@@ -176,11 +181,11 @@ class _RecordedSoFar:
             raise _Missing("The record's settings are none that a trial could have been held with.") from None
 
     def describe(self) -> Messages[PictureShown]:
-        return asking.describe(self._frames, self.settings.reply_chars)
+        return asking.describe(self._frames, self.settings.reply_chars, self._prompts)
 
     def answer(self, side: Side, number: int) -> Messages[PictureShown]:
         question = self._one(QuestionAsked, side, number).question
-        return asking.answer(self._frames, self.fence, question, self.settings.reply_chars)
+        return asking.answer(self._frames, self.fence, question, self.settings.reply_chars, prompts=self._prompts)
 
     def argue(self, task: str, side: Side, rounds: int) -> Messages[PictureShown]:
         """Rebuilds the messages to a side after a number of rounds."""
@@ -189,9 +194,22 @@ class _RecordedSoFar:
             Exchange(self._one(QuestionAsked, side, number).question, self._one(AnswerGiven, side, number).answer)
             for number in range(1, rounds + 1)
         ]
-        brief = AdvocateBrief(policy=self._policy, fence=self.fence, text=self._text, description=self._description)
+        brief = AdvocateBrief(
+            policy=self._policy,
+            fence=self.fence,
+            text=self._text,
+            description=self._description,
+            precedents=self._precedents_for(side),
+            prompts=self._prompts,
+        )
         make = brief.ask if task == "ask" else brief.summarise
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
+
+    def _precedents_for(self, side: Side) -> tuple[Precedent, ...]:
+        cited = self._record.last(PrecedentsCited)
+        if cited is None or not self.settings.precedents:
+            return ()
+        return precedents_for(side, cited.findings, self.settings)
 
     def bench(self) -> JudgeBrief[PictureShown]:
         """Rebuilds the brief for the Judge."""
@@ -212,10 +230,12 @@ class _RecordedSoFar:
             exhibits=() if cited is None else self._exhibits(cited),
             vote=None if cited is None else cited.vote,
             meme_only=self.settings.dull_judge,
+            prompts=self._prompts,
         )
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:
-        given = self._record.last(VerdictGiven)
+        # All judges of a panel were shown the same.
+        given = self._record.last(VerdictGiven) or self._record.last(JudgeRuled)
         readings = given.ruling.precedents if given and given.ruling else ()
         pictures = {reading.id: PictureShown(reading.picture, reading.id) for reading in readings if reading.picture}
         return tuple(Exhibit(each, pictures.get(each.id)) for each in cited.findings.exhibits)

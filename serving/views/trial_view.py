@@ -12,6 +12,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    JudgeRuled,
     ModelCall,
     NearDuplicatesFound,
     PrecedentsCited,
@@ -250,6 +251,10 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                 add(event, "precedents found", "court", seconds=seconds)
             case NearDuplicatesFound(latency_s=seconds):
                 add(event, "near duplicates found", "court", seconds=seconds)
+            case JudgeRuled(judge=number, call=call, odds=odds):
+                add(event, f"Judge {number} rules", "judge", call=call)
+                if odds is not None:
+                    add(event, f"Judge {number}’s odds, two calls", "judge", call=odds.call)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
                     add(event, "Judge rules", "judge", call=call)
@@ -277,7 +282,7 @@ def _bar(step: Step, *, shift: float, whole: float) -> Markup:
 
 def _costs(record: TrialRecord, steps: Sequence[Step]) -> Costs:
     calls = [step.call for step in steps if step.call is not None]
-    odds = sum(1 for event in record.all(VerdictGiven) if event.odds is not None)
+    odds = sum(1 for event in record.events if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None)
     return Costs(
         # A reply that was asked for again is two calls, and the odds are asked for in two.
         calls=len(calls) + sum(1 for call in calls if call.fault) + odds,

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from court.errors import Unavailable
-from court.events import ReviewOutcome, Summarised, TrialFailed
+from court.events import JudgeRuled, ReviewOutcome, Summarised, TrialFailed
 from court.verdict import Label
 from memecourt.verify import Violated, verify_bundle
 from serving.access import tokens as token_file
@@ -24,9 +24,11 @@ from serving.console.guard import POLICY
 from serving.console.registry import Page
 from serving.console.visitors import LONGEST_S, Role, Sessions
 from serving.docket.store.bodies import packed, unpacked
+from serving.export.document import read_document
 from tests.support.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
 from tests.support.dockets import events_of
 from tests.support.hostile_trials import PAYLOADS, hostile
+from tests.support.replayed_trials import FOLDER as REPLAYED
 from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
 
 ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
@@ -793,3 +795,18 @@ def test_another_picture_than_the_one_that_was_judged_is_told(tmp_path):
         plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
         assert ("Another picture now" in plain.text) is other, "without script too"
     asyncio.run(docket.close())
+
+
+def test_a_panel_is_shown_judge_by_judge(tmp_path):
+    record = read_document((REPLAYED / "full-panel.json").read_bytes())
+    place = fill(tmp_path / "docket.sqlite", [record.events])
+    scene = Scene(place, tmp_path)
+    try:
+        visit = scene.visit(ROLES[Role.VIEWER])
+        page = visit.get(f"/trials/{record.trial_id}").text
+        for number in (1, 2, 3):
+            assert f"Judge {number}: evidence of harm" in page
+        ruled = record.all(JudgeRuled)[1]
+        assert "Judge the meme." in visit.get(f"/trials/{record.trial_id}/messages/{ruled.seq}").text
+    finally:
+        asyncio.run(scene.docket.close())

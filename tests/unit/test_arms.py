@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.events import Procedure
+from court.prompts.sets import packaged, source
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court
@@ -191,6 +192,36 @@ def test_the_command_prints_the_table(tmp_path: Path, data: Path, model: Scripte
     assert swapped["made"] == 3 * 8 and swapped["calls"] == full["calls"]
     assert full["made"] + dull["made"] + swapped["made"] == len(model.asked)
     assert dull["difference_accuracy"]["value"] == pytest.approx(dull["accuracy_a"] - full["accuracy_a"])
+
+
+def test_two_sets_of_prompts_are_compared_on_the_same_memes_in_one_command(
+    tmp_path: Path, data: Path, model: ScriptedModel
+) -> None:
+    folder = tmp_path / "terse"
+    folder.mkdir()
+    for name in ("proposer", "advocate", "judge"):
+        (folder / f"{name}.toml").write_text(source("1", name).replace("Judge the meme.", "Judge it."))
+    options = [
+        "--dataset", DATASET.id, "--data", str(data), "--out", str(tmp_path / "study"), "--procedure", "full",
+        "--with-prompts", str(folder), "--protocol", "merged", "--llm-url", "http://nowhere/v1", "--model", "m",
+        "--set", "overlap=false", "--limit", "4", "--json",
+    ]  # fmt: skip
+    environment = {"MEMECOURT_HOME": str(tmp_path / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
+    told = CliRunner().invoke(cli, ["ablate", *options], env=environment)
+    assert told.exit_code == 0, told.output
+    full, terse = json.loads(told.stdout)["merged"]
+    assert (full["arm"], terse["arm"]) == ("full", "prompts-terse")
+    assert full["n"] == terse["n"] == 4
+    # Description and examination are in the same words, and asked once: the Judge alone is asked anew, thrice a meme.
+    assert terse["made"] == 3 * 4 and terse["calls"] == full["calls"]
+    manifests = [
+        json.loads((tmp_path / "study" / arm / "manifest.json").read_text()) for arm in ("full", "prompts-terse")
+    ]
+    assert manifests[0]["prompts"] == packaged().digest != manifests[1]["prompts"]
+    assert [manifest["settings"]["prompts"] for manifest in manifests] == ["1", "terse"]
+    (folder / "judge.toml").write_text("system = 1")
+    refused = CliRunner().invoke(cli, ["ablate", *options], env=environment)
+    assert refused.exit_code == 1 and "judge.toml: Its id must be" in refused.output
 
 
 def test_the_command_tells_its_arms_without_a_data_set() -> None:

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from court.errors import Unavailable
-from court.events import PrecedentsCited, ReviewOutcome, TextRead, VerdictGiven
+from court.events import ModelCall, PrecedentsCited, RawReply, ReviewOutcome, Role, TextRead, VerdictGiven
 from court.verdict import Label
 from serving.docket.open import Docket
 from serving.docket.ports import RequestName, TrialErased
@@ -25,9 +25,9 @@ class Marked:
     def __init__(self, number, chance):
         self.trial_id = f"t{number}"
         self.precedent = f"from t{number}"
-        kinds = ("text", "post", "request", "saying", "look", "key")
+        kinds = ("text", "post", "request", "saying", "look", "key", "reply")
         words = [f"{word}{chance.getrandbits(48):012x}" for word in kinds]
-        self.text, self.post, self.request, self.saying, self.look, self.key = words
+        self.text, self.post, self.request, self.saying, self.look, self.key, self.reply = words
         self.pixels = hashlib.sha256(self.text.encode()).hexdigest()
         self.bytes = hashlib.sha256(self.pixels.encode()).hexdigest()
         self.png = f"pixels of {self.text}".encode()
@@ -35,7 +35,8 @@ class Marked:
 
     def traces(self):
         """Everything that a file might still hold of it."""
-        found = [self.text, self.post, self.request, self.saying, self.look, self.key, self.pixels, self.bytes]
+        said = [self.text, self.post, self.request, self.saying, self.reply]
+        found = [*said, self.look, self.key, self.pixels, self.bytes]
         return [*(one.encode() for one in found), bytes.fromhex(self.pixels), bytes.fromhex(self.bytes)]
 
     def events(self):
@@ -50,8 +51,16 @@ class Marked:
                 whole[place] = event.model_copy(update={"text": f"{self.padding}{self.text}"})
             if isinstance(event, VerdictGiven):
                 verdict = event.verdict.model_copy(update={"rationale": f"{self.saying}{self.padding}"})
-                whole[place] = event.model_copy(update={"verdict": verdict})
+                whole[place] = event.model_copy(update={"verdict": verdict, "call": self.call()})
         return whole
+
+    def call(self):
+        """A call whose reply is kept as it came."""
+        reply = RawReply(text=f"{self.padding}{self.reply}")
+        figures = {"tokens_in": 1, "tokens_out": 1, "latency_s": 0.1}
+        return ModelCall(
+            role=Role.JUDGE, model="m", prompt_id="judge/1/judge", prompt_digest="d", replies=(reply,), **figures
+        )
 
     def picture(self):
         picture = a_picture(self.pixels)
@@ -123,6 +132,9 @@ def test_nothing_of_erased_memes_is_in_any_file(tmp_path):
     afterwards = [found(tmp_path, meme.traces()) for meme in doomed]
     for traces in (*while_open, *afterwards):
         assert not any(traces.values()), {trace: files for trace, files in traces.items() if files}
+    assert all(
+        meme.reply in record.last(VerdictGiven).call.replies[0].text for record, meme in zip(records, kept, strict=True)
+    )
     assert [record.text.text for record in records] == [f"{meme.padding}{meme.text}" for meme in kept]
     assert frames == [[meme.png] for meme in kept]
 

@@ -14,6 +14,7 @@ KINDS = {
     "SideRested",
     "NearDuplicatesFound",
     "PrecedentsCited",
+    "JudgeRuled",
     "VerdictGiven",
     "TrialFailed",
     "TrialResumed",

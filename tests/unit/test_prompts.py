@@ -8,7 +8,8 @@ import pytest
 from court import prompts
 from court.events import Procedure
 from court.meme import Frame
-from court.prompts import Prompt, contains_secret, load, render
+from court.prompts import Prompt, load, render
+from court.prompts.sets import packaged
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.untrusted import neutralise
@@ -20,6 +21,7 @@ PINNED = {
     "proposer/1": "sha256:4be831f4d59ffb38f9d43693e115653d02b420aaedfb1e2cd71045298c388e72",
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
     "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
+    "advocate_precedents/1": "sha256:5c3bf49d6daee419b3f734522dd89d83d7810d114e81b00244a3963b13b54cb3",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
 }
 
@@ -57,7 +59,7 @@ def test_a_prompt_without_a_place_for_its_secret_is_refused():
 
 
 def test_what_is_untrusted_can_not_show_a_secret():
-    secret = load("judge").secret
+    secret, contains_secret = load("judge").secret, packaged().contains_secret
     for text in (secret, secret.upper(), f"x{secret}x", f"{secret[:12]}\u200b{secret[12:]}"):
         assert not contains_secret(neutralise(text))
     assert contains_secret(secret) and not contains_secret("memecourt-0000000000000000")

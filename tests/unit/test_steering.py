@@ -27,6 +27,7 @@ from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
+from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialState
 from court.replies import parse_ruling
 from court.roles import Advocate, Judge, Proposer
@@ -421,11 +422,11 @@ def test_pi_7_a_stranger_who_knows_the_secret_can_not_put_it_in_a_model_s_mouth(
             record = hear(cast, meme=meme, reader=reader)
             assert record.state is TrialState.DECIDED
             for request in cast.requests():
-                assert not prompts.contains_secret(shown(request).replace(request.system, ""))
+                assert not packaged().contains_secret(shown(request).replace(request.system, ""))
 
 
 def test_pi_7_ordinary_words_give_nothing_away():
     for words in ("memecourt", "memecourt-", "the memecourt-1234 case", json.dumps(RULING), "0" * 64, ""):
-        assert not prompts.contains_secret(words)
+        assert not packaged().contains_secret(words)
     for _, injection in INJECTIONS:
-        assert not prompts.contains_secret(injection)
+        assert not packaged().contains_secret(injection)

@@ -130,7 +130,9 @@ class _ScoreMeaningEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScoreMea
     memes like those of the library.
     """
     SCORE_MEANING_LABEL_PROBABILITY: _ScoreMeaning.ValueType  # 2
-    """The probability that the Judge's model gives the harmful label."""
+    """The probability that the Judge's model gives the harmful label; of a panel of judges, the mean."""
+    SCORE_MEANING_JUDGE_AND_VOTE: _ScoreMeaning.ValueType  # 3
+    """The Judge's probability and the precedents' vote together, where a cascade went on to the full trial."""
 
 class ScoreMeaning(_ScoreMeaning, metaclass=_ScoreMeaningEnumTypeWrapper):
     """What a harm score is."""
@@ -142,7 +144,9 @@ SCORE_MEANING_PRECEDENT_VOTE: ScoreMeaning.ValueType  # 1
 memes like those of the library.
 """
 SCORE_MEANING_LABEL_PROBABILITY: ScoreMeaning.ValueType  # 2
-"""The probability that the Judge's model gives the harmful label."""
+"""The probability that the Judge's model gives the harmful label; of a panel of judges, the mean."""
+SCORE_MEANING_JUDGE_AND_VOTE: ScoreMeaning.ValueType  # 3
+"""The Judge's probability and the precedents' vote together, where a cascade went on to the full trial."""
 Global___ScoreMeaning: _TypeAlias = ScoreMeaning  # noqa: Y015
 
 class _Relation:
@@ -225,6 +229,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
     itself no reason.
     """
+    REVIEW_REASON_JUDGES_DISAGREE: _ReviewReason.ValueType  # 20
+    """The judges of a panel come to different labels. The label follows from the median of their strengths."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -271,6 +277,8 @@ REVIEW_REASON_SCORE_UNKNOWN: ReviewReason.ValueType  # 18
 """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
 itself no reason.
 """
+REVIEW_REASON_JUDGES_DISAGREE: ReviewReason.ValueType  # 20
+"""The judges of a panel come to different labels. The label follows from the median of their strengths."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -1380,7 +1388,7 @@ class TrialEvent(_message.Message):
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    NearDuplicatesFound, PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, SecondOpinionAsked,
+    NearDuplicatesFound, PrecedentsCited, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, SecondOpinionAsked,
     or one that a later version adds.
     """
     json: _builtins.str

@@ -82,6 +82,7 @@ class ReviewPriority(StrEnum):
 
 _URGENCY = {why: place for place, why in enumerate(ReviewPriority, 1)}
 _VOTES = {
+    ReviewReason.JUDGES_DISAGREE,
     ReviewReason.VOTE_DISAGREES,
     ReviewReason.SCORE_DISAGREES,
     ReviewReason.PRECEDENTS_DISAGREE,

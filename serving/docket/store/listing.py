@@ -171,7 +171,7 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
                 raise no_record(trial_id) from error
             if isinstance(end, TrialFailed):
                 ended[trial_id] = (number, end)
-            is_over = isinstance(end, VerdictGiven) and end.call is not None
+            is_over = isinstance(end, VerdictGiven) and (end.call is not None or end.judge > 0)
         if is_over and not ended:
             break
     return sorted(found, key=lambda failure: failure.ended)

@@ -1,0 +1,135 @@
+"""A chat model that says what a record has of it: its answers of then, for the code of today."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from court.errors import CourtError
+from court.events import RawReply, Role
+from court.ports import CallPlace, ChatReply, ChatRequest, Odds
+
+
+class NotRecorded(CourtError):
+    """Raised where today's code asks for a reply that the record does not have."""
+
+    default_reason = "REPLY_NOT_RECORDED"
+
+
+class PromptChanged(CourtError):
+    """Raised where a model is asked in other words than it was: what it would have said then, nobody knows."""
+
+    default_reason = "PROMPT_CHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOdds:
+    """Odds that the Judge's model gave.
+
+    Attributes:
+        prompt_digest: Digest of the prompt by which it was asked.
+        masses: Probabilities of harmful and not harmful, for each order of the options.
+    """
+
+    prompt_digest: str
+    masses: tuple[tuple[float, float], ...]
+
+
+class RecordedModel:
+    """A :class:`~court.ports.ChatModel` that answers from a record, by the place of a call in its trial."""
+
+    def __init__(
+        self,
+        name: str,
+        replies: Mapping[CallPlace, Sequence[RawReply]],
+        odds: Mapping[int, RecordedOdds] | None = None,
+        *,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Sets what it says.
+
+        Args:
+            name: Name of the model.
+            replies: Replies of each call, the one that was asked for again last. Places are those of first attempts.
+            odds: Odds by the number of the judge; None for a model that gave none.
+            patience_s: Seconds that a call without a recorded reply waits before it fails: in a trial that failed, the
+                failure of another call may have ended it.
+        """
+        self._name = name
+        self._replies = {_bare(place): (place.prompt_digest, tuple(said)) for place, said in replies.items()}
+        self._odds = odds or {}
+        self._orders: Counter[int] = Counter()
+        self._patience_s = patience_s
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        """Returns the recorded reply. Raises NotRecorded or PromptChanged where there is none to this request."""
+        place = request.place
+        assert place is not None, "a recorded model is asked within a trial alone"
+        digest, said = self._replies.get(_bare(place), (place.prompt_digest, ()))
+        if digest != place.prompt_digest:
+            raise PromptChanged(f"{_capital(_words(place))} is asked for in other words than it was.")
+        if len(said) < place.attempt:
+            await asyncio.sleep(self._patience_s)
+            raise NotRecorded(
+                f"{_capital(_words(place))} can't be used by today's code, and was not asked for again."
+                if said
+                else f"Today's code asks for {_words(place)}, and the record has none."
+            )
+        reply = said[place.attempt - 1]
+        return self._reply(reply.text, reply)
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """Returns the recorded odds, order by order; None where the model gave none. Raises PromptChanged."""
+        place = request.place
+        assert place is not None, "a recorded model is asked within a trial alone"
+        kept, order = self._odds.get(place.judge), self._orders[place.judge]
+        if kept is None or order >= len(kept.masses):
+            return None
+        if place.prompt_digest != kept.prompt_digest:
+            raise PromptChanged("The Judge's odds are asked for in other words than they were.")
+        self._orders[place.judge] += 1
+        # The second of the two requests has the options in the other order.
+        masses = kept.masses[order] if order == 0 else kept.masses[order][::-1]
+        return Odds(masses, self._reply(options[0], RawReply(text=options[0])))
+
+    def _reply(self, text: str, said: RawReply) -> ChatReply:
+        return ChatReply(
+            text=text,
+            finish=said.finish,
+            model=self._name,
+            tokens_in=0,
+            tokens_out=0,
+            tokens_cached=0,
+            latency_s=0.0,
+            thought="a thought" if said.thought else "",
+        )
+
+
+def _bare(place: CallPlace) -> CallPlace:
+    """The place of a first attempt, whatever the words of its prompt."""
+    return replace(place, prompt_digest="", attempt=1)
+
+
+def _words(place: CallPlace) -> str:
+    thing = {
+        "describe": "the description",
+        "answer": "the Proposer's answer",
+        "ask": "a question",
+        "summarise": "a summary",
+        "judge": "the ruling",
+    }.get(place.task, place.task)
+    whose = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
+    if place.judge > 1:
+        whose = f" of judge {place.judge}"
+    return f"{thing}{whose}{f' in round {place.round}' if place.round else ''}"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -1,0 +1,81 @@
+"""A panel of judges: several rulings on one meme, and what they come to together.
+
+The rule is applied to the median of their strengths, each side's by itself. Between two middle ones it is the one that
+is worse for the meme: the stronger harmful and the weaker harmless evidence, for in doubt a meme is harmful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from court.events import OddsGiven
+from court.replies import Ruling
+from court.verdict import Label, Review, ReviewReason, Strength, Strengths, rule
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """The opinion of one judge.
+
+    Attributes:
+        ruling: The ruling.
+        odds: Probabilities that its model gives the two labels; None where they are not known.
+    """
+
+    ruling: Ruling
+    odds: OddsGiven | None = None
+
+    @property
+    def strengths(self) -> Strengths:
+        """Strengths of the two sides."""
+        return Strengths(harmful=self.ruling.harmful_strength, benign=self.ruling.harmless_strength)
+
+    @property
+    def label(self) -> Label:
+        """Label that follows from its strengths."""
+        return rule(self.ruling.harmful_strength, self.ruling.harmless_strength)
+
+
+def median_strengths(opinions: Sequence[Opinion]) -> Strengths:
+    """The median strength of either side; of two middle ones, that which is worse for the meme.
+
+    Args:
+        opinions: At least one.
+    """
+    by_level = {strength.level: strength for strength in Strength}
+    harmful = sorted(opinion.ruling.harmful_strength.level for opinion in opinions)
+    benign = sorted(opinion.ruling.harmless_strength.level for opinion in opinions)
+    return Strengths(
+        harmful=by_level[harmful[len(harmful) // 2]],
+        benign=by_level[benign[(len(benign) - 1) // 2]],
+    )
+
+
+def spokesman_of(opinions: Sequence[Opinion]) -> int:
+    """Place of the judge whose words explain the panel's label: of those that found it, the nearest to the median.
+
+    There always is one that did: where the median benign evidence is strong and the harmful is not, more than half have
+    the first and half or more the second.
+
+    Args:
+        opinions: At least one.
+    """
+    median = median_strengths(opinions)
+    label = rule(median.harmful, median.benign)
+
+    def distance(place: int) -> tuple[bool, int, int]:
+        own = opinions[place].strengths
+        apart = abs(own.harmful.level - median.harmful.level) + abs(own.benign.level - median.benign.level)
+        return opinions[place].label is not label, apart, place
+
+    return min(range(len(opinions)), key=distance)
+
+
+def disagreement(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
+    """A reason for review where the judges of a panel come to different labels; nothing where they agree."""
+    harmful = sum(opinion.label is Label.HARMFUL for opinion in opinions)
+    if harmful in (0, len(opinions)):
+        return ()
+    detail = f"Of {len(opinions)} judges {harmful} found the meme harmful and {len(opinions) - harmful} did not."
+    return (Review(reason=ReviewReason.JUDGES_DISAGREE, detail=detail),)

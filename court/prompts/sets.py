@@ -1,0 +1,276 @@
+"""Sets of prompts: the packaged ones, and one's own in a folder, checked before a trial is held with them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from court.digests import digest
+from court.errors import BadRequest
+from court.prompts import ROLES, Prompt, placeholders_in
+from court.untrusted import bare, secrets_in
+
+PACKAGED = "1"
+"""Name of the packaged set that is in use where no other is named."""
+FILES = (*ROLES, "repair")
+"""Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
+_NEEDED = frozenset(ROLES)
+_VERSION = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_MOST_BYTES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholders:
+    """Placeholders of one template.
+
+    Attributes:
+        required: Names that must stand in it: without one, a role would not be shown what it is asked about, or could
+            not say which precedent it means.
+        optional: Names that may stand in it.
+    """
+
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+def _names(required: str = "", optional: str = "") -> Placeholders:
+    return Placeholders(frozenset(required.split()), frozenset(optional.split()))
+
+
+SYSTEM: Mapping[str, Placeholders] = {
+    "proposer": _names("secret"),
+    "advocate": _names("secret stance", "policy"),
+    "judge": _names("secret policy"),
+    "repair": _names(),
+}
+"""Placeholders of the system messages. The secret is in each: a reply that repeats it gave its instructions away."""
+
+TASKS: Mapping[str, Mapping[str, Placeholders]] = {
+    "proposer": {"describe": _names(), "answer": _names("question")},
+    "advocate": {
+        "material": _names("text description"),
+        "exchange": _names("question answer", "number"),
+        "ask": _names(),
+        "summarise": _names(),
+    },
+    "judge": {
+        "case": _names(),
+        "precedent": _names("number"),
+        "precedent_text": _names("number label text", "similarity"),
+        "precedent_categories": _names("number categories"),
+        "tally": _names("", "voters harmful probability"),
+        "text": _names("text"),
+        "description": _names("description"),
+        "arguments": _names("accuser defender"),
+        "judge": _names(),
+        "odds": _names("a b"),
+    },
+    "repair": {"repair": _names("fault")},
+}
+"""Tasks of each prompt, with their placeholders."""
+
+STANCES = ("accuser", "defender", "none")
+"""Stances of the advocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of one trial.
+
+    Attributes:
+        name: Packaged version, or the last part of a folder's path.
+        proposer: Words of the Proposer.
+        advocate: Words of both advocates.
+        judge: Words of the Judge.
+        repair: Words by which a reply is asked for again.
+    """
+
+    name: str
+    proposer: Prompt
+    advocate: Prompt
+    judge: Prompt
+    repair: Prompt
+
+    @property
+    def by_file(self) -> dict[str, Prompt]:
+        """Prompts by the names of their files."""
+        return dict(zip(FILES, (self.proposer, self.advocate, self.judge, self.repair), strict=True))
+
+    @property
+    def digest(self) -> str:
+        """Digest of all its words, for the record."""
+        return digest({name: prompt.digest for name, prompt in self.by_file.items()})
+
+    def contains_secret(self, reply: str) -> bool:
+        """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
+
+        It finds instructions that are repeated as they stand, not a model that tells them in other words.
+        """
+        return not secrets_in(reply).isdisjoint(bare(getattr(self, role).secret) for role in ROLES)
+
+
+@cache
+def packaged(version: str = PACKAGED) -> PromptSet:
+    """A packaged set. Raises BadRequest if there is none of that version."""
+    if version not in packaged_versions():
+        known = ", ".join(packaged_versions())
+        raise BadRequest(
+            f"There are no packaged prompts of version {version}: there are {known}. A set of one's own is a folder.",
+            reason="PROMPTS_UNKNOWN",
+            field="trial.prompts",
+        )
+    return _set(version, {name: source(version, name) for name in FILES})
+
+
+def packaged_versions() -> tuple[str, ...]:
+    """Versions of the packaged sets, in order."""
+    found = (re.fullmatch(r"judge\.(\d+)\.toml", entry.name) for entry in files("court.prompts").iterdir())
+    return tuple(sorted((match[1] for match in found if match), key=int))
+
+
+_OPENED: dict[str, PromptSet] = {}
+"""Sets that were opened in this process, by digest: with them, messages of their records can be made again."""
+
+
+def open_set(place: str) -> PromptSet:
+    """The prompts that a setting names.
+
+    Args:
+        place: A packaged version, or the path of a folder with ``proposer.toml``, ``advocate.toml`` and
+            ``judge.toml``.
+
+    Raises:
+        BadRequest: There is no such version or folder, or something is wrong with the set; the message says what.
+    """
+    if place.isdecimal():
+        return packaged(place)
+    if not Path(place).expanduser().is_dir():
+        raise BadRequest(
+            f"There is no folder {folder_name(place)} of prompts. Name a packaged version "
+            f"({', '.join(packaged_versions())}), or a folder; `memecourt prompts show` prints files to begin with.",
+            reason="PROMPTS_MISSING",
+            field="trial.prompts",
+        )
+    faults: list[str] = []
+    contents: dict[str, str] = {}
+    for name in FILES:
+        try:
+            contents[name] = source(place, name)
+        except BadRequest as error:
+            faults.append(error.message)
+    faults += [f"{name}.toml: {fault}" for name, text in contents.items() for fault in faults_of(name, text)]
+    if faults:
+        raise BadRequest(
+            f"The prompts in {folder_name(place)} can't be used. " + " ".join(faults),
+            reason="PROMPTS_UNUSABLE",
+            field="trial.prompts",
+        )
+    found = _set(folder_name(place), contents)
+    _OPENED[found.digest] = found
+    return found
+
+
+def with_digest(wanted: str) -> PromptSet:
+    """The set of that digest, where it is packaged or was opened in this process; else the packaged set in use."""
+    return _OPENED.get(wanted) or packaged()
+
+
+def folder_name(place: str) -> str:
+    """Name of a folder of prompts: the last part of its path."""
+    return Path(place).expanduser().absolute().name or "prompts"
+
+
+def source(place: str, name: str) -> str:
+    """The TOML of one prompt of a set. Raises BadRequest if it can't be read.
+
+    Args:
+        place: Packaged version or folder, as for :func:`open_set`.
+        name: One of :data:`FILES`.
+    """
+    if place.isdecimal():
+        return (files("court.prompts") / f"{name}.{place}.toml").read_text("utf-8")
+    path = Path(place).expanduser() / f"{name}.toml"
+    try:
+        if name not in _NEEDED and not path.exists():
+            return source(PACKAGED, name)
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        raise BadRequest(
+            f"There is no {name}.toml: `memecourt prompts show {name}` prints one to begin with.",
+            reason="PROMPTS_MISSING",
+        ) from None
+    except (OSError, UnicodeDecodeError):
+        raise BadRequest(f"{name}.toml can't be read as UTF-8.", reason="PROMPTS_UNREADABLE") from None
+
+
+def faults_of(name: str, text: str) -> list[str]:
+    """Everything that is wrong with the TOML of a prompt, in sentences; empty where nothing is."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return [f"It is no TOML: {error}."]
+    return [*_head_faults(name, content), *_template_faults(name, content)]
+
+
+def _head_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
+    known = {"id", "version", "system", "tasks", *(["stances"] if name == "advocate" else [])}
+    if unknown := content.keys() - known:
+        yield f"It has {_list(unknown)}, which nothing uses."
+    if content.get("id") != name:
+        yield f'Its id must be "{name}".'
+    version = content.get("version")
+    if isinstance(version, bool) or not isinstance(version, str | int) or not _VERSION.fullmatch(str(version)):
+        yield "Its version must be a number, or a word of letters, digits, dots, dashes and underscores."
+
+
+def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
+    yield from _faults_in("system", content.get("system"), SYSTEM[name])
+    tables: tuple[tuple[Literal["tasks", "stances"], Mapping[str, Placeholders]], ...] = (("tasks", TASKS[name]),)
+    if name == "advocate":
+        tables = (*tables, ("stances", dict.fromkeys(STANCES, Placeholders())))
+    for table, wanted in tables:
+        given = content.get(table)
+        if not isinstance(given, Mapping):
+            yield f"It has no table [{table}]."
+            continue
+        if unknown := given.keys() - wanted.keys():
+            yield f"[{table}] has {_list(unknown)}, which nothing uses."
+        for key, placeholders in wanted.items():
+            yield from _faults_in(f"{table}.{key}", given.get(key), placeholders)
+
+
+def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:
+    if not isinstance(template, str) or (not template.strip() and key != "system"):
+        yield f"{key} is missing, or no text."
+        return
+    named = placeholders_in(template)
+    if missing := wanted.required - named:
+        yield f"{key} must name {_list('{{' + each + '}}' for each in missing)}."
+    if unknown := named - wanted.required - wanted.optional:
+        may = wanted.required | wanted.optional
+        instead = f"it may name {_list('{{' + each + '}}' for each in may)}" if may else "it may name none"
+        yield f"{key} names {_list('{{' + each + '}}' for each in unknown)}, which has no value there; {instead}."
+    if template.count("{{secret}}") > 1:
+        yield f"{key} must name {{{{secret}}}} once."
+
+
+def _list(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def _set(name: str, contents: Mapping[str, str]) -> PromptSet:
+    prompts = {
+        file: Prompt(
+            tomllib.loads(text),
+            optional={part: wanted.optional for part, wanted in {"system": SYSTEM[file], **TASKS[file]}.items()},
+        )
+        for file, text in contents.items()
+    }
+    return PromptSet(name=name, **prompts)

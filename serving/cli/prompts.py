@@ -1,0 +1,125 @@
+"""``memecourt prompts``: the words in which models are asked, shown, checked and compared."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.cli.common import run, settings_of
+
+if TYPE_CHECKING:
+    from court.prompts.sets import PromptSet
+
+EXIT_FAULTY = EXIT_DIFFERENT = 1
+_FILES = ("proposer", "advocate", "judge", "repair")
+
+
+@click.group()
+def prompts() -> None:
+    """Lists, shows, checks and compares sets of prompts.
+
+    A set is a packaged version (`1`) or a folder with proposer.toml, advocate.toml and judge.toml; the setting
+    trial.prompts, or --prompts, names the one that trials are held with.
+    """
+
+
+@prompts.command("list")
+def list_prompts() -> None:
+    """Lists the packaged sets, and the one that the settings name."""
+    from court.errors import CourtError
+    from court.prompts.sets import open_set, packaged, packaged_versions
+
+    used = settings_of().trial.prompts
+    try:
+        chosen = open_set(used)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    found = {version: packaged(version) for version in packaged_versions()}
+    for name, each in {**found, chosen.name: chosen}.items():
+        mark = "  in use" if each.digest == chosen.digest else ""
+        click.echo(f"{name}  {'packaged' if name in found else 'folder'}  {each.digest}{mark}")
+        for file, prompt in each.by_file.items():
+            click.echo(f"     {file:<9} {prompt.id:<14} {prompt.digest}")
+
+
+@prompts.command("show")
+@click.argument("role", type=click.Choice(_FILES))
+@click.option("--from", "place", metavar="SET", help="A packaged version, or a folder. [default: trial.prompts]")
+def show_prompt(role: str, place: str | None) -> None:
+    """Prints the file of one prompt, as it stands: a beginning for one's own."""
+    from court.errors import CourtError
+    from court.prompts.sets import source
+
+    try:
+        click.echo(source(place or settings_of().trial.prompts, role), nl=False)
+    except (CourtError, FileNotFoundError) as error:
+        message = error.message if isinstance(error, CourtError) else f"There are no packaged prompts {place}."
+        raise click.ClickException(message) from None
+
+
+@prompts.command("check")
+@click.argument("folder", metavar="DIR")
+def check_prompts(folder: str) -> None:
+    """Says all that is wrong with the set in a folder, and holds one trial of an invented meme with a stand-in.
+
+    No model is asked. Exit code: 0 if nothing is wrong, 1 if something is.
+    """
+    from serving.models.rehearsal import rehearse
+
+    chosen = _open(folder)
+    held = run(rehearse(chosen, settings_of().trial))
+    for file, prompt in chosen.by_file.items():
+        click.echo(f"{file:<9} {prompt.id:<14} {prompt.digest}")
+    click.echo(f"{chosen.name}  {chosen.digest}")
+    click.echo(
+        f"A trial with a stand-in came to its verdict in {held.calls} calls; the longest message has "
+        f"{held.longest:,} characters."
+    )
+
+
+@prompts.command("diff")
+@click.argument("first", metavar="SET")
+@click.argument("second", metavar="SET")
+def diff_prompts(first: str, second: str) -> None:
+    """Shows in which words two sets differ, part by part. Exit code: 0 if in none, 1 if in some."""
+    lines = list(_differences(_open(first), _open(second)))
+    click.echo("\n".join(lines) if lines else "The two sets have the same words.")
+    sys.exit(EXIT_DIFFERENT if lines else 0)
+
+
+def _open(place: str) -> PromptSet:
+    from court.errors import CourtError
+    from court.prompts.sets import open_set
+
+    try:
+        return open_set(place)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _differences(first: PromptSet, second: PromptSet) -> Iterator[str]:
+    for (file, one), other in zip(first.by_file.items(), second.by_file.values(), strict=True):
+        before, after = _parts(one.content), _parts(other.content)
+        for part in dict.fromkeys((*before, *after)):
+            yield from difflib.unified_diff(
+                before.get(part, "").splitlines(),
+                after.get(part, "").splitlines(),
+                f"{first.name}: {file} {part}",
+                f"{second.name}: {file} {part}",
+                lineterm="",
+            )
+
+
+def _parts(content: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """The texts of a prompt by their places, such as ``tasks.ask``."""
+    parts: dict[str, str] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            parts |= _parts(value, f"{before}{name}.")
+        else:
+            parts[f"{before}{name}"] = str(value)
+    return parts

@@ -1,0 +1,155 @@
+"""``memecourt records replay``: what today's code makes of the answers that recorded trials were given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import docket_in, docket_option, excerpt, paragraph, run, settings_of
+
+if TYPE_CHECKING:
+    from court.record import TrialRecord
+    from retrieval.library.postgres.address import Address
+    from serving.settings import Settings
+    from serving.views.replay import ReplayedTrial
+
+EXIT_DIFFERENT = 1
+EXIT_NOT_REPLAYED = 2
+"""A trial can't be replayed, or there is none; usage errors end so too."""
+_AT_ONCE = 200
+_INDENT = " " * 5
+
+
+class _NotReplayed(click.ClickException):
+    exit_code = EXIT_NOT_REPLAYED
+
+
+@click.command("replay")
+@click.argument("trial_ids", metavar="[ID]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every trial of the docket.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Trials in files in place of a docket's: *.json and *.jsonl, as `memecourt records export` writes them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
+@docket_option
+@click.pass_context
+def replay_records(
+    context: click.Context,
+    /,
+    trial_ids: tuple[str, ...],
+    everything: bool,
+    folder: Path | None,
+    as_json: bool,
+    docket: Path | Address | None,
+) -> None:
+    """Holds recorded trials again with the answers that models gave then, and says what comes out differently.
+
+    No model, reader or library is asked, and nothing is kept: evidence and answers are the record's, all else is
+    today's code. A trial whose models would be asked in other words than then is not replayable.
+
+    Exit code 0: no difference. 1: differences. 2: none, and a trial is not replayable. With --all and --folder, trials
+    without an outcome (cut off, or failed for want of a model) are passed over, as erased ones are.
+    """
+    if sum((bool(trial_ids), everything, folder is not None)) != 1:
+        raise click.UsageError("Name trials (`memecourt records list`), or use either --all or --folder.")
+    try:
+        results = run(_replayed(settings_of(docket=docket), trial_ids, folder))
+    except click.ClickException as error:
+        raise _NotReplayed(error.message) from None
+    passed_over = [one for one in results if one.without_outcome and not trial_ids]
+    told = [one for one in results if one not in passed_over]
+    if not told:
+        raise _NotReplayed("There is no trial with an outcome to replay.")
+    for one in told:
+        click.echo("\n".join([json.dumps(_as_json(one))] if as_json else _lines(one)))
+    stuck, different = [one for one in told if one.obstacle], [one for one in told if one.differences]
+    if not as_json:
+        click.echo(
+            f"{len(told) - len(stuck)} replayed, {len(different)} with differences; {len(stuck)} not replayable"
+            + (f"; {len(passed_over)} without an outcome passed over" if passed_over else "")
+            + "."
+        )
+    context.exit(EXIT_DIFFERENT if different else EXIT_NOT_REPLAYED if stuck else 0)
+
+
+async def _replayed(settings: Settings, trial_ids: tuple[str, ...], folder: Path | None) -> list[ReplayedTrial]:
+    from court.prompts.sets import open_set
+    from serving.views.replay import replay
+
+    open_set(settings.trial.prompts)  # trials that were held in its words are replayed with it
+    if folder is not None:
+        return [await replay(record) for record in _in_files(folder)]
+    return [await replay(record) async for record in _in_docket(settings, trial_ids)]
+
+
+async def _in_docket(settings: Settings, trial_ids: tuple[str, ...]) -> AsyncIterator[TrialRecord]:
+    """Records of these trials; of all that are not erased, the first opened first, if none are named."""
+    async with docket_in(settings) as store:
+        for trial_id in trial_ids:
+            yield await store.trials.record(trial_id)
+        after = None
+        while not trial_ids:
+            lines = await store.index.list(limit=_AT_ONCE, after=after, oldest_first=True)
+            for line in lines:
+                if not line.erased:
+                    yield await store.trials.record(line.trial_id)
+            if len(lines) < _AT_ONCE:
+                return
+            after = (lines[-1].opened_at, lines[-1].trial_id)
+
+
+def _in_files(folder: Path) -> Iterator[TrialRecord]:
+    from court.errors import BadRequest
+    from serving.export.document import read_document
+
+    for path in sorted((*folder.rglob("*.json"), *folder.rglob("*.jsonl"))):
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise click.ClickException(f"{path} can't be read: {error.strerror}.") from None
+        for content in text.splitlines() if path.suffix == ".jsonl" else [text]:
+            try:
+                yield read_document(content)
+            except BadRequest as error:
+                raise click.ClickException(f"{path}: {error.message}") from None
+
+
+def _lines(replayed: ReplayedTrial) -> Iterator[str]:
+    count = len(replayed.differences)
+    found = f"{count} difference{'' if count == 1 else 's'}" if count else "no difference"
+    yield f"{replayed.trial_id}  {'not replayable' if replayed.obstacle else found}"
+    if replayed.obstacle:
+        yield paragraph(replayed.obstacle, _INDENT)
+    shown: set[str] = set()
+    for one in replayed.differences:
+        yield f"{_INDENT}{one.what} (event {one.seq})"
+        yield f"{_INDENT}  was    {excerpt(one.kept, 160) or '-'}"
+        yield f"{_INDENT}  today  {excerpt(one.found, 160) or '-'}"
+        why = replayed.explanations.get(one.what, "")
+        if why and why not in shown:
+            shown.add(why)
+            yield paragraph(why, f"{_INDENT}  ")
+
+
+def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
+    return {
+        "trial_id": replayed.trial_id,
+        "software": replayed.software,
+        "obstacle": replayed.obstacle,
+        "differences": [
+            {
+                "event": one.seq,
+                "field": one.what,
+                "recorded": one.kept,
+                "today": one.found,
+                "why": replayed.explanations.get(one.what, ""),
+            }
+            for one in replayed.differences
+        ],
+    }

@@ -1,0 +1,181 @@
+"""The outcome of a trial, field by field, and the fields in which two outcomes of one trial differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from court.display import word
+from court.events import (
+    AnswerGiven,
+    Described,
+    JudgeRuled,
+    PrecedentsCited,
+    Procedure,
+    QuestionAsked,
+    Side,
+    SideRested,
+    Summarised,
+    TextRead,
+    TrialFailed,
+    VerdictGiven,
+)
+from court.record import TrialRecord
+from court.verdict import Label, Review
+from serving.views.recheck import Difference
+
+_NONE = "none"
+
+_Fields = Iterator[tuple[str, int, str]]
+"""Name of a field, number of the event that it stands in, and value."""
+
+
+def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
+    """Every field of a trial that could come out otherwise, in the order in which a trial is read.
+
+    What was said in rounds that do not count, costs, times and the texts of precedents are no part of it.
+
+    Args:
+        record: Record of the trial.
+
+    Returns:
+        Number of the event and value, by the field's name.
+    """
+    return {name: (seq, value) for name, seq, value in _fields(record)}
+
+
+def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, ...]:
+    """The fields in which the outcome of a trial differs from the recorded one."""
+    before, after = outcome(recorded), outcome(replayed)
+    last = recorded.events[-1].seq
+    found = []
+    for name in dict.fromkeys((*before, *after)):
+        seq, kept = before.get(name, (last, _NONE))
+        _, now = after.get(name, (last, _NONE))
+        if kept != now:
+            found.append(Difference(seq, name, kept, now))
+    return tuple(found)
+
+
+_NO_LABEL_WHEN_FAR = (
+    "The first edition gave no label where every precedent is far. Since then the likelier label is given, the sides "
+    "cite what there is, and the distance is a signal that raises the risk."
+)
+_RISK = (
+    "The first edition did not measure how often a library's verdicts are wrong: risk, signals and the reason "
+    "RISK_ABOVE_CUTOFF came later, and without that measurement a person is always called."
+)
+_WORDS = "The words of a rationale without models are others: the nearest precedent of either label is named."
+
+
+def explanations(record: TrialRecord, fields: Iterable[str]) -> dict[str, str]:
+    """Why summary trials of the first edition come out otherwise: changes that were made on purpose, by field.
+
+    Args:
+        record: Record of the trial.
+        fields: Names of the fields that differ.
+    """
+    verdict = record.verdict
+    of_first_edition = "review_risk" not in record.opened.settings
+    if record.opened.procedure is not Procedure.SUMMARY or verdict is None or not of_first_edition:
+        return {}
+    known = dict.fromkeys(("risk", "review reasons", "signals"), _RISK) | {"rationale": _WORDS}
+    if verdict.label is Label.UNDECIDED:
+        known = (
+            dict.fromkeys(
+                ("label", "strengths", "score", "meaning of the score", "precedents' vote"), _NO_LABEL_WHEN_FAR
+            )
+            | known
+        )
+        parts = ("summary", "justification", "entropy", "precedents cited")
+        known |= {f"{side.capitalize()}'s {part}": _NO_LABEL_WHEN_FAR for side in Side for part in parts}
+    return {name: known[name] for name in fields if name in known}
+
+
+def _fields(record: TrialRecord) -> _Fields:
+    failed = record.last(TrialFailed)
+    given = record.last(VerdictGiven)
+    if given is not None:
+        yield from _verdict(given)
+    elif failed is not None:
+        yield "end", failed.seq, f"failed at step {failed.step}: {failed.message}"
+    if (text := record.last(TextRead)) is not None:
+        yield "text", text.seq, text.text
+    if (described := record.last(Described)) is not None:
+        yield "description", described.seq, described.description
+    if (cited := record.last(PrecedentsCited)) is not None:
+        vote = cited.vote
+        said = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
+        yield "precedents' vote", cited.seq, said
+    for ruled in record.all(JudgeRuled):
+        own = ruled.strengths
+        name = f"judge {ruled.judge}'s"
+        yield f"{name} strengths", ruled.seq, f"harmful {word(own.harmful)}, benign {word(own.benign)}"
+        yield f"{name} own label", ruled.seq, str(ruled.ruling.label)
+        yield f"{name} rationale", ruled.seq, ruled.rationale
+    for side in Side:
+        yield from _side(record, side)
+
+
+def _verdict(given: VerdictGiven) -> _Fields:
+    verdict, ruling, at = given.verdict, given.ruling, given.seq
+    strengths = verdict.strengths
+    values: Mapping[str, str] = {
+        "label": str(verdict.label),
+        "strengths": f"harmful {word(strengths.harmful)}, benign {word(strengths.benign)}" if strengths else _NONE,
+        "score": _NONE if verdict.harm_score is None else _figure(verdict.harm_score),
+        "meaning of the score": _NONE if verdict.harm_score_meaning is None else str(verdict.harm_score_meaning),
+        "risk": _NONE if verdict.risk is None else _figure(verdict.risk),
+        "review reasons": _reasons(verdict.review),
+        "signals": _reasons(verdict.signals),
+        "rule": verdict.rule,
+        "signs of steering": ", ".join(sorted(str(sign.kind) for sign in given.steering)) or _NONE,
+    }
+    if found := verdict.finding:
+        values = {**values, "finding": f"{found.category}, clause {found.clause or '–'}, {found.target or '–'}"}
+    if ruling is not None:
+        readings = ", ".join(f"{one.id}: {one.supports}" for one in ruling.precedents)
+        values = {
+            **values,
+            "the Judge's own label": str(ruling.label),
+            "harmful evidence": _lines(ruling.harmful_evidence),
+            "harmless evidence": _lines(ruling.harmless_evidence),
+            "readings of precedents": readings or _NONE,
+        }
+    for name, value in {**values, "rationale": verdict.rationale}.items():
+        yield name, at, value
+
+
+def _side(record: TrialRecord, side: Side) -> _Fields:
+    who = side.capitalize()
+    rested = next((event for event in record.all(SideRested) if event.side is side), None)
+    if rested is not None:
+        yield f"{who}'s rounds", rested.seq, f"{rested.rounds}, {word(rested.reason)}"
+    counted = rested.rounds if rested else 0
+    for event in record.events:
+        if not isinstance(event, QuestionAsked | AnswerGiven | Summarised) or event.side is not side:
+            continue
+        if event.round > counted:
+            continue
+        place = f"{who}'s {{}}, round {event.round}" if event.round else f"{who}'s {{}}"
+        match event:
+            case QuestionAsked():
+                yield place.format("question"), event.seq, event.question
+            case AnswerGiven():
+                yield place.format("answer"), event.seq, event.answer
+            case Summarised():
+                yield place.format("summary"), event.seq, event.summary
+                yield place.format("justification"), event.seq, event.justification
+                yield place.format("entropy"), event.seq, f"{event.entropy:.4f} bit"
+                yield place.format("precedents cited"), event.seq, ", ".join(event.cites) or _NONE
+
+
+def _reasons(reviews: Iterable[Review]) -> str:
+    return ", ".join(str(review.reason) for review in reviews) or _NONE
+
+
+def _lines(evidence: Iterable[str]) -> str:
+    return " / ".join(evidence) or _NONE
+
+
+def _figure(value: float) -> str:
+    return f"{value:.6f}"

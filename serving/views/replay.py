@@ -1,0 +1,355 @@
+"""Replay: a recorded trial is held again by the code of today, with the answers that models gave then.
+
+Evidence and replies come from the record; messages, parsers, the examination's stop, the vote, the rule and the reasons
+for review are today's. What then comes out otherwise is a change of ours, for nothing else has changed. A trial that
+would be asked in other words than then can't be replayed: nobody knows what the models would have said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from court.backends.chat.recorded import NotRecorded, PromptChanged, RecordedModel, RecordedOdds
+from court.errors import CourtError
+from court.events import (
+    AnswerGiven,
+    AnyEvent,
+    Described,
+    JudgeRuled,
+    ModelCall,
+    NearDuplicate,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    QuestionAsked,
+    RawReply,
+    RestReason,
+    Role,
+    Side,
+    SideRested,
+    Summarised,
+    SummarisedAhead,
+    TextRead,
+    TrialFailed,
+    VerdictGiven,
+)
+from court.meme import Frame, Meme, Picture, PictureFormat
+from court.policy import DEFAULT_POLICY
+from court.ports import CallPlace, Reading
+from court.precedents import Findings, LibraryIdentity
+from court.prompts.sets import with_digest
+from court.record import TrialAborted, TrialRecord, TrialState
+from court.roles import RoleModel, RoleModels
+from court.settings import TrialSettings
+from court.trial import Court, TrialCase
+from court.verdict import Strength
+from serving.docket.store.bodies import GONE
+from serving.version import SOFTWARE
+from serving.views.messages import messages_of
+from serving.views.outcome import changes, explanations
+from serving.views.recheck import Difference
+
+_NONE = "none"
+_FAILED_PATIENCE_S = 0.5
+"""Seconds that a call of a failed trial waits where the record has no reply: the failure ends it before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTrial:
+    """Result of a replay.
+
+    Attributes:
+        trial_id: The trial.
+        software: Version that held it.
+        differences: Fields that come out otherwise; empty where nothing does, or where it can't be replayed.
+        obstacle: Why it can't be replayed, in a sentence; empty where it was.
+        explanations: Why a field comes out otherwise, where it is a change that was made on purpose; by its name.
+        without_outcome: True if the record holds no outcome to compare with: it has not ended, or failed for something
+            that no answer of a model brings back.
+    """
+
+    trial_id: str
+    software: str
+    differences: tuple[Difference, ...] = ()
+    obstacle: str = ""
+    explanations: Mapping[str, str] = field(default_factory=dict)
+    without_outcome: bool = False
+
+
+async def replay(record: TrialRecord) -> ReplayedTrial:
+    """Holds a recorded trial again and compares its outcome with the recorded one.
+
+    Args:
+        record: Record of a trial that has ended.
+
+    Returns:
+        The differences, or why it can't be replayed.
+    """
+    software = record.opened.versions.software
+    if reason := _no_outcome(record):
+        return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
+    try:
+        again = await _held_again(record)
+    except _Obstacle as obstacle:
+        return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
+    found = changes(record, again)
+    return ReplayedTrial(
+        record.trial_id, software, differences=found, explanations=explanations(record, [one.what for one in found])
+    )
+
+
+class _Obstacle(Exception):
+    """A trial can't be replayed; says why."""
+
+
+async def _held_again(record: TrialRecord) -> TrialRecord:
+    """The record that today's code makes of a trial. Raises _Obstacle."""
+    settings = _settings(record)
+    _require_replayable(record)
+    opened, text = record.opened, record.text
+    finder = _RecordedFinder(record)
+    court = Court(
+        finder=finder,
+        text_reader=_RecordedReader(text),
+        software=SOFTWARE,
+        settings=settings,
+        policy=opened.policy.content or DEFAULT_POLICY,
+        prompts=with_digest(opened.versions.prompts),
+        chairs=_models(record),
+        fence_mark=opened.fence_mark or None,
+        duplicates=_RecordedDuplicates(record),
+    )
+    case = TrialCase(
+        trial_id=record.trial_id,
+        meme=Meme(
+            _picture(record),
+            text=text.text if text and opened.meme.text_given else None,
+            language=text.language if text else None,
+        ),
+        procedure=opened.procedure,
+        namespace=opened.meme.namespace,
+    )
+    try:
+        return await court.hear(case, _nowhere)
+    except TrialAborted as aborted:
+        if isinstance(aborted.cause, PromptChanged):
+            raise _Obstacle(aborted.message) from None
+        if aborted.reason == "INTERNAL":
+            raise _Obstacle("Today's code fails on this record by a mistake of its own; the log says where.") from None
+        return aborted.record
+    except CourtError as error:
+        raise _Obstacle(error.message) from None
+
+
+def _no_outcome(record: TrialRecord) -> str:
+    """Why there is nothing to compare a replay with; empty where there is."""
+    failed = record.last(TrialFailed)
+    if record.state is TrialState.OPEN:
+        return "It has not ended: there is nothing to compare with."
+    if record.state is TrialState.FAILED and failed is not None and failed.unusable is None:
+        return f"It failed ({failed.reason}), and the record holds no reply that it failed for."
+    return ""
+
+
+def _require_replayable(record: TrialRecord) -> None:
+    if any(rested.reason is RestReason.TIME for rested in record.all(SideRested)):
+        raise _Obstacle("An examination was ended by its caller's deadline, which a replay does not have.")
+    if _is_erased_in_part(record):
+        return  # what was sent can't be made again, and was said all the same
+    for event in record.events:
+        for made in messages_of(record, event):
+            if not made.exact and made.call.messages_digest:
+                raise _Obstacle(f"Event {event.seq} ({event.kind}): {made.why}")
+
+
+def _is_erased_in_part(record: TrialRecord) -> bool:
+    cited = record.last(PrecedentsCited)
+    return cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits)
+
+
+def _settings(record: TrialRecord) -> TrialSettings:
+    """The record's settings; those that came later have their usual values.
+
+    Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record.
+    """
+    given = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
+    try:
+        return TrialSettings.model_validate({**given, "overlap": False})
+    except ValidationError as error:
+        names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
+        raise _Obstacle(f"It was held with settings that there are no more: {names or 'together'}.") from None
+
+
+def _picture(record: TrialRecord) -> Picture:
+    """The picture as far as the record knows it: nobody looks at it again."""
+    meme = record.opened.meme
+    return Picture(
+        format=PictureFormat(meme.format),
+        bytes_sha256=meme.bytes_sha256,
+        pixels_sha256=meme.pixels_sha256,
+        width=meme.width,
+        height=meme.height,
+        frame_count=meme.frame_count,
+        frames=tuple(Frame(b"", meme.width, meme.height, index) for index in meme.frames_used),
+        frames_unlike=meme.frames_unlike,
+        incomplete=meme.incomplete,
+    )
+
+
+async def _nowhere(*events: AnyEvent) -> None:
+    """A sink that keeps nothing: a replay leaves no trace."""
+
+
+class _RecordedReader:
+    """Reads the text that was read then."""
+
+    def __init__(self, text: TextRead | None) -> None:
+        self._text = text
+
+    @property
+    def identity(self) -> str:
+        return self._text.reader if self._text else ""
+
+    async def read(self, picture: Picture) -> Reading:
+        if self._text is None:
+            raise NotRecorded("Today's code reads the text off the picture, and the record has none.")
+        return Reading(self._text.lines)
+
+
+class _RecordedFinder:
+    """Finds the precedents that were found then, without their pictures."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        cited, versions = record.last(PrecedentsCited), record.opened.versions
+        self._findings = cited.findings if cited else None
+        self.library = (
+            cited.findings.library
+            if cited
+            else LibraryIdentity(name="", digest=versions.library, size=0, encoder=versions.encoder, with_picture=0)
+        )
+
+    async def find(self, **query: object) -> Findings:
+        if self._findings is None:
+            raise NotRecorded("Today's code searches for precedents, and the record has none.")
+        return self._findings
+
+    async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        return [None] * len(ids)
+
+
+class _RecordedDuplicates:
+    """Finds the near-duplicates that were found then."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        found = record.last(NearDuplicatesFound)
+        self._found = found.duplicates if found else ()
+
+    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+        return self._found
+
+
+def _models(record: TrialRecord) -> RoleModels:
+    """One model for all roles, for each call is known by its place."""
+    given, failed = record.last(VerdictGiven), record.last(TrialFailed)
+    replies = dict(_replies(record))
+    decided = record.state is TrialState.DECIDED
+    if not decided and failed is not None and (unusable := failed.unusable) is not None:
+        place = CallPlace(
+            unusable.role,
+            unusable.task,
+            unusable.prompt_digest,
+            side=unusable.side,
+            round=unusable.round,
+            judge=unusable.judge,
+        )
+        replies[place] = unusable.replies
+    odds = {1: given.odds} if given else {}
+    odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
+    recorded = RecordedModel(
+        next(iter(record.opened.versions.models.values()), "recorded"),
+        replies,
+        {
+            judge: RecordedOdds(told.call.prompt_digest, tuple(zip(told.harmful, told.not_harmful, strict=True)))
+            for judge, told in odds.items()
+            if told is not None
+        },
+        patience_s=0.0 if decided else _FAILED_PATIENCE_S,
+    )
+    model = RoleModel(recorded)
+    further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
+    return RoleModels(model, model, model, model, judges=(model,) * further)
+
+
+def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply]]]:
+    """Replies of all calls on record by their places: as they came, or made again of what was read out of them."""
+    for event in record.events:
+        call = getattr(event, "call", None)
+        if not isinstance(call, ModelCall):
+            continue
+        side: Side | None = getattr(event, "side", None)
+        number: int = getattr(event, "round", 0)
+        task = call.prompt_id.rpartition("/")[2]
+        judge: int = event.judge if isinstance(event, JudgeRuled) else 1
+        place = CallPlace(call.role, task, call.prompt_digest, side=side, round=number, judge=judge)
+        yield place, _said(event, call)
+
+
+def _said(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
+    if call.replies:
+        return call.replies
+    # Of the first of two replies the record has had its beginning all along.
+    first = (RawReply(text=call.quoted),) if call.fault else ()
+    return (*first, RawReply(text=json.dumps(_read_out(event), ensure_ascii=False)))
+
+
+def _read_out(event: AnyEvent) -> Mapping[str, object]:
+    """A reply that reads as the one that an event was made of."""
+    match event:
+        case Described():
+            return {"description": event.description}
+        case QuestionAsked():
+            return {"question": event.question}
+        case AnswerGiven():
+            return {"answer": event.answer}
+        case Summarised() | SummarisedAhead():
+            return {"summary": event.summary, "justification": event.justification}
+        case VerdictGiven() | JudgeRuled():
+            return _ruling(event)
+    raise AssertionError(f"{event.kind} comes of no call")
+
+
+def _ruling(event: VerdictGiven | JudgeRuled) -> Mapping[str, object]:
+    ruling = event.ruling
+    if isinstance(event, JudgeRuled):
+        strengths, rationale = event.strengths, event.rationale
+        found = (event.category, event.clause, event.target)
+    else:
+        verdict = event.verdict
+        harm = verdict.finding
+        found = (harm.category, harm.clause or _NONE, harm.target or _NONE) if harm else (_NONE,) * 3
+        rationale = verdict.rationale
+        if verdict.strengths is None:
+            raise _Obstacle("The record holds a call of the Judge, and no strengths.")
+        strengths = verdict.strengths
+    if ruling is None:
+        raise _Obstacle("The record holds a call of the Judge, and no ruling.")
+    category, clause, target = found
+    return {
+        "harmful_evidence": ruling.harmful_evidence,
+        "harmless_evidence": ruling.harmless_evidence,
+        "precedents": {str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
+        "harmful_strength": _strength(strengths.harmful),
+        "harmless_strength": _strength(strengths.benign),
+        "label": str(ruling.label).lower().replace("_", " "),
+        "category": category,
+        "clause": clause,
+        "target": target,
+        "rationale": rationale,
+    }
+
+
+def _strength(strength: Strength) -> str:
+    return str(strength).lower()

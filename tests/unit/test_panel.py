@@ -1,0 +1,387 @@
+"""A panel of judges: median strengths, disagreement, resuming in mid-panel, and what is asked of whom."""
+
+import asyncio
+import itertools
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import BadRequest
+from court.events import JudgeRuled, ModelCall, OddsGiven, Procedure, VerdictGiven
+from court.judgment import joined_odds, mean_score
+from court.panel import Opinion, disagreement, median_strengths, spokesman_of
+from court.precedents import SureRange
+from court.record import TrialAborted, TrialRecord
+from court.replies import Ruling
+from court.roles import RoleModel
+from court.settings import TrialSettings
+from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
+from eval.models.call_cache import key_of
+from eval.runs.from_record import calls_of, chain_of
+from memecourt.v1 import court_pb2 as wire
+from serving.cli.records import render
+from serving.export.source import ExportSource, Pictures
+from serving.export.trial_file import TrialForm, write_trial
+from serving.models.connect import connect_models
+from serving.settings import ModelSettings, RoleSettings, Settings
+from serving.views.messages import messages_of
+from serving.views.replay import replay
+from serving.views.trial_view import view_of
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, task_of, try_meme
+from tests.support.fakes import H, N, Notes, a_meme, findings
+
+W, M, S = Strength.WEAK, Strength.MODERATE, Strength.STRONG
+DOUBT = {**RULING, "harmful_strength": "moderate", "harmless_strength": "strong", "label": "not harmful"}
+DOUBT |= {"category": "none", "clause": "none", "target": "none"}
+
+
+def opinion(harmful, benign, label=None, odds=None):
+    return Opinion(
+        Ruling(
+            harmful_evidence=(),
+            harmless_evidence=(),
+            precedents={},
+            harmful_strength=harmful,
+            harmless_strength=benign,
+            label=label or rule(harmful, benign),
+            category="none",
+            clause="none",
+            target="none",
+            rationale=f"harmful {harmful}, benign {benign}",
+        ),
+        odds,
+    )
+
+
+def odds_of(harmful, benign):
+    call = ModelCall(
+        role="JUDGE", model="m", prompt_id="judge/1/odds", prompt_digest="d", tokens_in=1, tokens_out=1, latency_s=0
+    )
+    return OddsGiven(harmful=harmful, not_harmful=benign, call=call)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "median"),
+    [
+        ([(S, W)], (S, W)),
+        ([(S, W), (W, S), (W, S)], (W, S)),
+        ([(S, S), (W, S), (W, W)], (W, S)),
+        # Of two middle ones, the worse for the meme: more harm, less that speaks against it.
+        ([(W, S), (M, S)], (M, S)),
+        ([(W, S), (W, W)], (W, W)),
+        ([(W, W), (M, M), (S, S), (S, S)], (S, M)),
+    ],
+)
+def test_the_median_of_each_side_by_itself(pairs, median):
+    opinions = [opinion(*pair) for pair in pairs]
+    assert median_strengths(opinions) == Strengths(harmful=median[0], benign=median[1])
+
+
+def test_there_always_is_a_judge_that_found_the_panel_s_label():
+    """Every panel of up to four judges, whatever they find."""
+    pairs = list(itertools.product((W, M, S), repeat=2))
+    for size in range(1, 5):
+        for panel in itertools.combinations_with_replacement(pairs, size):
+            opinions = [opinion(*pair) for pair in panel]
+            median = median_strengths(opinions)
+            label = rule(median.harmful, median.benign)
+            assert opinions[spokesman_of(opinions)].label is label
+            if not disagreement(opinions):
+                assert all(one.label is label for one in opinions)
+
+
+def test_the_label_of_a_panel_does_not_depend_on_the_order_of_its_judges():
+    panel = [opinion(S, W), opinion(W, S), opinion(M, S)]
+    found = {median_strengths(order).model_dump_json() for order in itertools.permutations(panel)}
+    assert len(found) == 1
+
+
+def test_odds_are_averaged_over_those_that_are_known():
+    panel = [
+        opinion(S, W, odds=odds_of((0.6, 0.6), (0.2, 0.2))),
+        opinion(S, W, odds=odds_of((0.2, 0.2), (0.6, 0.6))),
+        opinion(S, W, odds=odds_of((1e-9, 1e-9), (1e-11, 1e-11))),
+        opinion(S, W),
+    ]
+    assert mean_score(panel, 0.05) == pytest.approx((0.75 + 0.25) / 2)
+    assert mean_score(panel[2:], 0.05) is None
+
+
+# In a trial
+
+
+def held(*rulings, samples=None, settings=None, further=(), **options):
+    """A trial whose judge rules so, one after the other."""
+    said = itertools.cycle(rulings)
+    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    chairs = replace(cast.chairs, judges=tuple(RoleModel(model) for model in further))
+    settings = TrialSettings(judges=samples or len(rulings), **(settings or {}))
+    return try_meme(cast, settings=settings, chairs=chairs, **options), cast
+
+
+def test_a_panel_rules_by_the_median_and_says_that_it_disagrees():
+    record, cast = held(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
+    ruled = record.all(JudgeRuled)
+    assert sorted(one.judge for one in ruled) == [1, 2, 3]
+    assert {one.ruling.label for one in ruled} == {Label.HARMFUL, Label.NOT_HARMFUL}
+    given = record.last(VerdictGiven)
+    assert given.verdict.label is Label.NOT_HARMFUL
+    assert given.verdict.strengths == Strengths(harmful=W, benign=S)
+    reasons = {review.reason: review.detail for review in given.verdict.review}
+    assert "Of 3 judges 1 found the meme harmful and 2 did not." in reasons[ReviewReason.JUDGES_DISAGREE]
+    assert given.call is None and given.odds is None
+    spokesman = next(one for one in ruled if one.judge == given.judge)
+    assert spokesman.ruling == given.ruling and spokesman.rationale == given.verdict.rationale
+    assert spokesman.ruling.label is Label.NOT_HARMFUL
+    # Three rulings and three times odds in both orders, all of them on record and none counted twice.
+    assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 3
+    calls = calls_of(record)
+    assert sum(times for _, times in calls) == cast.calls()
+    assert given.unused.calls == 0
+
+
+def test_judges_that_agree_are_no_reason_to_look():
+    record, _ = held(RULING, RULING)
+    assert ReviewReason.JUDGES_DISAGREE not in {review.reason for review in record.verdict.review}
+    assert record.verdict.finding.clause == "4"
+
+
+def test_a_judge_that_contradicts_itself_is_told_of_a_panel_too():
+    torn = {**RULING, "label": "not harmful"}
+    record, _ = held(RULING, torn, torn, torn, torn, samples=3)
+    assert ReviewReason.JUDGE_CONTRADICTS_ITSELF in {review.reason for review in record.verdict.review}
+
+
+def test_one_judge_is_recorded_as_before():
+    record, _ = held(RULING)
+    assert record.all(JudgeRuled) == ()
+    given = record.last(VerdictGiven)
+    assert given.call is not None and given.odds is not None and given.judge == 0
+
+
+def test_several_models_sit_on_a_panel_and_the_record_names_them():
+    other = ScriptedModel(lambda request: ACQUITTAL, name="other-model", odds=lambda request, options: (0.5, 0.5))
+    record, cast = held(RULING, samples=1, further=(other,))
+    assert record.opened.versions.models["JUDGE"] == "judge-model"
+    assert record.opened.versions.models["JUDGE_2"] == "other-model"
+    assert record.opened.settings["temperature"]["JUDGE_2"] == 0.0
+    assert record.opened.settings["max_tokens"]["JUDGE_2"] == record.opened.settings["max_tokens"]["JUDGE"]
+    assert {one.judge: one.call.model for one in record.all(JudgeRuled)} == {1: "judge-model", 2: "other-model"}
+    # Of two that disagree the worse for the meme counts.
+    assert record.verdict.label is Label.HARMFUL
+    assert [call.request.parts[:-1] for call in other.asked] == [call.parts[:-1] for call in cast.requests("judge")]
+
+
+def test_a_panel_s_score_is_the_mean_of_its_judges():
+    other = ScriptedModel(lambda request: RULING, name="other", odds=lambda request, options: (0.5, 0.5))
+    record, _ = held(RULING, samples=1, further=(other,))
+    assert record.verdict.harm_score == pytest.approx((0.8 / 0.9 + 0.5) / 2)
+    assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
+
+
+def test_a_panel_that_was_cut_off_goes_on_and_asks_nobody_again():
+    record, _ = held(RULING, ACQUITTAL, DOUBT)
+    first = next(event.seq for event in record.events if isinstance(event, JudgeRuled))
+    begun = TrialRecord.of(record.events[: first + 1])
+    cast = Cast(rounds=2, judge_judge=DOUBT)
+    court = full_court(cast, settings=TrialSettings(judges=3))
+    meme = a_meme("the meme's own words")
+    resumed = asyncio.run(court.resume(begun, meme.picture, Notes()))
+    ruled = {one.judge: one for one in resumed.all(JudgeRuled)}
+    assert sorted(ruled) == [1, 2, 3]
+    kept = begun.last(JudgeRuled)
+    assert ruled[kept.judge] == kept
+    assert sum(task_of(request) == "judge" for request in cast.requests("judge")) == 2
+    assert not cast.requests("proposer", "accuser", "defender")
+    assert resumed.verdict
+
+
+def test_a_judge_that_fails_ends_the_trial_and_no_label_is_made_of_the_others():
+    said = itertools.chain([RULING], itertools.repeat("no JSON"))
+    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    with pytest.raises(TrialAborted, match="could not be used") as aborted:
+        try_meme(cast, settings=TrialSettings(judges=3))
+    record = aborted.value.record
+    assert record.verdict is None and record.events[-1].unusable.judge > 1
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
+
+
+def test_messages_of_every_judge_can_be_made_again_and_the_trial_replays():
+    record, _ = held(RULING, ACQUITTAL, DOUBT, found=findings([H, N, H]))
+    made = [each for event in record.all(JudgeRuled) for each in messages_of(record, event)]
+    assert len(made) == 6 and all(each.exact for each in made)
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
+    # From what was read out of the replies, too.
+    bare = TrialRecord.of(
+        event.model_copy(update={"call": event.call.model_copy(update={"replies": ()})})
+        if getattr(event, "call", None)
+        else event
+        for event in record.events
+    )
+    assert asyncio.run(replay(bare)).differences == ()
+
+
+def test_a_panel_is_shown_and_counted():
+    record, cast = held(RULING, ACQUITTAL, ACQUITTAL, settings={"overlap": False})
+    words = render(record)
+    assert "JudgeRuled" in words and "3 of the panel" in words
+    told = view_of(record)
+    assert {f"Judge {number} rules" for number in (1, 2, 3)} <= {step.name for step in told.steps}
+    assert told.costs.calls == cast.calls()
+    # The judges sit side by side: the chain is as long as with one.
+    assert chain_of(record) == chain_of(held(RULING, settings={"overlap": False})[0])
+
+
+# Settings
+
+
+def chairs_of(**settings):
+    async def connect():
+        async with AsyncExitStack() as stack:
+            return await connect_models(Settings(**settings), stack, lambda _: None)
+
+    return asyncio.run(connect())
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """Model servers that are there and can do everything."""
+
+    async def probe(models, **_):
+        return models[0]
+
+    monkeypatch.setattr("court.backends.chat.capabilities.probe_replicas", probe)
+
+
+def test_further_judges_are_as_the_judge_where_they_do_not_say_otherwise(probed):
+    llm = ModelSettings(
+        url=("http://a/v1",),
+        model="m",
+        api_key="secret",
+        roles={"judge": RoleSettings(temperature=0.7, max_tokens=9000)},
+        judges=(RoleSettings(model="n"), RoleSettings(model="o", url=("http://b/v1",), temperature=0.2)),
+    )
+    near, far = llm.further_judges.values()
+    assert (near.model, near.url, near.temperature, near.max_tokens) == ("n", ("http://a/v1",), 0.7, 9000)
+    assert near.api_key.get_secret_value() == "secret"
+    # A key is sent to no other server than it was given for.
+    assert (far.model, far.url, far.temperature, far.api_key) == ("o", ("http://b/v1",), 0.2, None)
+    chairs = chairs_of(llm=llm)
+    assert [model.model.name for model in chairs.panel(1)] == ["m", "n", "o"]
+    assert [model.model.name for model in chairs.panel(2)] == ["m", "m", "n", "n", "o", "o"]
+
+
+def test_samples_at_temperature_0_are_refused(probed):
+    llm = ModelSettings(url=("http://a/v1",), model="m")
+    with pytest.raises(BadRequest, match="At temperature 0 a model gives 3 times the same"):
+        chairs_of(llm=llm, trial=TrialSettings(judges=3))
+    assert chairs_of(llm=llm.model_copy(update={"temperature": 0.5}), trial=TrialSettings(judges=3))
+
+
+def test_a_judge_s_limit_of_tokens_is_checked_for_each():
+    with pytest.raises(ValueError, match="max_tokens of the judge 2 is 10"):
+        Settings(llm=ModelSettings(url=("http://a/v1",), model="m", judges=(RoleSettings(max_tokens=10),)))
+
+
+def test_samples_are_drawn_each_by_itself_where_calls_are_stored():
+    _, cast = held(RULING, ACQUITTAL)
+    asked = [request for request in cast.requests("judge") if task_of(request) == "judge"]
+    keys = {key_of("m", {}, request) for request in asked}
+    assert len(asked) == len(keys) == 2
+    alone = next(request for request in held(RULING)[1].requests("judge"))
+    plain = replace(alone, place=None)
+    assert key_of("m", {}, alone) == key_of("m", {}, plain)  # keys of earlier stores stay
+
+
+# The vote as prior in a cascade
+
+_UNSURE = SureRange(error=0.1, below=0.01, above=0.99, share=0.0, n=9)
+
+
+def cascade(weight, ruling=RULING, odds=(0.6, 0.2), labels=(H, N, H, N, N)):
+    cast = Cast(rounds=2, judge_judge=ruling, odds=odds)
+    settings = TrialSettings(vote_weight=weight)
+    found = findings(list(labels), settles=_UNSURE)
+    return try_meme(cast, procedure=Procedure.CASCADE, found=found, settings=settings)
+
+
+def test_by_default_a_cascade_s_full_trial_is_scored_by_the_judge_alone():
+    verdict = cascade(0.0).verdict
+    assert verdict.harm_score == pytest.approx(0.75)
+    assert verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY and verdict.risk is None
+
+
+def test_the_vote_is_weighed_as_log_odds_and_gives_a_risk():
+    record = cascade(0.5)
+    vote = record.precedents.vote.probability
+    assert vote != pytest.approx(0.75)
+    verdict = record.verdict
+    assert verdict.harm_score == pytest.approx(joined_odds(0.75, vote, 0.5))
+    assert min(vote, 0.75) < verdict.harm_score < max(vote, 0.75)
+    assert verdict.harm_score_meaning is ScoreMeaning.JUDGE_AND_VOTE
+    assert verdict.risk == pytest.approx(1 - verdict.harm_score)
+    assert cascade(1.0).verdict.harm_score == pytest.approx(vote)
+    assert cascade(0.0).verdict.label is verdict.label
+
+
+def test_the_label_is_the_judge_s_whatever_the_vote():
+    against = cascade(1.0, ruling=ACQUITTAL, odds=(0.1, 0.8), labels=(H, H, H, H, N))
+    assert against.verdict.label is Label.NOT_HARMFUL
+    assert against.verdict.risk == pytest.approx(against.precedents.vote.probability)
+
+
+def test_without_a_judge_s_probability_the_vote_stands_alone():
+    verdict = cascade(0.3, odds=None).verdict
+    assert verdict.harm_score_meaning is ScoreMeaning.PRECEDENT_VOTE and verdict.harm_score is not None
+
+
+def test_a_full_trial_that_no_summary_came_before_has_no_prior():
+    cast = Cast(rounds=2, odds=(0.6, 0.2))
+    record = try_meme(cast, settings=TrialSettings(vote_weight=0.5), found=findings([H, N, H, N, N]))
+    assert record.verdict.harm_score == pytest.approx(0.75)
+    assert record.verdict.harm_score_meaning is ScoreMeaning.LABEL_PROBABILITY
+
+
+def test_a_cascade_with_a_prior_replays():
+    record = cascade(0.5)
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_judge_that_is_sure_leaves_the_vote_a_say(score):
+    assert 0 < joined_odds(score, 0.5, 0.5) < 1
+
+
+def test_a_panel_may_sit_in_a_cascade():
+    said = itertools.cycle([RULING, ACQUITTAL, ACQUITTAL])
+    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    record = try_meme(
+        cast,
+        procedure=Procedure.CASCADE,
+        found=findings([H, N, H, N, N], settles=_UNSURE),
+        settings=TrialSettings(judges=3, vote_weight=0.5),
+    )
+    assert len(record.all(JudgeRuled)) == 3
+    assert record.verdict.harm_score_meaning is ScoreMeaning.JUDGE_AND_VOTE
+
+
+def test_the_wire_knows_the_reason_and_the_meaning():
+    assert wire.ReviewReason.Value("REVIEW_REASON_JUDGES_DISAGREE") == 20
+    assert wire.ScoreMeaning.Value("SCORE_MEANING_JUDGE_AND_VOTE") == 3
+
+
+def test_pages_and_exports_show_every_judge_of_a_panel():
+    said = iter(
+        [{**ruling, "rationale": f"Reasons number {n}."} for n, ruling in enumerate((RULING, ACQUITTAL, DOUBT))]
+    )
+    cast = Cast(rounds=2, judge_judge=lambda request: next(said))
+    record = try_meme(cast, settings=TrialSettings(judges=3))
+    page = write_trial(ExportSource(record), TrialForm.HTML, pictures=Pictures.NONE, messages=False).decode()
+    for number in range(3):
+        assert f"Judge {number + 1}: evidence of harm" in page and f"Reasons number {number}." in page
+    assert write_trial(ExportSource(record), TrialForm.PDF, pictures=Pictures.NONE, messages=False)

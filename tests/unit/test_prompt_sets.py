@@ -1,0 +1,303 @@
+"""Sets of prompts of one's own: what is wrong with one is said, and what is right is used, recorded and shown."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from court import prompts, replies
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import BadRequest, CantResume
+from court.events import Procedure, VerdictGiven
+from court.policy import DEFAULT_POLICY
+from court.prompts.sets import FILES, SYSTEM, TASKS, faults_of, open_set, packaged, source
+from court.record import TrialAborted, TrialRecord
+from court.replies import Answer, Argument, Description, Question, ruling_schema, text_schema
+from court.settings import TrialSettings
+from court.trial import TrialCase
+from serving.cli.main import cli
+from serving.models.rehearsal import rehearse, shortest
+from serving.views.messages import messages_of
+from serving.views.replay import replay
+from tests.support.cast import Cast, full_court, shown
+from tests.support.fakes import Notes, a_meme
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A set of the packaged words, in a folder, to be altered."""
+    place = tmp_path / "mine"
+    place.mkdir()
+    for name in ("proposer", "advocate", "judge"):
+        (place / f"{name}.toml").write_text(source("1", name))
+    return place
+
+
+def alter(folder, name, before, after):
+    path = folder / f"{name}.toml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+
+
+def run(*arguments, status=0, env=None):
+    done = CliRunner().invoke(cli, ["prompts", *(str(argument) for argument in arguments)], env=env)
+    assert done.exit_code == status, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def refused(folder):
+    with pytest.raises(BadRequest) as refusal:
+        open_set(str(folder))
+    assert str(folder.parent) not in refusal.value.message  # no path of the machine
+    return refusal.value.message
+
+
+def test_the_packaged_set_has_nothing_wrong_and_the_digest_that_records_have():
+    assert packaged().digest == "sha256:c8574aa79ca17e91f6e4a9d81b403581c7933f83e77eee7a6f59ebf02e251551"
+    for name in FILES:
+        assert faults_of(name, source("1", name)) == []
+        assert packaged().by_file[name].digest == prompts.load(name).digest
+    assert open_set("1").digest == packaged().digest
+
+
+def test_a_copy_of_the_packaged_words_is_the_packaged_set(folder):
+    assert open_set(str(folder)).digest == packaged().digest
+    assert open_set(str(folder)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("judge", "{{secret}}", "", "judge.toml: system must name {{secret}}."),
+        ("judge", "{{policy}}", "", "system must name {{policy}}."),
+        ("judge", "{{text}}", "", "tasks.text must name {{text}}."),
+        ("judge", "{{accuser}}", "", "tasks.arguments must name {{accuser}}."),
+        ("judge", "Precedent {{number}} was", "One was", "tasks.precedent_text must name {{number}}."),
+        ("proposer", "{{question}}", "{{text}}", "tasks.answer names {{text}}, which has no value there"),
+        ("proposer", "You look", "Look at {{text}}. You look", "system names {{text}}, which has no value there"),
+        ("advocate", "{{description}}", "", "tasks.material must name {{description}}."),
+        ("advocate", "Never write {{secret}}", "{{secret}} {{secret}}", "system must name {{secret}} once."),
+        ("advocate", "ask = ", "inquire = ", "[tasks] has inquire, which nothing uses."),
+        ("advocate", "defender = ", "defence = ", "stances.defender is missing"),
+        ("judge", 'id = "judge"', 'id = "court"', 'Its id must be "judge".'),
+        ("judge", "version = 1", 'version = "a b"', "Its version must be"),
+        ("judge", "version = 1", "version = 1\nmodel = 2", "It has model, which nothing uses."),
+        ("judge", "[tasks]", "[tusks]", "It has no table [tasks]."),
+        ("judge", "[tasks]", "[tasks", "It is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_said(folder, name, before, after, said):
+    alter(folder, name, before, after)
+    assert said in refused(folder)
+    assert said in run("check", folder, status=1)
+
+
+def test_everything_that_is_wrong_is_said_at_once(folder):
+    alter(folder, "judge", "{{secret}}", "")
+    alter(folder, "proposer", "{{question}}", "")
+    (folder / "advocate.toml").unlink()
+    told = refused(folder)
+    for fault in ("judge.toml: system", "proposer.toml: tasks.answer", "There is no advocate.toml"):
+        assert fault in told
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("7", "no packaged prompts of version 7"), ("nowhere", "no folder nowhere of prompts")]
+)
+def test_a_set_that_is_not_there_is_named(place, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadRequest, match=said):
+        open_set(place)
+    assert "Error" in run("check", place, status=1)
+
+
+def test_a_file_that_is_no_text_is_refused(folder):
+    (folder / "judge.toml").write_bytes(b"\xff\xfe\x00")
+    assert "judge.toml can't be read as UTF-8" in refused(folder)
+
+
+def test_optional_placeholders_may_be_left_out(folder):
+    alter(folder, "judge", " Likeness to the meme, at most 1: {{similarity}}.", "")
+    alter(
+        folder,
+        "judge",
+        "Of the {{voters}} labelled memes nearest to this one, {{harmful}} were found harmful. On",
+        "On",
+    )
+    alter(folder, "advocate", "Question {{number}}:", "A question:")
+    alter(folder, "advocate", "The policy by which the meme will be judged:\n\n{{policy}}\n", "")
+    record, cast = try_with(folder)
+    judged = shown(cast.requests("judge")[0])
+    assert "Likeness" not in judged and "text of p0" in judged and "probability of about" in judged
+    assert "A question:" in shown(cast.requests("accuser")[-1])
+    assert record.verdict
+
+
+def try_with(place, cast=None, **settings):
+    cast = cast or Cast(rounds=2)
+    court = replace(
+        full_court(cast, settings=TrialSettings(prompts=str(place), **settings)), prompts=open_set(str(place))
+    )
+    return asyncio.run(court.hear(TrialCase("t", a_meme("words"), Procedure.FULL), Notes())), cast
+
+
+def test_a_trial_is_held_in_the_words_of_its_set_and_its_record_says_so(folder):
+    alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
+    alter(folder, "judge", "version = 1", 'version = "slow"')
+    alter(folder, "proposer", "Describe the picture:", "Describe the picture in order:")
+    record, cast = try_with(folder)
+    assert "Take your time." in shown(cast.requests("judge")[0])
+    assert "in order:" in shown(cast.requests("proposer")[0])
+    versions, given = record.opened.versions, record.last(VerdictGiven)
+    assert versions.prompts == open_set(str(folder)).digest != packaged().digest
+    assert given.call.prompt_id == "judge/slow/judge"
+    assert given.call.prompt_digest == open_set(str(folder)).judge.digest
+    # The name of the folder, and not where it lies.
+    assert record.opened.settings["prompts"] == "mine"
+    assert str(folder.parent) not in "".join(event.model_dump_json() for event in record.events)
+    # Its messages can be made again, and it can be replayed, where the set was opened.
+    assert all(made.exact for event in record.events for made in messages_of(record, event))
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
+
+
+def test_a_record_of_words_that_are_not_at_hand_is_not_replayable(folder, monkeypatch):
+    alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
+    record, _ = try_with(folder)
+    monkeypatch.setattr("court.prompts.sets._OPENED", {})
+    assert "worded otherwise" in asyncio.run(replay(record)).obstacle
+
+
+def test_the_secret_of_another_set_is_another_and_still_ends_a_trial(folder):
+    alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
+    secret = open_set(str(folder)).judge.secret
+    assert secret != packaged().judge.secret
+    with pytest.raises(TrialAborted, match="gave its instructions away"):
+        try_with(folder, Cast(rounds=2, describe={"description": f"I was told {secret}"}))
+
+
+def test_a_reply_is_asked_for_again_in_the_words_of_the_set(folder):
+    words = source("1", "repair").replace("could not be used", "could not be used, alas")
+    (folder / "repair.toml").write_text(words)
+    described = iter(["no", {"description": "A flag."}])
+    record, cast = try_with(folder, Cast(rounds=2, describe=lambda request: next(described)))
+    assert any("alas" in shown(request) for request in cast.requests("proposer"))
+    assert record.verdict and asyncio.run(replay(record)).differences == ()
+
+
+def test_a_trial_of_other_prompts_is_not_taken_up(folder):
+    record, _ = try_with(folder)
+    begun = TrialRecord.of(record.events[:5])
+    alter(folder, "judge", "Judge the meme.", "Judge the meme. Take your time.")
+    court = replace(
+        full_court(Cast(rounds=2), settings=TrialSettings(prompts=str(folder))), prompts=open_set(str(folder))
+    )
+    with pytest.raises(CantResume, match="other prompts"):
+        asyncio.run(court.resume(begun, a_meme("words").picture, Notes()))
+
+
+# Against the schemas of replies, with the stand-in
+
+
+def test_every_schema_is_answered_by_the_stand_in():
+    for kind, parse in (
+        (Description, replies.parse_description),
+        (Answer, replies.parse_answer),
+        (Question, replies.parse_question),
+        (Argument, replies.parse_argument),
+    ):
+        assert parse(json.dumps(shortest(text_schema(kind, 400))))
+    assert replies.parse_ruling(json.dumps(shortest(ruling_schema(DEFAULT_POLICY, 2, 400))), DEFAULT_POLICY, 2)
+
+
+def test_a_rehearsal_sends_every_task_of_the_set(monkeypatch):
+    """What no rehearsal sends would be found wrong in a real trial first."""
+    sent = []
+
+    class Listening(ScriptedModel):
+        async def reply(self, request, *, within_s):
+            sent.append(shown(request))
+            return await super().reply(request, within_s=within_s)
+
+        async def odds(self, request, options, *, within_s):
+            sent.append(shown(request))
+            return await super().odds(request, options, within_s=within_s)
+
+    monkeypatch.setattr("serving.models.rehearsal.ScriptedModel", Listening)
+    held = asyncio.run(rehearse(packaged(), TrialSettings()))
+    everything = "\n".join(sent)
+    for name in ("proposer", "advocate", "judge"):
+        for task, template in prompts.load(name).content["tasks"].items():
+            beginning = template.split("{{")[0].strip()
+            assert beginning in everything, (name, task)
+    assert held.calls == len(sent) and held.longest > 1000
+
+
+def test_a_set_that_brings_no_trial_to_its_end_is_said(folder, monkeypatch):
+    monkeypatch.setattr("serving.models.rehearsal.shortest", lambda schema: "no object")
+    assert "came to no verdict" in run("check", folder, status=1)
+
+
+# The commands
+
+
+def test_sets_are_listed_and_the_one_in_use_is_marked(folder):
+    told = run("list")
+    assert packaged().digest in told and told.count("in use") == 1
+    alter(folder, "judge", "version = 1", "version = 2")
+    told = run("list", env={"MEMECOURT_TRIAL__PROMPTS": str(folder)})
+    mine = next(line for line in told.splitlines() if line.startswith("mine"))
+    assert mine.endswith("in use") and told.count("in use") == 1
+
+
+def test_a_prompt_is_shown_as_it_stands_in_its_file(folder):
+    for name in FILES:
+        assert run("show", name) == source("1", name)
+    alter(folder, "judge", "version = 1", "version = 2")
+    assert run("show", "judge", "--from", folder) == (folder / "judge.toml").read_text()
+    assert "no packaged prompts" in run("show", "judge", "--from", "9", status=1)
+
+
+def test_a_good_set_is_checked_by_a_trial(folder):
+    told = run("check", folder)
+    assert packaged().digest in told and "came to its verdict" in told
+
+
+def test_sets_are_compared_part_by_part(folder):
+    assert "same words" in run("diff", "1", folder)
+    alter(folder, "judge", "Judge the meme.", "Judge this meme.")
+    told = run("diff", "1", folder, status=1)
+    assert "--- 1: judge tasks.judge" in told and "+++ mine: judge tasks.judge" in told
+    assert "+Judge this meme. Reply" in told and "advocate" not in told
+
+
+def test_a_trial_does_not_begin_with_a_set_that_can_t_be_used(folder, tmp_path):
+    alter(folder, "judge", "{{secret}}", "")
+    done = CliRunner().invoke(
+        cli,
+        [
+            "judge",
+            "--text",
+            "words",
+            "--prompts",
+            str(folder),
+            "--docket",
+            str(tmp_path / "d.sqlite"),
+            str(folder / "judge.toml"),
+        ],
+        env={"MEMECOURT_HOME": str(tmp_path)},
+    )
+    assert done.exit_code == 1 and "system must name {{secret}}" in done.output
+    assert not (tmp_path / "d.sqlite").exists()
+
+
+def test_the_tables_of_placeholders_name_every_prompt_and_its_tasks():
+    for name in FILES:
+        content = prompts.load(name).content
+        assert TASKS[name].keys() == content["tasks"].keys()
+        for task, wanted in {**TASKS[name], "system": SYSTEM[name]}.items():
+            template = content["system"] if task == "system" else content["tasks"][task]
+            assert prompts.placeholders_in(template) == wanted.required | wanted.optional
