@@ -13,7 +13,7 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX, bare, secrets_in
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message; ``repair`` adds to theirs."""
+"""Those with a system message; ``repair`` and ``text_alone`` add to theirs."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -80,4 +80,4 @@ def contains_secret(reply: str) -> bool:
 
 def prompt_set_digest() -> str:
     """Digest of all prompts in use, for the record."""
-    return digest({role: load(role).digest for role in (*ROLES, "repair")})
+    return digest({role: load(role).digest for role in (*ROLES, "repair", "text_alone")})

@@ -21,6 +21,7 @@ PINNED = {
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
     "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
+    "text_alone/1": "sha256:3ce72753b1f44f902789ada129272ee6bd8fd98aaeaec98dd3cbdab531ac14db",
 }
 
 
