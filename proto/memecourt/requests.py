@@ -48,10 +48,10 @@ def judge_request(
         image: The picture file; None to have the text judged alone.
         text: Text of the meme.
         language: BCP 47 tag of the text.
-        procedure: How it is tried.
+        procedure: Procedure of the trial; the server's default if not given.
         request_id: The caller's own name for the request.
-        namespace: Whose content it is.
-        content_id: What the caller calls the content.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
         policy: Policy to apply.
         client_token: Comes back unchanged.
         try_anew: True to have a trial held where an earlier verdict would serve.
