@@ -63,7 +63,7 @@ class RestReason(StrEnum):
     TIME = "TIME"
     """The caller's deadline left no room."""
     NO_EXAMINATION = "NO_EXAMINATION"
-    """The procedure has none: the side argued from precedents or from the description alone."""
+    """There is none: the side argued from precedents, from the description alone, or from a text without a picture."""
 
 
 class _Value(BaseModel):
