@@ -63,7 +63,7 @@ class RestReason(StrEnum):
     TIME = "TIME"
     """The caller's deadline left no room."""
     NO_EXAMINATION = "NO_EXAMINATION"
-    """The procedure has none: the side argued from precedents or from the description alone."""
+    """There is none: the side argued from precedents, from the description alone, or from a text without a picture."""
 
 
 class FinishReason(StrEnum):
@@ -156,7 +156,10 @@ class Unused(_Value):
 
 
 class MemeIdentity(_Value):
-    """Which meme is on trial; the picture itself is kept beside the record."""
+    """Which meme is on trial; the picture itself is kept beside the record.
+
+    Where the text was sent alone, ``picture_given`` says so, and what describes a picture is empty or 0.
+    """
 
     bytes_sha256: str
     pixels_sha256: str
@@ -174,8 +177,17 @@ class MemeIdentity(_Value):
     """SHA-256 of each representative frame as models are shown it, in hex; none where none is asked."""
     text_given: bool = False
     """Whether the caller gave the text; what it is stands in ``TextRead``."""
+    picture_given: bool = True
+    """Whether the caller sent a picture; without one, the meme is its text alone."""
+    text_digest: str = ""
+    """Digest of the text (:func:`court.meme.text_digest`) where it was sent alone; else empty."""
     namespace: str = ""
     content_id: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Digest that trials of the same meme share: that of the pixels, or of the text where no picture was sent."""
+        return self.pixels_sha256 if self.picture_given else self.text_digest
 
 
 class PolicyReference(_Value):
@@ -353,6 +365,8 @@ class NearDuplicate(_Value):
     """Whether the texts agree, a few letters aside where one was read off a picture."""
     same_picture: bool
     """Whether the pictures were laid over each other and no tile differs. Only the nearest are compared so."""
+    text_alone: bool = False
+    """Whether neither meme has a picture, so that their texts alone were compared; ``distance`` is then 0."""
 
 
 class NearDuplicatesFound(Event):

@@ -58,6 +58,7 @@ class Evidence:
             return known
         if self.text_reader is None:
             raise text_reader_off()
+        assert self.meme.picture is not None, "a text that was sent alone is on record since the trial was opened"
         began = time.perf_counter()
         late = Overrun(
             "The text was not read off the picture in time. Try again later, or send the text with it.",
@@ -116,8 +117,8 @@ class Evidence:
         began = time.perf_counter()
         finding = self.finder.find(
             text=query,
-            frames=self.meme.picture.frames,
-            pixels_sha256=self.meme.picture.pixels_sha256,
+            frames=self.meme.frames,
+            pixels_sha256=self.meme.picture.pixels_sha256 if self.meme.picture else "",
             exhibits=self.settings.exhibits,
             tally=self.settings.tally,
             alpha=self.settings.alpha,

@@ -58,7 +58,7 @@ class Examination:
 
     Attributes:
         advocate: Asks the questions.
-        proposer: Answers them.
+        proposer: Answers them; None where there is no picture to ask about, and so no question.
         settings: R_min, R_max, epsilon and what else there is.
         deadline: Time that is left of the trial.
         recorder: Records events, and finds those of a trial that was cut off.
@@ -66,7 +66,7 @@ class Examination:
     """
 
     advocate: Advocate
-    proposer: Proposer
+    proposer: Proposer | None
     settings: TrialSettings
     deadline: Deadline
     recorder: Recorder
@@ -78,7 +78,7 @@ class Examination:
         Raises:
             ReplyUnusable, Unavailable, ModelRefused: A step failed, and with it the examination.
         """
-        if not self.settings.captioner:
+        if self.proposer is None or not self.settings.captioner:
             argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._stop(argument, 0, RestReason.NO_EXAMINATION)
 
@@ -153,6 +153,7 @@ class Examination:
             )
         answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
+            assert self.proposer is not None, "without one, nothing is asked"
             answer = await self.proposer.answer(asked.question, side=side, number=number, progress=progress())
             answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call

@@ -1,4 +1,8 @@
-"""The full procedure: description, examination by both sides at once, precedents, judgment (docs/trials.md)."""
+"""The full procedure: description, examination by both sides at once, precedents, judgment (docs/trials.md).
+
+A text that was sent alone has nothing that the Proposer could describe or be asked about: it is not called, each side
+argues once from the text, and the Judge is told that there is no picture.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +86,7 @@ class FullTrial:
 
     @property
     def _frames(self) -> tuple[Frame, ...]:
-        return self.evidence.meme.picture.frames
+        return self.evidence.meme.frames
 
     def _speaker(self, model: RoleModel) -> Speaker:
         return Speaker(
@@ -96,7 +100,7 @@ class FullTrial:
 
     async def _verdict(self, text_read: TextRead | None) -> dict[str, Any]:
         """Values of the verdict's event."""
-        proposer = Proposer(self._speaker(self.models.proposer), self._frames)
+        proposer = Proposer(self._speaker(self.models.proposer), self._frames) if self._frames else None
         self._recorder.step = "description"
         # Neither needs the other: the Proposer never sees the text.
         description, text = await gather_or_cancel(
@@ -182,7 +186,10 @@ class FullTrial:
             )
         return judgment.from_record(kept)
 
-    async def _describe(self, proposer: Proposer) -> str:
+    async def _describe(self, proposer: Proposer | None) -> str | None:
+        """The Proposer's description; None where there is no picture to describe."""
+        if proposer is None:
+            return None
         if self._settings.dull_judge:
             return ""
         described = self._recorder.recall(Described)
@@ -191,7 +198,7 @@ class FullTrial:
             described = await self._recorder.note(Described, description=reply.value, call=reply.call)
         return described.description
 
-    async def _examine(self, proposer: Proposer, text: str, description: str) -> Sequence[SideCase]:
+    async def _examine(self, proposer: Proposer | None, text: str, description: str | None) -> Sequence[SideCase]:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()

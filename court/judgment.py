@@ -263,10 +263,8 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
         return verdict
     nearest = min(harmful, key=lambda duplicate: (not duplicate.same_text, duplicate.distance))
     words = "the same text" if nearest.same_text else "another text"
-    detail = (
-        f"A meme that is nearly this one was found harmful in trial {nearest.trial_id}: {words}, its picture "
-        f"{nearest.distance} of 256 bits away"
-    )
+    picture = "neither has a picture" if nearest.text_alone else f"its picture {nearest.distance} of 256 bits away"
+    detail = f"A meme that is nearly this one was found harmful in trial {nearest.trial_id}: {words}, {picture}"
     more = len(harmful) - 1
     detail += f"; so {'was' if more == 1 else 'were'} {more} more." if more else "."
     review = Review(reason=ReviewReason.NEAR_DUPLICATE_HARMFUL, detail=detail)
@@ -274,7 +272,15 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
 
 
 def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """Adds reasons for review to a verdict that is not harmful where frames or a part of the picture were not seen."""
+    """Says what of a meme was not judged.
+
+    A picture that was not sent is a signal: of the text alone the verdict may be right. Frames, or a part of the
+    picture, that were not seen are reasons for review of a verdict that is not harmful.
+    """
+    if meme is not None and not meme.picture_given:
+        detail = "No picture was sent: the verdict is on the text alone."
+        signal = Review(reason=ReviewReason.PICTURE_NOT_SENT, detail=detail)
+        return verdict.model_copy(update={"signals": (*verdict.signals, signal)})
     if meme is None or verdict.label is Label.HARMFUL:
         return verdict
     reviews = []

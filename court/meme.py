@@ -1,4 +1,4 @@
-"""A meme ``M = {T, G}``: its text and its picture, bounded, upright and digested.
+"""A meme ``M = {T, G}``: its text and its picture, or its text alone, bounded, upright and digested.
 
 Nothing here decodes: turning bytes into a :class:`Picture` is the work of :mod:`court.backends.pictures.reader`,
 which does it in a process that may be killed.
@@ -6,11 +6,12 @@ which does it in a process that may be killed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from court.errors import BadText
+from court.errors import BadPicture, BadText
 
 
 class PictureFormat(StrEnum):
@@ -62,6 +63,8 @@ class Limits:
 
 LIMITS = Limits()
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_TEXT_DIGEST = "text:"
+"""Stands before the digest of a text, which no digest of pixels begins with: neither may be taken for the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +125,59 @@ class Meme:
     """The meme on trial.
 
     Attributes:
-        picture: ``G``.
+        picture: ``G``; None where the caller sent the text alone.
         text: ``T`` as the caller gives it; ``None`` when it is to be read off the picture; ``""`` when the caller says
             that there is none.
         language: BCP 47 tag of the text where the caller knows it.
+
+    Raises:
+        BadPicture: There is neither a picture nor a text that says anything.
+        BadText: The text is beyond the limits.
     """
 
-    picture: Picture
+    picture: Picture | None
     text: str | None = None
     language: str | None = None
 
     def __post_init__(self) -> None:
         if self.text is not None:
             check_text(self.text)
+        check_present(self.text, picture=self.picture is not None)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Representative frames of the picture; none where there is no picture."""
+        return () if self.picture is None else self.picture.frames
+
+    @property
+    def digest(self) -> str:
+        """Digest that the same meme has again: that of the pixels, or of the text where there is no picture."""
+        return text_digest(self.text or "") if self.picture is None else self.picture.pixels_sha256
+
+
+def text_digest(text: str) -> str:
+    """Digest of a meme that is a text alone, ``text:`` and SHA-256 in hex: it stands where others have their pixels'.
+
+    Raises:
+        UnicodeEncodeError: The text holds a lone surrogate (:func:`check_text`).
+    """
+    return _TEXT_DIGEST + hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_text_digest(digest: str) -> bool:
+    """True if a digest is that of a text alone, for which no picture can be stored."""
+    return digest.startswith(_TEXT_DIGEST)
+
+
+def check_present(text: str | None, *, picture: bool) -> None:
+    """Raises BadPicture if there is nothing to try: no picture, and no text that says anything."""
+    if picture or (text and text.strip()):
+        return
+    raise BadPicture(
+        "Neither a picture nor a text was sent. Send the picture's file, its text with it where you have it, or a text "
+        "alone.",
+        reason="PICTURE_EMPTY",
+    )
 
 
 def check_text(text: str, limits: Limits = LIMITS) -> None:

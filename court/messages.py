@@ -135,7 +135,7 @@ class AdvocateBrief:
         policy: Policy that defines harm.
         fence: Around what strangers wrote.
         text: Caption of the meme; empty if it has none.
-        description: The Proposer's description of the picture.
+        description: The Proposer's description of the picture; None where no picture was sent.
         precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
         prompts: Words of the trial.
     """
@@ -143,7 +143,7 @@ class AdvocateBrief:
     policy: Policy
     fence: Fence
     text: str
-    description: str
+    description: str | None
     precedents: tuple[Precedent, ...] = ()
     prompts: PromptSet = field(default_factory=packaged)
 
@@ -174,7 +174,8 @@ class AdvocateBrief:
             )
             for number, exchange in enumerate(history, 1)
         ]
-        material = prompt.task("material", text=around(self.text), description=around(self.description))
+        described = load("text_alone").task("description") if self.description is None else around(self.description)
+        material = prompt.task("material", text=around(self.text), description=described)
         return Messages(
             prompt=prompt,
             task=task,
@@ -202,11 +203,11 @@ class JudgeBrief(Generic[P]):
     """Everything that the Judge is shown.
 
     Attributes:
-        pictures: Frames of the meme.
+        pictures: Frames of the meme; none where no picture was sent.
         policy: Policy that defines harm.
         fence: Around what strangers wrote.
         text: Text of the meme.
-        description: The Proposer's, or empty.
+        description: The Proposer's, or empty; None where no picture was sent.
         accuser: Argument of the Accuser; empty where there were no arguments.
         defender: Argument of the Defender; empty where there were no arguments.
         exhibits: The precedents that are shown.
@@ -219,7 +220,7 @@ class JudgeBrief(Generic[P]):
     policy: Policy
     fence: Fence
     text: str
-    description: str = ""
+    description: str | None = ""
     accuser: str = ""
     defender: str = ""
     exhibits: tuple[Exhibit[P], ...] = ()
@@ -256,7 +257,8 @@ class JudgeBrief(Generic[P]):
 
     def _material(self, prompt: Prompt) -> list[str | P]:
         """Pictures first, in a fixed order, then what the sides say: the longest prefix that stays the same."""
-        parts: list[str | P] = [*self.pictures, prompt.task("case")]
+        case = prompt if self.pictures else load("text_alone")
+        parts: list[str | P] = [*self.pictures, case.task("case")]
         for number, exhibit in enumerate(self.exhibits, 1):
             if exhibit.picture is not None:
                 parts += [exhibit.picture, prompt.task("precedent", number=str(number))]
@@ -272,7 +274,8 @@ class JudgeBrief(Generic[P]):
         parts.append(prompt.task("text", text=self.fence.around(self.text)))
         if self.meme_only:
             return parts
-        parts.append(prompt.task("description", description=self.fence.around(self.description)))
+        if self.description is not None:
+            parts.append(prompt.task("description", description=self.fence.around(self.description)))
         if self.accuser or self.defender:
             accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
             parts.append(prompt.task("arguments", accuser=accuser, defender=defender))

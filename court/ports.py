@@ -104,8 +104,8 @@ class PrecedentFinder(Protocol):
 
         Args:
             text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture.
-            pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one.
+            frames: Representative frames of its picture; none where it has no picture.
+            pixels_sha256: Digest of its normalised pixels, to tell the same picture from a similar one; empty likewise.
             exhibits: Number of precedents to show.
             tally: Least number of precedents to count; the library's own vote settings may require more.
             alpha: Weight of the text against the picture, in [0, 1]; None for what the library was calibrated with.
@@ -131,11 +131,14 @@ class PrecedentFinder(Protocol):
 class DuplicateFinder(Protocol):
     """Finds memes tried before that are nearly the one on trial."""
 
-    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+    async def near(
+        self, picture: Picture | None, text: str, text_read: bool, namespace: str
+    ) -> Sequence[NearDuplicate]:
         """The trials of memes that are nearly this one, or this one, nearest first; none where nothing is near.
 
         Args:
-            picture: Picture of the meme.
+            picture: Picture of the meme; None where its text was sent alone: then others that were are searched for a
+                text of the same letters.
             text: Text of the meme; empty if it has none.
             text_read: True if the text was read off the picture, so that letters may be misread.
             namespace: Namespace of the content.

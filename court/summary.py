@@ -146,6 +146,8 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     )
     confidence = reading_confidence(text) if unsure_text(text, settings) else 1.0
     risk = _risk(vote, label, threshold, close=reach.enough, sole=sole, confidence=confidence)
+    # What was calibrated on memes with pictures says too much of a text alone: where nothing else is known, nothing is.
+    measured = findings.search.has_picture or findings.risk is not None
     return Verdict(
         label=label,
         strengths=strengths,
@@ -158,7 +160,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
             *must_look,
             *_risk_reasons(findings, risk, settings),
         ),
-        risk=risk,
+        risk=risk if measured else None,
         signals=signals,
     )
 
@@ -229,7 +231,7 @@ def _rationale(label: Label, strengths: Strengths, *, findings: Findings, vote: 
         f"Of the {vote.voters} nearest precedents in {findings.library.name} ({findings.library.size:,} memes), "
         f"{vote.harmful} were found harmful. {_probability(vote)} (threshold {threshold:.2f}).",
         f"{_capital('; '.join(nearest))}." if nearest else "",
-        f"{_HALVES[reach.text_weighed, reach.picture_weighed]} (weight of the text {findings.search.alpha:.2f}).",
+        f"{_halves(findings, reach)} (weight of the text {findings.search.alpha:.2f}).",
         f"Evidence of harm {strengths.harmful.lower()}, benign evidence {strengths.benign.lower()}.",
         *(f"{_capital(note)}." for note in findings.notes),
     ]
@@ -242,6 +244,13 @@ _HALVES = {
     (False, True): "Only the picture was weighed: no precedent's text is near enough to compare with",
     (False, False): "No precedent is near enough to compare with by itself",
 }
+
+
+def _halves(findings: Findings, reach: Coverage) -> str:
+    """The words for which halves of the meme were weighed."""
+    if reach.text_weighed and not findings.search.has_picture:
+        return "Only the text was weighed: the meme has no picture to compare"
+    return _HALVES[reach.text_weighed, reach.picture_weighed]
 
 
 def _probability(vote: Vote) -> str:
@@ -277,9 +286,10 @@ def _risk_reasons(findings: Findings, risk: float, settings: TrialSettings) -> t
     if settings.review_rate == 0:
         return ()
     if findings.risk is None:
+        on_texts = "" if findings.search.has_picture else " on memes without a picture"
         detail = (
-            f"How often the verdicts of the library {findings.library.name} are wrong was not measured: that takes 50 "
-            "memes of either label, and a library that this version built or added to."
+            f"How often the verdicts of the library {findings.library.name} are wrong{on_texts} was not measured: that "
+            "takes 50 memes of either label, and a library that this version built or added to."
         )
         return (Review(reason=ReviewReason.RISK_ABOVE_CUTOFF, detail=detail),)
     point = _cutoff(findings, settings)

@@ -153,7 +153,7 @@ class Court:
     async def resume(
         self,
         record: TrialRecord,
-        picture: Picture,
+        picture: Picture | None,
         keep: EventSink,
         *,
         within_s: float | None = None,
@@ -163,7 +163,7 @@ class Court:
 
         Args:
             record: Record of a trial that is open, or that failed for a reason that may have passed.
-            picture: Picture of its meme, as decoded then.
+            picture: Picture of its meme, as decoded then; None where its text was sent alone.
             keep: Sink for new events, as for :meth:`hear`.
             within_s: Seconds until the caller's deadline; None where there is none.
             batch: True if nobody waits for it singly; as of a case.
@@ -175,7 +175,7 @@ class Court:
         """
         opened, text = record.opened, record.text
         self.require(opened.procedure)
-        self._require_resumable(record, picture)
+        self._require_resumable(record, "" if picture is None else picture.pixels_sha256)
         case = TrialCase(
             trial_id=record.trial_id,
             meme=Meme(picture, text=text.text if text and opened.meme.text_given else None),
@@ -264,23 +264,22 @@ class Court:
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
-        models = self.chairs.pinned(evidence.meme.picture.pixels_sha256)
         return FullTrial(
             evidence=evidence,
-            models=models,
+            models=self.chairs.pinned(evidence.meme.digest),
             policy=self.policy,
             fence=fence,
             prompts=self.prompts,
             batch=case.batch,
         )
 
-    def _require_resumable(self, record: TrialRecord, picture: Picture) -> None:
+    def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
         if record.state is TrialState.DECIDED:
             raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")
         if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":
             raise CantResume(f"The trial failed for good: {failed.message}", reason="TRIAL_FAILED")
-        if picture.pixels_sha256 != opened.meme.pixels_sha256:
+        if pixels_sha256 != opened.meme.pixels_sha256:
             raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
         if opened.meme.text_given and record.text is None:
             raise CantResume("It was cut off before the caller's text was kept. Ask for a new trial.")
@@ -320,25 +319,10 @@ class Court:
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:
-        picture = case.meme.picture
         asks_nobody = case.procedure is Procedure.SUMMARY
         return {
             "procedure": case.procedure,
-            "meme": MemeIdentity(
-                bytes_sha256=picture.bytes_sha256,
-                pixels_sha256=picture.pixels_sha256,
-                format=picture.format,
-                width=picture.width,
-                height=picture.height,
-                frame_count=picture.frame_count,
-                frames_used=tuple(frame.index for frame in picture.frames),
-                frames_unlike=picture.frames_unlike,
-                incomplete=picture.incomplete,
-                frames=() if asks_nobody else tuple(file_sha256(frame.png) for frame in picture.frames),
-                text_given=case.meme.text is not None,
-                namespace=case.namespace,
-                content_id=case.content_id,
-            ),
+            "meme": _identity(case, shown_to_models=not asks_nobody),
             "request_id": case.request_id,
             "trace_id": case.trace_id,
             "policy": PolicyReference(
@@ -349,10 +333,42 @@ class Court:
             ),
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
-            "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(picture.pixels_sha256).servers,
+            "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
             "prefix_cache": {} if asks_nobody or self.chairs is None else self.chairs.prefix_cache,
             "fence_mark": "" if asks_nobody else fence.mark,
         }
+
+
+def _identity(case: TrialCase, *, shown_to_models: bool) -> MemeIdentity:
+    """Says which meme is on trial, and of one whose text was sent alone that there was no picture."""
+    meme, picture = case.meme, case.meme.picture
+    whose = {"namespace": case.namespace, "content_id": case.content_id, "text_given": meme.text is not None}
+    if picture is None:
+        return MemeIdentity(
+            bytes_sha256="",
+            pixels_sha256="",
+            format="",
+            width=0,
+            height=0,
+            frame_count=0,
+            frames_used=(),
+            picture_given=False,
+            text_digest=meme.digest,
+            **whose,
+        )
+    return MemeIdentity(
+        bytes_sha256=picture.bytes_sha256,
+        pixels_sha256=picture.pixels_sha256,
+        format=picture.format,
+        width=picture.width,
+        height=picture.height,
+        frame_count=picture.frame_count,
+        frames_used=tuple(frame.index for frame in picture.frames),
+        frames_unlike=picture.frames_unlike,
+        incomplete=picture.incomplete,
+        frames=tuple(file_sha256(frame.png) for frame in picture.frames) if shown_to_models else (),
+        **whose,
+    )
 
 
 def _text_of_caller(meme: Meme, text: str) -> EventDraft:

@@ -107,6 +107,8 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
     PICTURE_INCOMPLETE = "PICTURE_INCOMPLETE"
     """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
+    PICTURE_NOT_SENT = "PICTURE_NOT_SENT"
+    """The caller sent a text and no picture: the verdict is on the text alone. A signal."""
 
 
 class Review(BaseModel):

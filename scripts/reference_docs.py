@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, made of the code: commands, settings, events and metrics.
+"""The reference pages of the documentation, made of the code: commands, settings, events, metrics and interfaces.
 
 They are made anew for each build of the site (``scripts/docs_site.py``), so that they can't go stale.
 """
@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
+from scripts.reference_api import api_pages
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
 from serving.settings import Settings
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "settings.md": "".join(_settings()),
         "events.md": "".join(_events()),
         "metrics.md": "".join(_metrics()),
+        **api_pages(),
     }
 
 

@@ -269,6 +269,9 @@ class Settings(BaseSettings):
     reuse_near: bool = False
     """Whether a verdict is given again for a meme that is nearly the same too: picture near, texts alike, no tile
     different."""
+    text_alone: bool = True
+    """Whether a text is tried that comes without a picture. Off where all content has one: then a picture that got lost
+    on its way is refused, and its caption not judged in its place."""
     tls_certificate: Path | None = None
     """The server's certificate chain, PEM; with it and its key, callers must speak TLS."""
     tls_key: Path | None = None

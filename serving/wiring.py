@@ -198,7 +198,7 @@ async def open_library(
         progress = _checking(tell)
         return await asyncio.to_thread(Library.open, settings.library, encoder.identity, progress=progress)
     # Named by what it is made of: an upgrade of ours makes a new one beside the old.
-    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
+    built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json"), "for_texts_alone": True}
     made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, **built})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
     for _ in range(120):

@@ -13,7 +13,7 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message; ``repair`` adds to theirs."""
+"""Those with a system message; ``repair`` and ``text_alone`` add to theirs."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 

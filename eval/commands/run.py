@@ -74,9 +74,7 @@ _BEGUN = (
 @click.option("--ray", metavar="HOST:PORT", help="Have the workers of a Ray cluster judge; this is its head's address.")
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Workers there. [default: one on each node]")
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
-@click.option(
-    "--text-only", is_flag=True, help="Judge by the texts alone, without pictures; for the summary procedure."
-)
+@click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
 @patience_option

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from court.backends.pictures.refusals import bad_picture
 from court.errors import BadInput, CantResume, CourtError, Unavailable
 from court.events import Procedure, TrialFailed
 from court.record import TrialAborted, TrialRecord, TrialState
@@ -67,6 +68,7 @@ class Attempt:
         seed: Seed of the run.
         server: Name of the model servers in the store of calls; their addresses if empty.
         retry_failed: True to retry trials that failed for a reason of ours, or were late, in an earlier run.
+        text_only: True to judge each text without its picture.
         patience: Patience with what is busy or away; None to try each meme once.
     """
 
@@ -77,6 +79,7 @@ class Attempt:
     seed: int = 0
     server: str = ""
     retry_failed: bool = False
+    text_only: bool = False
     patience: Patience | None = None
 
     async def try_meme(
@@ -160,9 +163,11 @@ class Attempt:
             except CantResume as error:
                 if error.reason not in _ANEW:
                     raise
-        image = await picture()
+        image = b"" if self.text_only else await picture()
         if image is None:
             raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
+        if not image and not self.text_only:
+            raise bad_picture("PICTURE_EMPTY", {})  # else the text would be judged alone
         ask = TrialRequest(
             image=image,
             text=meme.text,
@@ -171,8 +176,8 @@ class Attempt:
             namespace=f"{self.dataset}/{meme.split}",
             content_id=meme.id,
         )
-        house = self._court_for(meme, hashlib.sha256(image).hexdigest(), hits)
-        return (await house.hear(ask, batch=True)).record
+        digest = hashlib.sha256(image).hexdigest() if image else ""  # as a record has it
+        return (await self._court_for(meme, digest, hits).hear(ask, batch=True)).record
 
     def _court_for(self, meme: JudgedMeme, bytes_sha256: str, hits: HitCounter) -> TrialExecutor:
         """The court for one meme: its models are asked through the store, and its fences have the mark that the meme

@@ -33,7 +33,7 @@ FORMAT = 1
 MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
 DOCKET, LIBRARY, CALLS = "docket.sqlite", "library", "calls.sqlite"
 STAND_IN = "no-picture.png"
-"""What is judged in place of every meme's picture in a run by the texts alone."""
+"""What earlier versions judged in place of every meme's picture in a run by the texts alone."""
 
 
 class Excluded(_ItemModel):
@@ -94,7 +94,7 @@ class RunManifest(_ItemModel):
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
     text_only: bool = False
-    """True if memes were judged by their text alone, a plain picture in the place of their own."""
+    """True if memes were judged by their text alone; by earlier versions, with a plain picture in place of theirs."""
     software: str
     commit: str = ""
     """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""

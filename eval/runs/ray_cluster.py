@@ -237,6 +237,7 @@ def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> W
         seed=trier.seed,
         server=trier.server,
         retry_failed=trier.retry_failed,
+        text_only=trier.text_only,
         fence_key=None if trier.calls is None else trier.calls.fence_key,
         facts=facts_of(trier.house.court, trier.procedure),
     )

@@ -101,6 +101,7 @@ class WorkerConfig:
         seed: Seed of the run.
         server: Name of the model servers in the store of calls.
         retry_failed: True to retry trials that failed for a passing reason.
+        text_only: True to judge each text without its picture.
         fence_key: Key of the store of calls; None if no model is asked.
         facts: Composition of the run's court (:func:`facts_of`).
     """
@@ -114,6 +115,7 @@ class WorkerConfig:
     seed: int
     server: str
     retry_failed: bool
+    text_only: bool
     fence_key: bytes | None
     facts: Mapping[str, str]
 
@@ -238,7 +240,7 @@ class _OneTrial(TrialWriter, TrialReader):
         """Returns the additions since the last call: events in order, and frames of the picture that was decoded."""
         events = [event for trial in self._events.values() for event in trial][self._before :]
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
-        return events, self._frames[opened.meme.pixels_sha256] if opened else []
+        return events, self._frames.get(opened.meme.pixels_sha256, []) if opened else []
 
     @override
     async def append(self, *events: AnyEvent) -> None:
@@ -375,6 +377,7 @@ class Judge:
             seed=told.seed,
             server=told.server,
             retry_failed=told.retry_failed,
+            text_only=told.text_only,
         )
 
     async def _judge(self, orders: Sequence[JudgeTask]) -> list[TaskResult]:

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from PIL import Image
 from pydantic import JsonValue
 
 from court.deadline import gather_or_cancel
@@ -88,7 +87,7 @@ class Plan:
         server: Name of the model servers in the store of calls; their addresses if empty. Set it if a server may move
             and is to count as the same.
         allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
-        text_only: True to judge by the texts alone, as where the pictures can't be had; for the summary procedure.
+        text_only: True to judge each text without its picture, as where the pictures can't be had.
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
@@ -127,18 +126,14 @@ class _Material:
         memes: In order.
         pictures: Their folder; None where there is none.
         files: SHA-256 of every file of the data set that the run rests on, by name.
-        stand_in: A picture that is judged in place of every meme's own; None where their own are.
     """
 
     memes: tuple[JudgedMeme, ...]
     pictures: Path | None
     files: Mapping[str, str]
-    stand_in: Path | None = None
 
     def picture(self, meme: JudgedMeme) -> Path | None:
         """Returns the path of a meme's picture; None if it is missing."""
-        if self.stand_in is not None:
-            return self.stand_in
         path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
         return path if path is not None and path.is_file() else None
 
@@ -263,9 +258,7 @@ def _material(plan: Plan, progress: Progress) -> _Material:
         for split in plan.dataset.of_role(SplitRole.TRAIN):
             files |= read_split(plan.dataset, plan.data, split.name).files
     if plan.text_only:
-        if plan.procedure is not Procedure.SUMMARY:
-            raise BadRequest("A run by the texts alone is for the summary procedure: the others look at the picture.")
-        return _Material(memes, None, files, _stand_in(plan.out))
+        return _Material(memes, None, files)
     material = _Material(memes, read.pictures, files)
     missing = [meme for meme in memes if material.picture(meme) is None]
     if missing and not plan.allow_missing:
@@ -277,15 +270,6 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             reason=PICTURE_MISSING,
         )
     return material
-
-
-def _stand_in(out: Path) -> Path:
-    """A plain picture for memes that are judged by their text: a trial has one, and this says nothing."""
-    path = out / STAND_IN
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (64, 64), "white").save(path)
-    return path
 
 
 def _settings(plan: Plan) -> Settings:
@@ -405,6 +389,8 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
     differ = [_was(name, getattr(begun, name), value) for name, value in now.items() if getattr(begun, name) != value]
     names = sorted(begun.data.keys() | material.files.keys())
     differ += [f"the file {name}" for name in names if begun.data.get(name) != material.files.get(name)]
+    if (plan.out / STAND_IN).exists():
+        differ.append("a plain picture beside each text, which this version judges alone")
     if not differ and folder.memes() != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     _require_none(differ)
@@ -475,6 +461,7 @@ class _Judging:
             seed=plan.seed,
             server=plan.server,
             retry_failed=plan.retry_failed,
+            text_only=plan.text_only,
             patience=Patience(plan.patience_s),
         )
         self._left: Counter[str] = Counter()

@@ -60,7 +60,7 @@ class AsyncClient:
     # The court
 
     async def judge(
-        self, image: bytes, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
+        self, image: bytes | None = None, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
     ) -> wire.JudgeResponse:
         """See :meth:`memecourt.client.Client.judge`."""
         return await self.ask(judge_request(image, text=text, **about), timeout=timeout)

@@ -98,12 +98,12 @@ class Client:
     # The court
 
     def judge(
-        self, image: bytes, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
+        self, image: bytes | None = None, *, text: str | None = None, timeout: float = 60.0, **about: Unpack[About]
     ) -> wire.JudgeResponse:
-        """Asks for a verdict on a meme.
+        """Asks for a verdict on a meme, or on a text alone.
 
         Args:
-            image: The picture file: JPEG, PNG, WebP or GIF.
+            image: The picture file: JPEG, PNG, WebP or GIF; None to have the text judged alone.
             text: Text of the meme; None to have it read off the picture, ``""`` if it has none.
             about: Further fields of the request, such as ``request_id``, ``language`` and ``namespace``: those of
                 :func:`~memecourt.requests.judge_request`.
@@ -111,6 +111,7 @@ class Client:
 
         Raises:
             JudgeError: There is no verdict.
+            ValueError: The picture has no bytes and there is a text.
         """
         return self.ask(judge_request(image, text=text, **about), timeout=timeout)
 

@@ -29,7 +29,7 @@ class About(TypedDict, total=False):
 
 
 def judge_request(
-    image: bytes,
+    image: bytes | None = None,
     *,
     text: str | None = None,
     language: str = "",
@@ -42,11 +42,30 @@ def judge_request(
     try_anew: bool = False,
     pins: wire.Pins | None = None,
 ) -> wire.JudgeRequest:
-    """A request; see the fields of ``JudgeRequest`` for what each means."""
+    """A request; see the fields of ``JudgeRequest`` for what each means.
+
+    Args:
+        image: The picture file; None to have the text judged alone.
+        text: Text of the meme.
+        language: BCP 47 tag of the text.
+        procedure: Procedure of the trial; the server's default if not given.
+        request_id: The caller's own name for the request.
+        namespace: Namespace of the content.
+        content_id: Caller's id of the content.
+        policy: Policy to apply.
+        client_token: Comes back unchanged.
+        try_anew: True to have a trial held where an earlier verdict would serve.
+        pins: Versions to insist on.
+
+    Raises:
+        ValueError: The picture has no bytes and there is a text: the server would judge that alone.
+    """
+    if image is not None and not image and text:
+        raise ValueError("the picture has no bytes; give None in its place to have the text judged alone")
     return wire.JudgeRequest(
         request_id=request_id,
         content=wire.Content(namespace=namespace, id=content_id) if namespace or content_id else None,
-        image=image,
+        image=image or b"",
         text=text,
         language=language,
         procedure=procedure,

@@ -11,12 +11,17 @@ wrong where the riskiest memes go to a person (:class:`court.precedents.RiskCurv
 (:mod:`retrieval.calibration.thresholds`).
 
 With fewer than :data:`FEWEST_OF_A_LABEL` memes of a label nothing is chosen, fitted or measured: it would be chance.
+
+A library with pictures is also asked about texts that come without one. By their texts alone its memes are harder to
+tell apart than the first tuning knows, so that its probabilities would be too sure: all of it is chosen and measured a
+second time, with the whole weight on the text (``Tuning.text_alone``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +36,7 @@ from retrieval.calibration.leave_one_out import (
 )
 from retrieval.calibration.regression import MOST, STRENGTHS, cross_validated_log_odds, fit
 from retrieval.calibration.thresholds import ERROR, choose_sure_range, settled
-from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, Tuning
+from retrieval.library.manifest import Calibration, LabelledMeme, Regression, Safeguards, TextTuning, Tuning
 
 # Each grid begins with what is preferred where several are equally good.
 _ALPHAS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
@@ -78,7 +83,7 @@ def calibrate(
     safeguards: Safeguards | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
-    """The tuning of a library with these memes.
+    """The tuning of a library with these memes, with that for memes without a picture where it has pictures and texts.
 
     Args:
         rows: float32 of shape (n, text_dim + picture_dim).
@@ -90,8 +95,34 @@ def calibrate(
         safeguards: Safeguards of search and calibration; None for those that every library has.
         progress: Told how many of how many alphas are done.
     """
-    n, harmful = len(memes), sum(meme.harmful for meme in memes)
+    calibrated = partial(
+        _calibrate, text_dim=text_dim, floors=floors, text_floors=text_floors, error=error, safeguards=safeguards
+    )
     alphas = _alphas(memes)
+    tuning = calibrated(rows, memes, alphas=alphas, progress=progress)
+    if len(alphas) == 1:
+        return tuning
+    places = [place for place, meme in enumerate(memes) if meme.has_text]
+    if len(places) < len(memes):
+        rows, memes = rows[places], [memes[place] for place in places]
+    alone = calibrated(rows, memes, alphas=(1.0,), progress=None)
+    by_text = TextTuning(**{name: getattr(alone, name) for name in TextTuning.model_fields})
+    return tuning.model_copy(update={"text_alone": by_text})
+
+
+def _calibrate(
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    *,
+    text_dim: int,
+    floors: MinSimilarity,
+    text_floors: Mapping[str, float] | None,
+    error: float,
+    safeguards: Safeguards | None,
+    alphas: Sequence[float],
+    progress: Callable[[int, int], None] | None,
+) -> Tuning:
+    n, harmful = len(memes), sum(meme.harmful for meme in memes)
     # As if one more of each kind had been seen: a library of one kind alone still has a prior.
     prior = harmful / n if 0 < harmful < n else (harmful + 1) / (n + 2)
     guarded = (safeguards or Safeguards()).model_copy(update={"sources": len({meme.source for meme in memes})})

@@ -231,6 +231,16 @@ class Regression(_Stored):
         return z
 
 
+class TextTuning(_Stored):
+    """Settings of search and vote for a meme without a picture, in place of those of the same names in a tuning."""
+
+    vote: VoteSettings
+    calibration: Calibration
+    settles: SureRange | None = None
+    regression: Regression | None = None
+    risk: RiskCurve | None = None
+
+
 class Tuning(_Stored):
     """Settings of search and vote, chosen when a library is built."""
 
@@ -252,6 +262,25 @@ class Tuning(_Stored):
     """Joined with the vote; None where there were too few memes to fit one."""
     risk: RiskCurve | None = None
     """How often verdicts are wrong, by how many memes are sent to a person; None where it was not measured."""
+    text_alone: TextTuning | None = None
+    """For memes without a picture, chosen and measured by the texts of the library's memes alone; None where no meme
+    has a picture, so that all else here is, and in libraries of before this was kept."""
+
+    def for_query(self, *, text: bool, picture: bool) -> Tuning:
+        """Returns the tuning of searches for a meme with these halves.
+
+        What was chosen and measured with pictures is too sure of a text alone. Where nothing else is known, the vote
+        has to do: it settles nothing, and how often it is wrong is not known.
+
+        Args:
+            text: True if the meme has a text to compare.
+            picture: True if it has a picture to compare.
+        """
+        if picture or not text or self.alpha == 1:
+            return self
+        if self.text_alone is None:
+            return self.model_copy(update={"settles": None, "regression": None, "risk": None})
+        return self.model_copy(update={"alpha": 1.0, **dict(self.text_alone)})
 
     def floors_of(self, script: str) -> MinSimilarity:
         """Returns the minimum similarities for a meme whose text is of a script."""

@@ -118,7 +118,7 @@ def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> F
     findings = _findings(shelf, query, wanted)
     if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings
-    for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=shelf.tuning.vote.k + 1))):
+    for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=findings.vote_settings.k + 1))):
         (row,) = shelf.rows_of([id_])
         (meme,) = shelf.read([row])
         crowd = None
@@ -212,7 +212,7 @@ def _perhaps_sole(findings: Findings) -> list[str]:
 
 
 def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
-    tuning = shelf.tuning
+    tuning = shelf.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
     exhibits = wanted.exhibits
     asked = tuning.alpha if wanted.alpha is None else wanted.alpha
     tally = max(wanted.tally, tuning.vote.k)

@@ -1,4 +1,4 @@
-"""``memecourt judge``: pictures in, verdicts out."""
+"""``memecourt judge``: pictures, or a text alone, in; verdicts out."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.settings import Settings
 
+_TEXT_ALONE = "the text"
+"""Name of what is judged where no picture is given."""
 _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy, few enough to hold in memory
 
 
@@ -60,10 +62,12 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
 
 
 @click.command()
-@click.argument(
-    "pictures", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="PICTURE…"
+@click.argument("pictures", nargs=-1, type=click.Path(path_type=Path, allow_dash=True), metavar="[PICTURE…]")
+@click.option(
+    "--text",
+    help='The text of the meme ("" if it has none). Without it, the text is read off the picture; without a picture, '
+    "it is judged alone.",
 )
-@click.option("--text", help='The text of the meme ("" if it has none). Without it, the text is read off the picture.')
 @click.option("--language", default="", help='BCP 47 tag of the text, such as "en".')
 @click.option("--namespace", default="", help="Whose content it is; kept in the record.")
 @click.option("--server", metavar="ADDRESS", help="Ask the server at host:port instead of judging here.")
@@ -109,11 +113,13 @@ def judge(
     docket: Path | Address | None,
     **options: Any,
 ) -> None:
-    """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input.
+    """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input; or --text alone.
 
     Exit code: 0 not harmful, 10 harmful, 11 undecided (a person must look), 1 error, 2 wrong usage. Of several pictures
     the gravest counts: an error before harmful, harmful before undecided, undecided before not harmful.
     """
+    if not pictures and not (text and text.strip()):
+        raise click.UsageError("Name a picture, or give a text to be judged alone: --text TEXT.")
     if text is not None and len(pictures) > 1:
         raise click.UsageError("--text is the text of one meme; give one picture with it.")
     procedure = options["procedure"]
@@ -128,7 +134,7 @@ def judge(
     if as_json and not sys.stdout.isatty():
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 
-    def request_of(image: bytes) -> wire.JudgeRequest:
+    def request_of(image: bytes | None) -> wire.JudgeRequest:
         return judge_request(
             image,
             text=text,
@@ -149,9 +155,10 @@ def judge(
     try:
         run(_judge_all(pictures, request_of, judges, exits=exits, as_json=as_json, where=where, docket=docket))
     except Interrupted as error:
+        memes = f"{len(pictures):,} pictures" if pictures else "1 text"
         tell(
-            f"Interrupted. {len(exits) - 1:,} of {len(pictures):,} pictures were judged; the trials of those on their "
-            "way are recorded as cancelled."
+            f"Interrupted. {len(exits) - 1:,} of {memes} were judged; the trials of those on their way are recorded as "
+            "cancelled."
         )
         sys.exit(error.exit_code)
     sys.exit(next(code for code in (EXIT_ERROR, EXIT_HARMFUL, EXIT_UNDECIDED, EXIT_NOT_HARMFUL) if code in exits))
@@ -159,7 +166,7 @@ def judge(
 
 async def _judge_all(
     pictures: tuple[Path, ...],
-    request_of: Callable[[bytes], wire.JudgeRequest],
+    request_of: Callable[[bytes | None], wire.JudgeRequest],
     judges: Any,
     *,
     exits: list[int],
@@ -167,20 +174,24 @@ async def _judge_all(
     where: str,
     docket: Path | Address | None,
 ) -> None:
-    """Judges several at a time, prints in the order given, each as soon as its turn has come; notes the exit codes."""
+    """Judges several at a time, prints in the order given, each as soon as its turn has come; notes the exit codes.
+
+    Without a picture, one text is judged alone.
+    """
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    if not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
+    if pictures and not any(str(path) == "-" or (path.is_file() and os.access(path, os.R_OK)) for path in pictures):
         judges = nullcontext()  # loading models takes long, and there is nothing to ask them
     async with judges as ask:
 
-        async def one(path: Path) -> wire.JudgeResponse | _JudgeFailure:
+        async def one(path: Path | None) -> wire.JudgeResponse | _JudgeFailure:
             async with gate:
-                image = await asyncio.to_thread(_read, path)
+                image = await asyncio.to_thread(_read, path) if path else None
                 return image if isinstance(image, _JudgeFailure) else await ask(request_of(image))
 
-        running = [asyncio.ensure_future(one(path)) for path in pictures]
-        for path, outcome in zip(pictures, running, strict=True):
+        memes = pictures or (None,)
+        running = [asyncio.ensure_future(one(path)) for path in memes]
+        for path, outcome in zip(memes, running, strict=True):
             try:
                 answer = await outcome
             except asyncio.CancelledError:
@@ -196,11 +207,13 @@ async def _judge_all(
                     if isinstance(answer, _JudgeFailure)
                     else {"verdict": MessageToDict(answer, preserving_proto_field_name=True)}
                 )
-                click.echo(json.dumps({"file": str(path), **part}, ensure_ascii=False))
+                click.echo(json.dumps({"file": str(path) if path else None, **part}, ensure_ascii=False))
             elif isinstance(answer, _JudgeFailure):
-                click.echo(f"{path}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True)
+                click.echo(
+                    f"{path or _TEXT_ALONE}: {click.style('error', fg='red', bold=True)}: {answer.message}", err=True
+                )
             else:
-                show_verdict(str(path), answer, where=where, docket=docket)
+                show_verdict(str(path or _TEXT_ALONE), answer, where=where, docket=docket)
 
 
 @asynccontextmanager
@@ -258,11 +271,14 @@ def _read(path: Path) -> bytes | _JudgeFailure:
     """The file, but no more of it than is needed to see that it is too large."""
     try:
         if str(path) == "-":
-            return sys.stdin.buffer.read(MESSAGE_BYTES)
-        with path.open("rb") as file:
-            return file.read(MESSAGE_BYTES)
+            image = sys.stdin.buffer.read(MESSAGE_BYTES)
+        else:
+            with path.open("rb") as file:
+                image = file.read(MESSAGE_BYTES)
     except OSError as error:
         return _JudgeFailure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
+    # Not asked for: with a text, a file without bytes would be judged as that text alone.
+    return image or _JudgeFailure("The picture has no bytes. Send the file itself.", "PICTURE_EMPTY")
 
 
 def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:

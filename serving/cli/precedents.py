@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from retrieval.embed.encoder import Encoder
     from retrieval.library.filters import Filter
     from retrieval.library.library import Library
-    from retrieval.library.manifest import Safeguards, Tuning
+    from retrieval.library.manifest import Safeguards, TextTuning, Tuning
     from retrieval.library.sources import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -621,6 +621,19 @@ def _describe_worth(tuning: Tuning) -> None:
     )
 
 
+def _describe_texts_alone(tuning: TextTuning | None) -> None:
+    """Prints the worth of a library for texts that come without a picture; None where it was never measured."""
+    calibration, risk = (tuning.calibration, tuning.risk) if tuning else (None, None)
+    if calibration is None or calibration.accuracy is None or risk is None:
+        click.echo("text alone   not measured: without a picture, every verdict asks for a person")
+        return
+    low, high = calibration.accuracy_interval
+    click.echo(
+        f"text alone   without a picture: accuracy {calibration.accuracy:.3f} [{low:.3f}, {high:.3f}], Brier "
+        f"{calibration.brier:.3f}; for at most 10 % wrong and unseen, {risk.at_risk(0.1).rate:.0%} go to a person"
+    )
+
+
 def _describe(library: Library) -> None:
     from retrieval.build import STARTER
 
@@ -655,6 +668,8 @@ def _describe(library: Library) -> None:
     if tuning.regression is not None:
         click.echo(f"regression   over all vectors, C {tuning.regression.strength:g}; averaged with the vote")
     _describe_worth(tuning)
+    if tuning.alpha < 1 and counts.with_text:
+        _describe_texts_alone(tuning.text_alone)
     if tuning.settles is None:
         click.echo(
             f"settles      nothing at an error of {tuning.settle_error:.1%}: a cascade always goes on to the full trial"

@@ -118,6 +118,11 @@ def _of_library(settings: Settings) -> Iterator[str]:
             "build it again (`memecourt precedents build`): the version that made it measured no risk, so every "
             "verdict by it asks for a person."
         )
+    elif library.manifest.tuning.text_alone is None and library.counts.with_picture and library.counts.with_text:
+        yield (
+            "build it again (`memecourt precedents build`), or add to it: the version that made it measured nothing of "
+            "texts without a picture, so every verdict on one asks for a person."
+        )
 
 
 def _of_tokens(settings: Settings) -> Iterator[str]:

@@ -26,6 +26,7 @@ from sqlalchemy import select
 
 from court.digests import sha256_of
 from court.errors import BadRequest, Unavailable
+from court.meme import is_text_digest
 from retrieval.library.postgres.address import Address
 from serving.docket.log.anchors import read_anchor, read_keys
 from serving.docket.log.verify import Report
@@ -177,7 +178,7 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
                 raise DocketError("Nothing was ever signed in this docket: there is nothing to back up.") from None
             finally:
                 await copy.close()
-            wanted.discard(None)
+            wanted = {digest for digest in wanted if digest and not is_text_digest(digest)}
             lacking = set()
             for pixels in sorted(wanted - copied):
                 if frames := await docket.trials.frames(pixels):

@@ -112,7 +112,7 @@ class TrialFilter:
         needs_review: True for verdicts that ask for a person, False for others.
         namespace: Namespace of the content; the empty one is a namespace too.
         namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
-        pixels_sha256: SHA-256 of the meme's picture.
+        pixels_sha256: SHA-256 of the meme's picture; of a text that was sent alone, the text's digest.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -143,6 +143,7 @@ class DocketLine:
         review: The last review, or None where there was none.
         failure_reason: Why it failed, for machines; empty where it did not.
         erased: True if its record was erased: nothing of the meme is known any more.
+        text_alone: True if the text was sent without a picture.
     """
 
     trial_id: str
@@ -157,6 +158,7 @@ class DocketLine:
     review: VerdictReviewed | None = None
     failure_reason: str = ""
     erased: bool = False
+    text_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _CONFIRM: Mapping[str, str] = {
     "automated_decision": "By what is on record here. If anybody else had a say in it, it was not fully automated.",
     "category": "Chosen by the category of the policy.",
     "category_specification": "Chosen by the category of the policy.",
-    "content_type": "The court tries pictures with the words on them; a post may hold more.",
+    "content_type": "The court tries pictures with the words on them, and texts; a post may hold more.",
     "puid": "The id of the trial; a platform may have its own, which it must never use twice.",
     "decision_ground": "Under the policy. Whether the content is illegal is nothing that the court finds.",
 }
@@ -92,7 +92,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
     clause, finding = _clause(record), _finding(record)
     statement: dict[str, Any] = {
         "decision_ground": "DECISION_GROUND_INCOMPATIBLE_CONTENT",
-        "content_type": ["CONTENT_TYPE_IMAGE"],
+        "content_type": ["CONTENT_TYPE_IMAGE" if record.opened.meme.picture_given else "CONTENT_TYPE_TEXT"],
         "decision_facts": _facts(record),
         "automated_detection": "Yes",
         "automated_decision": "AUTOMATED_DECISION_FULLY" if review is None else "AUTOMATED_DECISION_PARTIALLY",
@@ -174,15 +174,22 @@ def _facts(record: TrialRecord) -> str:
     """Describes how the decision was made, in words of ours alone."""
     opened, verdict, cited, text = record.opened, record.verdict, record.precedents, record.text
     assert verdict is not None
+    pictured = opened.meme.picture_given
     how = {
         Procedure.SUMMARY: "by comparison with labelled precedents; no generative model was asked",
         Procedure.FULL: "by a full trial: a model described the picture, two opposing sides examined that description "
-        "and argued, and a model weighed both arguments, the picture, the text and precedents",
+        "and argued, and a model weighed both arguments, the picture, the text and precedents"
+        if pictured
+        else "by a full trial: two opposing sides argued from the text, and a model weighed both arguments, the text "
+        "and precedents",
         Procedure.CASCADE: "first by comparison with labelled precedents, and where these did not settle it by a full "
         "trial with opposing sides",
     }[opened.procedure]
-    sentences = [f"The content is an image. It was examined on {opened.at:%Y-%m-%d} {how}."]
-    if text is not None:
+    sentences = [
+        f"The content is {'an image' if pictured else 'a text without an image'}. It was examined on "
+        f"{opened.at:%Y-%m-%d} {how}."
+    ]
+    if text is not None and pictured:
         told = {
             TextSource.CALLER: "The words were given by the platform.",
             TextSource.OCR: "The words were read off the image by optical character recognition.",

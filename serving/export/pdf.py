@@ -181,6 +181,8 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
         for one in differences:
             paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
     paper.heading("The meme")
+    if not opened.meme.picture_given:
+        paper.line("No picture was sent: the text was judged alone.", soft=True)
     for png in () if pictures is Pictures.NONE else kept.frames:
         paper.picture(blurred(png), 40)
     if pictures is Pictures.VEILED and kept.frames:

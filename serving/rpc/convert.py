@@ -140,7 +140,9 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
             pixels_sha256=opened.meme.pixels_sha256,
             frame_count=opened.meme.frame_count,
             frames_judged=opened.meme.frames_used,
-        ),
+        )
+        if opened.meme.picture_given
+        else None,
         near_duplicates=[_duplicate_message(duplicate) for duplicate in near.duplicates] if near else [],
     )
     response.decided_at.FromDatetime(given.at)
@@ -190,6 +192,7 @@ def _duplicate_message(duplicate: NearDuplicate) -> wire.NearDuplicate:
         distance=duplicate.distance,
         same_text=duplicate.same_text,
         same_picture=duplicate.same_picture,
+        text_alone=duplicate.text_alone,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from court.errors import CantResume
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
-from court.meme import Meme, Picture, check_text
+from court.meme import Meme, Picture, check_present, check_text
 from court.ports import EventSink, PictureReader
 from court.record import TrialRecord
 from court.trial import Court, TrialCase
@@ -67,11 +67,11 @@ class TrialExecutor:
             ask: Request to try.
             within_s: Seconds until the caller's deadline; None where there is none.
             trial_id: Names the trial; None for a new name.
-            picture: Decoded picture of the request, if it has been decoded.
+            picture: Decoded picture of the request, if it has one that has been decoded.
             batch: True if it is one of many for which nobody waits singly.
 
         Raises:
-            BadInput: The picture or the text can't be tried; nothing is recorded.
+            BadInput: The picture or the text can't be tried, or there is neither; nothing is recorded.
             NotLoaded: The procedure, or what the ask is pinned to, is not available; nothing is recorded.
             Unavailable: Something needed is not there now; nothing is recorded.
             TrialAborted: The trial began and failed; its record is kept.
@@ -79,11 +79,13 @@ class TrialExecutor:
         began = time.perf_counter()
         if ask.text is not None:
             check_text(ask.text)  # before the picture: it costs nothing
+        check_present(ask.text, picture=not ask.text_alone)
         self.court.require(ask.procedure, text_given=ask.text is not None)
-        if picture is None:
+        if picture is None and not ask.text_alone:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
-        await self.docket.writer.keep_picture(picture)
+        if picture is not None:
+            await self.docket.writer.keep_picture(picture)
 
         case = TrialCase(
             trial_id=trial_id or str(uuid.uuid4()),
@@ -121,16 +123,18 @@ class TrialExecutor:
             TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
-        kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
-        if not kept:
-            raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-        picture = picture_of(record.opened.meme, kept)
+        picture = None
+        if record.opened.meme.picture_given:
+            kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
+            if not kept:
+                raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
+            picture = picture_of(record.opened.meme, kept)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
         return await self.court.resume(record, picture, storing, within_s=within_s, batch=batch)
 
     def _storing(
         self,
-        picture: Picture,
+        picture: Picture | None,
         namespace: str,
         *,
         text: TextRead | None = None,
@@ -157,7 +161,7 @@ class TrialExecutor:
                         event.trial_id, picture, text=text.text, text_read=bool(text.reader), namespace=namespace
                     )
             await self.docket.writer.append(*events)
-            if any(isinstance(event, TrialOpened) for event in events):
+            if picture is not None and any(isinstance(event, TrialOpened) for event in events):
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
                 await self.docket.writer.keep_picture(picture)
             for event in events:

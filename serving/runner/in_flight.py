@@ -10,7 +10,7 @@ from typing import Any
 
 from court.errors import CantResume, CourtError, Unavailable
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialFailed, TrialResumed
-from court.meme import Picture
+from court.meme import Meme, Picture
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease
@@ -211,8 +211,8 @@ class TrialsInFlight:
         if self._stopped and flight.task is not None:
             flight.task.cancel(STOPPED)
 
-    async def decoded(self, call: Call, place: AdmissionSlot | None = None) -> Picture:
-        """The picture of a call.
+    async def decoded(self, call: Call, place: AdmissionSlot | None = None) -> Picture | None:
+        """The picture of a call; None where its text was sent alone.
 
         Args:
             call: Call whose picture is decoded.
@@ -220,7 +220,7 @@ class TrialsInFlight:
                 needed if another call has the same file decoded.
         """
         place = place or call.place
-        if place.picture is not None:
+        if place.picture is not None or call.ask.text_alone:
             return place.picture
         if not self._decoders.at(call.file):
             await place.take()
@@ -236,8 +236,8 @@ class TrialsInFlight:
         flight.file = call.file
         try:
             await place.take()
-            pixels = (await self.decoded(call, place)).pixels_sha256
-            async with self._quarantine.trial(place, pixels, call.ask.procedure):
+            digest = Meme(await self.decoded(call, place), call.ask.text).digest
+            async with self._quarantine.trial(place, digest, call.ask.procedure):
                 picture = await self.decoded(call, place)
                 try:
                     ask = replace(call.ask, request_id=call.name.request_id)
@@ -265,7 +265,7 @@ class TrialsInFlight:
             flight.events += record.events
             meme = record.opened.meme
             flight.file = bytes.fromhex(meme.bytes_sha256)
-            async with self._quarantine.trial(place, meme.pixels_sha256, record.opened.procedure):
+            async with self._quarantine.trial(place, meme.digest, record.opened.procedure):
                 try:
                     record = await self._house.resume(
                         flight.trial_id,

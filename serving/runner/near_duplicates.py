@@ -3,12 +3,16 @@
 A look is small: the perceptual hashes of the picture, the text and the digest of the pixels. All of them are held in
 memory; the pictures themselves are read from the docket for the few that are laid over each other. What a trial came to
 is asked of the docket as well, so that a review counts from the moment on when it is kept.
+
+A text that was sent alone has a look without hashes and pixels. Near to it are others that were sent alone, of the same
+letters: spaces, signs, case and what is written for a letter that it looks like tell none apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import struct
 import zlib
@@ -72,11 +76,11 @@ class StoredFingerprint:
     """Stored fingerprint of a meme's picture.
 
     Attributes:
-        pixels_sha256: Digest of its pixels, under which the docket has its frames.
+        pixels_sha256: Digest of its pixels, under which the docket has its frames; empty for a text alone.
         namespace: Namespace of the content.
         words: Its text.
         hashes: Hashes of all representative frames, with and without borders: uint8 of shape (n, 32); empty if the
-            picture has too little to go by.
+            picture has too little to go by, and for a text alone.
     """
 
     pixels_sha256: str
@@ -95,7 +99,7 @@ class StoredFingerprint:
         small = len(packed) < len(text)
         head = _HEAD.pack(
             self.words.read | small << 1,
-            bytes.fromhex(self.pixels_sha256),
+            bytes.fromhex(self.pixels_sha256) or _NO_PICTURE,
             _fingerprint(self.words.text),
             len(namespace),
         )
@@ -103,6 +107,8 @@ class StoredFingerprint:
 
 
 _HEAD: Final = struct.Struct(">B32s8sH")
+_NO_PICTURE: Final = bytes(32)
+"""Stands for the digest of the pixels where a text was sent alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,10 @@ class _Row:
     @property
     def pixels_sha256(self) -> str:
         return self.packed[1:33].hex()
+
+    @property
+    def text_alone(self) -> bool:
+        return self.packed[1:33] == _NO_PICTURE
 
     @property
     def namespace(self) -> str:
@@ -145,12 +155,15 @@ class _Shelf:
     Attributes:
         index: Hashes under the numbers of rows.
         rows: Trial id, NUL, look; the place is the row's number less ``first``. Only ever appended to.
+        texts: Numbers of the rows of texts alone by what texts of the same letters share, in order. Only ever appended
+            to; a later shelf may have put numbers there that are not of this one.
         first: Number of the first row.
         size: Rows that belong to this shelf.
     """
 
     index: PdqIndex
     rows: list[bytes]
+    texts: dict[bytes, list[int]]
     first: int
     size: int
 
@@ -163,6 +176,7 @@ class _Shelf:
         hashes: list[Hashes] = []
         numbers: list[int] = []
         rows: list[bytes] = []
+        alone: list[tuple[bytes, int]] = []
         for _, trial_id, look in looks:
             if look[:1] != bytes([_FORMAT]):
                 continue
@@ -171,20 +185,35 @@ class _Shelf:
             if len(look) < end + _HEAD.size:
                 _log.error("trial %s: its look is damaged and is passed over", trial_id)
                 continue
-            if not count:
+            row, number = _Row(trial_id, look[end:]), self.first + self.size + len(rows)
+            if not count and not row.text_alone:
                 continue
-            hashes.append(np.frombuffer(look[2:end], np.uint8).reshape(-1, BYTES))
-            numbers += [self.first + self.size + len(rows)] * count
-            rows.append(trial_id.encode() + b"\0" + look[end:])
+            if count:
+                hashes.append(np.frombuffer(look[2:end], np.uint8).reshape(-1, BYTES))
+                numbers += [number] * count
+            else:
+                alone.append((row.fingerprint, number))
+            rows.append(trial_id.encode() + b"\0" + row.packed)
         if not rows:
             return self
-        more = replace(self, index=self.index.with_more(np.concatenate(hashes), numbers), size=self.size + len(rows))
+        index = self.index.with_more(np.concatenate(hashes), numbers) if hashes else self.index
+        more = replace(self, index=index, size=self.size + len(rows))
         self.rows.extend(rows)
+        for mark, number in alone:
+            self.texts.setdefault(mark, []).append(number)
         return more if more.size <= 1.25 * most else more._latest(most)
 
     def _latest(self, most: int) -> _Shelf:
         gone = self.size - most
-        return _Shelf(self.index.without_below(self.first + gone), self.rows[gone:], self.first + gone, most)
+        first = self.first + gone
+        texts = {mark: [n for n in numbers if n >= first] for mark, numbers in self.texts.items()}
+        left = {mark: numbers for mark, numbers in texts.items() if numbers}
+        return _Shelf(self.index.without_below(first), rows=self.rows[gone:], texts=left, first=first, size=most)
+
+    def same_letters(self, mark: bytes) -> Iterator[_Row]:
+        """Rows of texts alone that share a fingerprint, the latest first."""
+        numbers = self.texts.get(mark, ())
+        return (self.row(n) for n in reversed(numbers) if self.first <= n < self.first + self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +265,7 @@ class NearDuplicateIndex:
         self._reuses = settings.reuse_near and settings.reuse != "off"
         self._nearness = nearness or MatchThresholds()
         self._most = most
-        self._shelf = _Shelf(PdqIndex(np.empty((0, BYTES), np.uint8), []), [], 0, 0)
+        self._shelf = _Shelf(PdqIndex(np.empty((0, BYTES), np.uint8), []), rows=[], texts={}, first=0, size=0)
         self._read_up_to = 0
         self._reading: asyncio.Task[None] | None = None
         self._begun = self._done = 0
@@ -277,7 +306,9 @@ class NearDuplicateIndex:
                 break
         self._done = number
 
-    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+    async def near(
+        self, picture: Picture | None, text: str, text_read: bool, namespace: str
+    ) -> Sequence[NearDuplicate]:
         """Finds near-duplicates; see :meth:`court.ports.DuplicateFinder.near`.
 
         Cited are the nearest five of those found harmful and the nearest five of the rest, those with the same text
@@ -288,8 +319,8 @@ class NearDuplicateIndex:
         labels = await self._index.labels([each.trial_id for each in found]) if found else {}
         cited, compared = [], 0
         for each in _cited(found, labels):
-            same = each.pixels_sha256 == picture.pixels_sha256
-            if not same and each.same_text and compared < _LAID_OVER:
+            same = picture is not None and each.pixels_sha256 == picture.pixels_sha256
+            if picture is not None and not same and each.same_text and compared < _LAID_OVER:
                 compared += 1
                 same = await self._is_same_picture(each, picture)
             cited.append(
@@ -299,6 +330,7 @@ class NearDuplicateIndex:
                     distance=each.distance,
                     same_text=each.same_text,
                     same_picture=same,
+                    text_alone=picture is None,
                 )
             )
         return sorted(cited, key=lambda duplicate: (duplicate.distance, not duplicate.same_text))
@@ -344,8 +376,10 @@ class NearDuplicateIndex:
                 return each.trial_id
         return None
 
-    async def learn(self, trial_id: str, picture: Picture, *, text: str, text_read: bool, namespace: str) -> None:
-        """Keeps what the meme of a trial looks like.
+    async def learn(
+        self, trial_id: str, picture: Picture | None, *, text: str, text_read: bool, namespace: str
+    ) -> None:
+        """Keeps what the meme of a trial looks like; of a text that was sent alone, its letters.
 
         To be called before its verdict is kept: a look without a verdict is passed over, and a verdict without a look
         would never be found. Where it takes long, it goes on behind the caller's back, and the log says so.
@@ -353,9 +387,10 @@ class NearDuplicateIndex:
         Raises:
             Unavailable: The fingerprint can't be stored now.
         """
-        hashes = await self._hashes_of(picture)
-        upright = np.ascontiguousarray(hashes[:, 0])
-        kept = StoredFingerprint(picture.pixels_sha256, namespace, MemeText(text, text_read), upright)
+        pixels, upright = "", np.empty((0, BYTES), np.uint8)
+        if picture is not None:
+            pixels, upright = picture.pixels_sha256, np.ascontiguousarray((await self._hashes_of(picture))[:, 0])
+        kept = StoredFingerprint(pixels, namespace, MemeText(text, text_read), upright)
         keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, kept.to_bytes()))
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
@@ -376,11 +411,24 @@ class NearDuplicateIndex:
         await self._comparer.aclose()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def _candidates(self, picture: Picture, words: MemeText, namespace: str) -> Sequence[_Candidate]:
+    async def _candidates(self, picture: Picture | None, words: MemeText, namespace: str) -> Sequence[_Candidate]:
         await self.catch_up()
+        if picture is None:
+            shelf = self._shelf
+            return await self._aside(lambda: self._same_letters(shelf, words.text, namespace))
         hashes = await self._hashes_of(picture)
         shelf = self._shelf
         return await self._aside(lambda: self._search(shelf, hashes, words, namespace))
+
+    def _same_letters(self, shelf: _Shelf, text: str, namespace: str) -> list[_Candidate]:
+        """Finds trials of texts alone of the same letters, the latest first; none for a text without letters."""
+        letters = letters_of(text)
+        if not letters:
+            return []
+        rows = (row for row in shelf.same_letters(_fingerprint(text)) if self._everywhere or row.namespace == namespace)
+        # The fingerprint is short: two texts may share it by chance.
+        same = (row for row in rows if letters_of(row.words.text) == letters)
+        return [_Candidate(row.trial_id, "", 0, Agreement.SAME) for row in itertools.islice(same, _WEIGHED)]
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
         """Finds trials with a near picture: equal texts first, then the nearest, then the latest."""

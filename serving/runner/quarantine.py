@@ -1,4 +1,4 @@
-"""Quarantine of pictures that killed the process decoding them, and of trials that killed the model server."""
+"""Quarantine of pictures that killed the process decoding them, and of memes whose trials killed the model server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from court.errors import BadPicture
+from court.errors import BadPicture, BadText
 from court.events import Procedure
+from court.meme import is_text_digest
 from serving.docket.ports import Failure, TrialIndex
 from serving.runner.request import AdmissionSlot
 from serving.runner.single_flight import LRUCache
@@ -77,13 +78,13 @@ class Quarantine:
         """Clears a file whose text was read."""
         _clear(self._unread, file)
 
-    async def require_pixels(self, pixels_sha256: str, procedure: Procedure) -> None:
-        """Raises BadPicture if a picture has killed a model server twice, and would be shown to one again."""
-        await self._kills(pixels_sha256, procedure)
+    async def require_meme(self, digest: str, procedure: Procedure) -> None:
+        """Raises BadInput if a meme has killed a model server twice, and would be shown to one again."""
+        await self._kills(digest, procedure)
 
     @asynccontextmanager
-    async def trial(self, place: AdmissionSlot, pixels_sha256: str, procedure: Procedure) -> AsyncIterator[None]:
-        """A trial of a picture, in its turn, for as long as the context lasts.
+    async def trial(self, place: AdmissionSlot, digest: str, procedure: Procedure) -> AsyncIterator[None]:
+        """A trial of a meme, in its turn, for as long as the context lasts.
 
         Of trials that were running when a model server died, one is to blame and the others are not. They are held
         again one at a time, so that the next death has one suspect. A suspect that waits for others has no turn
@@ -91,34 +92,39 @@ class Quarantine:
 
         Args:
             place: Slot of the trial. That of a suspect holds no decoded picture any more.
-            pixels_sha256: SHA-256 of the picture's pixels.
+            digest: Digest of the meme (:attr:`court.meme.Meme.digest`).
             procedure: Procedure of the trial.
 
         Raises:
-            BadPicture: The picture has killed a model server twice.
+            BadInput: The meme has killed a model server twice.
             Unavailable: The docket can't say; or there is no turn again.
         """
         await place.take()
-        if not await self._kills(pixels_sha256, procedure):
+        if not await self._kills(digest, procedure):
             yield
             return
         await place.leave()
         async with self._suspect:
             await place.take()
-            await self._kills(pixels_sha256, procedure)  # again: it may have been on trial meanwhile
+            await self._kills(digest, procedure)  # again: it may have been on trial meanwhile
             yield
 
-    async def _kills(self, pixels_sha256: str, procedure: Procedure) -> int:
+    async def _kills(self, digest: str, procedure: Procedure) -> int:
         if procedure is Procedure.SUMMARY:
             return 0  # shown to no model
-        kills = _deaths(await self._trials.failures(pixels_sha256))
-        if kills >= MOST_KILLS:
-            raise _quarantined("The model server broke off twice while it looked at it.")
-        return kills
+        kills = _deaths(await self._trials.failures(digest))
+        if kills < MOST_KILLS:
+            return kills
+        if is_text_digest(digest):
+            why = "The text is not tried again. The model server broke off twice while it was asked about it."
+            raise BadText(why, reason="QUARANTINED")
+        raise _quarantined("The model server broke off twice while it looked at it.")
 
 
 def _blame(files: LRUCache[bytes, bool], file: bytes, *, at_once: bool) -> None:
     """Refuses a file from now on; if not at once, then only when there was something before."""
+    if not file:
+        return  # a text that was sent alone has no file: what one of them did, all others would pay for
     files.keep(file, at_once or files.get(file) is not None)
 
 

@@ -146,7 +146,7 @@ class Call:
     Attributes:
         ask: Request of the call.
         name: Name of the request: the caller's id for it, or a generated one.
-        file: SHA-256 of the picture file.
+        file: SHA-256 of the picture file; empty where the text was sent alone.
         place: Admission slot of the call.
         began: Arrival time by the performance counter, in seconds.
         clock: Ends it at the caller's deadline.
@@ -189,7 +189,7 @@ def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
 
     Args:
         ask: Request to digest.
-        file: SHA-256 of its picture file.
+        file: SHA-256 of its picture file; empty where there is none.
     """
     pins, policy = ask.pins, ask.policy
     return digest(
@@ -242,7 +242,7 @@ class TrialRequest:
     """Request for a trial, checked in form but not yet in substance.
 
     Attributes:
-        image: The picture file.
+        image: The picture file; empty where the text is sent alone.
         text: Text of the meme; None to have it read off the picture.
         language: BCP 47 tag or empty.
         procedure: Procedure of the trial.
@@ -266,6 +266,11 @@ class TrialRequest:
     pins: RequiredVersions = ANY_VERSIONS
     try_anew: bool = False
     policy: RequiredPolicy | None = None
+
+    @property
+    def text_alone(self) -> bool:
+        """True if a text is to be tried that no picture was sent with."""
+        return not self.image
 
     def require(self, versions: Versions, policy: Policy | PolicyReference, library: str | None = None) -> None:
         """Raises NotLoaded if this is to be tried with something else.

@@ -22,9 +22,9 @@ from dataclasses import replace
 from typing import Self
 
 from court.digests import digest_of_file
-from court.errors import CantResume, CourtError, NotLoaded, Overrun, Unavailable
+from court.errors import BadPicture, CantResume, CourtError, NotLoaded, Overrun, Unavailable
 from court.evidence import text_reader_off
-from court.meme import check_text
+from court.meme import Meme, check_present, check_text, text_digest
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import STOPPED
 from serving.docket.ports import Lease, RequestConflict, RequestName, TrialUnknown
@@ -82,7 +82,7 @@ class TrialRunner:
 
         Args:
             house: Executor that runs and stores trials.
-            settings: Settings: whose verdicts are reused.
+            settings: Settings: whose verdicts are reused, and whether a text is tried alone.
             telemetry: Is told what was given again.
             pulse: Tells which servers live, and what this one is called.
             admission: Admission control; None for one of the size in the settings.
@@ -93,6 +93,7 @@ class TrialRunner:
         self._leases = house.docket.leases
         self._near = house.near if settings.reuse_near else None
         self._reuse = settings.reuse != "off"
+        self._text_alone = settings.text_alone
         self._telemetry = telemetry
         self._pulse = pulse or Heartbeat(house.docket.heartbeats, uuid.uuid4().hex)
         self._claims = LeaseTable(house.docket.leases, house.docket.trials, self._pulse)
@@ -167,7 +168,7 @@ class TrialRunner:
             patient: True if the caller waits however many wait, as a stream does.
 
         Raises:
-            BadInput: The picture or the text can't be tried, or is in quarantine; nothing is recorded.
+            BadInput: The picture or the text can't be tried, is in quarantine or missing; nothing is recorded.
             NotLoaded: The procedure or a version that it is pinned to is not available; nothing is recorded.
             RequestConflict: Another request was asked under this name.
             Busy: The limits of running trials and waiting callers are reached; nothing is stored for it.
@@ -179,10 +180,16 @@ class TrialRunner:
             raise Unavailable("The court is not in session: it is starting or closing.", reason="NOT_IN_SESSION")
         if ask.text is not None:
             check_text(ask.text)
+        check_present(ask.text, picture=not ask.text_alone)
+        if ask.text_alone and not self._text_alone:
+            raise BadPicture(
+                "No picture was sent, and this court does not judge a text alone. Send the picture's file with it.",
+                reason="PICTURE_EMPTY",
+            )
         name = RequestName(ask.namespace, ask.request_id or str(uuid.uuid4()))
         try:
             async with asyncio.timeout(within_s) as clock:
-                file = await digest_of_file(ask.image)
+                file = b"" if ask.text_alone else await digest_of_file(ask.image)
                 self._quarantine.require(file, text_given=ask.text is not None)
                 slot = AdmissionSlot(self.admission, ask.namespace, within_s, patient, memory=self._memory)
                 call = Call(ask=ask, name=name, file=file, place=slot, began=began, clock=clock, deadline=clock.when())
@@ -296,10 +303,10 @@ class TrialRunner:
 
     async def _at_hand(self, call: Call) -> Answer | None:
         """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
-        pixels = self._known.pixels_of(call.file)
-        if pixels is None:
+        digest = self._digest_at_hand(call)
+        if digest is None:
             return None
-        held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, pixels)
+        held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, digest)
         record = await self._known.at_hand(key)
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
@@ -327,27 +334,27 @@ class TrialRunner:
         answer = await self._follow(call, claim)
         if answer.reused:
             if not whole(answer.record):  # which this request has not been told
-                pixels = await self._pixels(call)
-                if key := self._key(call, pixels):
-                    answer = await self._due(call, claim, answer, pixels=pixels, key=key)
+                digest = await self._digest(call)
+                if key := self._key(call, digest):
+                    answer = await self._due(call, claim, answer, digest=digest, key=key)
             call.ask.require_of(answer.record)
         return answer
 
-    def _key(self, call: Call, pixels_sha256: str) -> str:
+    def _key(self, call: Call, digest: str) -> str:
         """The key of what is asked, tried with what is loaded now; empty where it gets a trial of its own.
 
         Raises:
             NotLoaded: The court does not have the versions that the request pins.
         """
         self._require(call.ask)
-        return self._known.key(call.ask, pixels_sha256) if self._reuse and not call.ask.try_anew else ""
+        return self._known.key(call.ask, digest) if self._reuse and not call.ask.try_anew else ""
 
     async def _first(self, call: Call) -> Answer:
         """The answer to a request that nobody asked before."""
         self._require(call.ask)
-        pixels = await self._pixels(call)
-        await self._quarantine.require_pixels(pixels, call.ask.procedure)
-        key, held = self._key(call, pixels), self._known.held(call.ask.procedure)
+        digest = await self._digest(call)
+        await self._quarantine.require_meme(digest, call.ask.procedure)
+        key, held = self._key(call, digest), self._known.held(call.ask.procedure)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
@@ -356,16 +363,16 @@ class TrialRunner:
                 return self._answered_again(call, earlier, key, held)
             return self._answered(call, earlier, near=await self._is_near(call, earlier))
         claim, answer = await self._join(call, key)
-        return await self._due(call, claim, answer, pixels=pixels, key=key)
+        return await self._due(call, claim, answer, digest=digest, key=key)
 
-    async def _due(self, call: Call, claim: Lease, answer: Answer, *, pixels: str, key: str) -> Answer:
+    async def _due(self, call: Call, claim: Lease, answer: Answer, *, digest: str, key: str) -> Answer:
         """The answer that a call is due, given that of a trial which may have been held for another.
 
         That may have been cut short for a caller who had less time, or held with something else than was loaded when
         this one asked: this one is due a trial that was not.
         """
         while answer.reused and not self._known.answers(answer.record, key):
-            key = self._key(call, pixels)
+            key = self._key(call, digest)
             lead, _ = await self._lead(key)
             with self._unless_left(lead):
                 own = await self._claims.take_over(claim, lead.trial_id, owner_of_meme(key))
@@ -373,9 +380,13 @@ class TrialRunner:
                 answer = await self._follow(call, claim)
         return answer
 
-    async def _pixels(self, call: Call) -> str:
-        """Digest of the pixels of a call's picture, which is decoded if it has not been lately."""
-        return self._known.pixels_of(call.file) or (await self._hearings.decoded(call)).pixels_sha256
+    def _digest_at_hand(self, call: Call) -> str | None:
+        """Digest of a call's meme, where no picture has to be decoded for it; else None."""
+        return text_digest(call.ask.text or "") if call.ask.text_alone else self._known.pixels_of(call.file)
+
+    async def _digest(self, call: Call) -> str:
+        """Digest of a call's meme, whose picture is decoded if it has not been lately."""
+        return self._digest_at_hand(call) or Meme(await self._hearings.decoded(call), call.ask.text).digest
 
     async def _join(self, call: Call, key: str) -> tuple[Lease, Answer]:
         """The answer of the trial that is held for a meme, at whichever server, or of one that this call begins."""
@@ -501,10 +512,11 @@ class TrialRunner:
 
     async def _nearly(self, call: Call) -> TrialRecord | None:
         """The trial of a meme that is nearly the one in a call and whose verdict may be given again, or None."""
-        if self._near is None:
+        if self._near is None or call.ask.text_alone:
             return None
         await call.place.take()
         picture, text = await self._hearings.decoded(call), call.ask.text
+        assert picture is not None, "not a text alone"
         if text is None:
             try:
                 if (reader := self._house.court.text_reader) is None:
@@ -536,7 +548,7 @@ class TrialRunner:
         meme = record.opened.meme
         if meme.bytes_sha256 == call.file.hex():
             return False
-        return await self._pixels(call) != meme.pixels_sha256
+        return await self._digest(call) != meme.digest
 
     # Claims and trials.
 
@@ -557,7 +569,7 @@ class TrialRunner:
         if not self._claims.left_alone(ruling, record):
             return None
         if record is not None:
-            await self._quarantine.require_pixels(record.opened.meme.pixels_sha256, record.opened.procedure)
+            await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
         if record is None or anew:
             self._require(call.ask)

@@ -1,7 +1,8 @@
 """Known memes: which earlier trial answers a meme, if any does.
 
-A meme is known by a key: the digest of its normalised pixels, its text (or that it is to be read off the picture),
-whose content it is, and everything that the trial is held with. Another version of any of these is another key.
+A meme is known by a key: its digest (:attr:`court.meme.Meme.digest`), its text (or that it is to be read off the
+picture), whose content it is, and everything that the trial is held with. Another version of any of these is another
+key.
 """
 
 from __future__ import annotations
@@ -120,12 +121,12 @@ class VerdictCache:
         """A file was decoded."""
         self._pixels.keep(file, pixels_sha256)
 
-    def key(self, ask: TrialRequest, pixels_sha256: str) -> str:
+    def key(self, ask: TrialRequest, meme_digest: str) -> str:
         """The key of what is asked, were it tried now."""
         return self._key(
             token=self._now(ask.procedure).token,
             namespace=ask.namespace,
-            pixels_sha256=pixels_sha256,
+            meme_digest=meme_digest,
             text=ask.text,
             language=ask.language,
         )
@@ -139,7 +140,7 @@ class VerdictCache:
         return self._key(
             token=token,
             namespace=opened.meme.namespace,
-            pixels_sha256=opened.meme.pixels_sha256,
+            meme_digest=opened.meme.digest,
             text=given,
             language=text.language,
         )
@@ -229,8 +230,8 @@ class VerdictCache:
             if known.record.trial_id == trial_id:
                 self._at_hand.drop(key)
 
-    def _key(self, *, token: str, namespace: str, pixels_sha256: str, text: str | None, language: str) -> str:
-        return digest([token, None if self._everywhere else namespace, pixels_sha256, text, language])
+    def _key(self, *, token: str, namespace: str, meme_digest: str, text: str | None, language: str) -> str:
+        return digest([token, None if self._everywhere else namespace, meme_digest, text, language])
 
     def _now(self, procedure: Procedure) -> _VersionsKey:
         """Versions are made once for each library: they take longer than all else about a known meme."""

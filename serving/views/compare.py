@@ -120,7 +120,7 @@ def _verdict(record: TrialRecord, told: Transcript) -> _Rows:
 
 def _meme(record: TrialRecord, told: Transcript) -> _Rows:
     meme = record.opened.meme
-    yield "picture", (meme.pixels_sha256[:16], False)
+    yield "picture", (meme.pixels_sha256[:16] if meme.picture_given else "none was sent", False)
     yield "text", (told.text, True)
     yield "where the text is from", (word(told.source) if told.source else "", False)
     yield "description", (told.description, True)

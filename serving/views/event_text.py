@@ -117,9 +117,12 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     yield Fact("request", event.request_id)
     if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
         yield Fact("content", whose)
-    yield Fact("picture", f"{meme.format}, {meme.width}×{meme.height} pixels, {_frames(meme)}")
-    yield Fact("bytes", f"sha256:{meme.bytes_sha256}")
-    yield Fact("pixels", f"sha256:{meme.pixels_sha256}")
+    if meme.picture_given:
+        yield Fact("picture", f"{meme.format}, {meme.width}×{meme.height} pixels, {_frames(meme)}")
+        yield Fact("bytes", f"sha256:{meme.bytes_sha256}")
+        yield Fact("pixels", f"sha256:{meme.pixels_sha256}")
+    else:
+        yield Fact("picture", "none was sent")
     yield Fact("policy", f"{event.policy.id} version {event.policy.version}, {event.policy.digest}")
     yield Fact("settings", versions.settings)
     yield Speech(", ".join(f"{name} {json.dumps(value)}" for name, value in event.settings.items()))
@@ -141,6 +144,8 @@ def _frames(meme: e.MemeIdentity) -> str:
 
 
 def _duplicate(duplicate: e.NearDuplicate) -> str:
+    if duplicate.text_alone:
+        return f"{duplicate.trial_id}  {word(duplicate.label):<13}text of the same letters, neither with a picture"
     text = "same text" if duplicate.same_text else "other text"
     picture = ", no tile differs" if duplicate.same_picture else ""
     return f"{duplicate.trial_id}  {word(duplicate.label):<13}{duplicate.distance} of 256 bits, {text}{picture}"

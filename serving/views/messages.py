@@ -224,7 +224,7 @@ class _RecordedSoFar:
             policy=self._policy,
             fence=self.fence,
             text=self._text,
-            description="" if self.settings.dull_judge else self._description,
+            description=self._description,
             accuser=accuser,
             defender=defender,
             exhibits=() if cited is None else self._exhibits(cited),
@@ -268,7 +268,11 @@ class _RecordedSoFar:
         return text.text
 
     @property
-    def _description(self) -> str:
+    def _description(self) -> str | None:
+        if not self._record.opened.meme.picture_given:
+            return None
+        if self.settings.dull_judge:
+            return ""
         described = self._record.last(Described)
         if described is None:
             raise _Missing("The record does not hold the description.")

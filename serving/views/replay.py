@@ -183,9 +183,11 @@ def _settings(record: TrialRecord) -> TrialSettings:
         raise _Obstacle(f"It was held with settings that there are no more: {names or 'together'}.") from None
 
 
-def _picture(record: TrialRecord) -> Picture:
-    """The picture as far as the record knows it: nobody looks at it again."""
+def _picture(record: TrialRecord) -> Picture | None:
+    """The picture as far as the record knows it, which nobody looks at again; None where the text was sent alone."""
     meme = record.opened.meme
+    if not meme.picture_given:
+        return None
     return Picture(
         format=PictureFormat(meme.format),
         bytes_sha256=meme.bytes_sha256,
@@ -247,7 +249,9 @@ class _RecordedDuplicates:
         found = record.last(NearDuplicatesFound)
         self._found = found.duplicates if found else ()
 
-    async def near(self, picture: Picture, text: str, text_read: bool, namespace: str) -> Sequence[NearDuplicate]:
+    async def near(
+        self, picture: Picture | None, text: str, text_read: bool, namespace: str
+    ) -> Sequence[NearDuplicate]:
         return self._found
 
 

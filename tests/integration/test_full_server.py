@@ -15,7 +15,7 @@ import sys
 import grpc
 import pytest
 
-from court.events import RestReason, SideRested, TrialResumed
+from court.events import Described, QuestionAsked, RestReason, SideRested, TrialResumed
 from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
@@ -82,6 +82,23 @@ def test_a_full_trial_over_grpc(start, models):
     assert 0 <= response.harm_score <= 1
     # The same server still tries by precedents alone where that is asked for.
     assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
+
+
+def test_a_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home):
+    server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
+    with Client(server.address, retries=Retries(attempts=1)) as court:
+        response = court.judge(text=HARMFUL[1], procedure=FULL, timeout=100)
+        # The command asks the same, and is given the same verdict.
+        same = ("judge", "--text", HARMFUL[1], "--procedure", "full", "--server", server.address, "--json")
+        told = memecourt(*same, home=home)
+    (record,) = records(server.docket, response.verdict_id)
+    assert response.procedure == FULL and not response.HasField("picture")
+    assert wire.REVIEW_REASON_PICTURE_NOT_SENT in [signal.reason for signal in response.signals]
+    assert not record.opened.meme.picture_given
+    assert not record.all(Described) and not record.all(QuestionAsked)
+    assert [event.reason for event in record.all(SideRested)] == [RestReason.NO_EXAMINATION] * 2
+    said = json.loads(told.stdout)
+    assert said["file"] is None and said["verdict"]["verdict_id"] == response.verdict_id
 
 
 def test_a_model_server_that_dies_in_mid_trial_is_unavailable_and_the_trial_is_resumed_when_it_is_back(

@@ -104,6 +104,49 @@ def test_is_the_same_every_time() -> None:
     assert tunings[0] == tunings[1]
 
 
+def test_a_text_alone_has_a_tuning_of_its_own_that_does_not_promise_what_pictures_gave() -> None:
+    """Pictures that tell the label and texts that hardly do: by text alone, labels are often wrong."""
+    rows, memes = world(600, text=0.05, picture=1.0)
+    tuning = calibrate(rows, memes, DIM, FLOORS)
+    alone = tuning.for_query(text=True, picture=False)
+    assert alone.alpha == 1.0 and tuning.text_alone is not None and alone.vote == tuning.text_alone.vote
+    assert tuning.for_query(text=True, picture=True) is tuning.for_query(text=False, picture=True) is tuning
+    assert tuning.risk is not None and alone.risk is not None and alone.regression is not None
+    assert tuning.risk.at_rate(0).risk < 0.05 < 0.3 < alone.risk.at_rate(0).risk
+    assert (alone.calibration.accuracy or 1) < 0.65 < 0.95 < (tuning.calibration.accuracy or 0)
+
+    # On memes that it never saw: what the text's own regression says is no surer than it is right.
+    new, labelled = world(2000, text=0.05, picture=1.0, seed=7)
+    truth = np.array([one.harmful for one in labelled])
+
+    def surer_than_right(tuned: Tuning) -> float:
+        assert tuned.regression is not None
+        z = np.array([tuned.regression.log_odds(row[:DIM], None) for row in new])
+        p = 1 / (1 + np.exp(-z))
+        return float(np.maximum(p, 1 - p).mean() - ((p >= 0.5) == truth).mean())
+
+    assert surer_than_right(alone) < 0.05 < surer_than_right(tuning)
+
+
+def test_memes_without_a_text_have_no_say_in_the_tuning_of_texts() -> None:
+    rows, memes = world(300, text=1.0, picture=1.0)
+    rows[::2, :DIM] = 0
+    some = [
+        one.model_copy(update={"text": "", "has_text": False}) if n % 2 == 0 else one for n, one in enumerate(memes)
+    ]
+    alone = calibrate(rows, some, DIM, FLOORS).text_alone
+    assert alone is not None and alone.calibration.n == 150
+
+
+def test_a_library_that_was_written_before_claims_nothing_of_a_text_alone() -> None:
+    tuning = calibrate(*world(300, text=1.0, picture=1.0), DIM, FLOORS)
+    before = Tuning.model_validate_json(tuning.model_dump_json(exclude={"text_alone"}))
+    alone = before.for_query(text=True, picture=False)
+    assert (alone.risk, alone.settles, alone.regression) == (None, None, None) and alone.vote == tuning.vote
+    by_text = calibrate(*world(300, text=1.0), DIM, FLOORS)
+    assert by_text.text_alone is None and by_text.for_query(text=True, picture=False) is by_text
+
+
 def test_without_pictures_or_without_texts_all_weight_is_on_what_there_is() -> None:
     rows, memes = world(60, text=1.0)
     assert calibrate(rows, memes, DIM, FLOORS).alpha == 1.0

@@ -51,7 +51,9 @@ def test_the_exit_codes_are_in_the_help():
 
 
 def test_usage_errors_are_told_apart_from_verdicts(tmp_path):
-    assert invoke("judge").exit_code == 2
+    nothing = invoke("judge")
+    assert nothing.exit_code == 2 and "Name a picture, or give a text to be judged alone" in nothing.output
+    assert invoke("judge", "--text", " ").exit_code == 2
     assert invoke("judge", "a.png", "b.png", "--text", "x").exit_code == 2
     assert invoke("judge", "a.png", "--server", "x:1", "--library", tmp_path).exit_code == 2
     assert invoke("judge", "a.png", "--procedure", "trial by combat").exit_code == 2

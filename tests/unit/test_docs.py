@@ -1,5 +1,6 @@
 """The documentation as a site: what it is gathered from, and reference pages that are those of the code."""
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -8,10 +9,14 @@ import click
 import pytest
 
 from court.events import EVENT_KINDS
+from eval.cli import cli as eval_cli
+from memecourt.client import AsyncClient, Client
+from memecourt.v1 import court_pb2 as wire
 from scripts.docs_site import gather
 from scripts.reference_docs import pages
 from serving.cli.main import cli
 from serving.settings import Settings
+from tests.support import doc_blocks
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +37,50 @@ def named_in(nav):
 def test_every_page_has_its_place_in_the_site(site):
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     there = {path.relative_to(site).as_posix() for path in site.rglob("*.md")}
-    assert sorted(named_in(nav)) == sorted(there)
+    shown = {name for name in there if name.startswith("source/")}  # code that a page links to
+    assert sorted(named_in(nav)) == sorted(there - shown)
+
+
+def test_links_to_code_lead_to_pages_that_show_it(site):
+    one_meme = (site / "explanation" / "one-meme.md").read_text()
+    assert "](../source/serving/rpc/judge.py.md)" in one_meme
+    shown = (site / "source" / "serving" / "rpc" / "judge.py.md").read_text()
+    assert (ROOT / "serving" / "rpc" / "judge.py").read_text() in shown and "exclude: true" in shown
+    linked = re.findall(r"\]\((?:\.\./)*[\w./-]+\.(?:py|proto|toml)\)", one_meme)
+    assert not linked, "as they stand they lead nowhere in the site"
+
+
+def test_the_wire_page_has_every_field_of_the_contract_with_its_comment(site):
+    page = (site / "reference" / "wire.md").read_text()
+    for message in wire.DESCRIPTOR.message_types_by_name.values():
+        part = page.split(f"\n## {message.name}\n")[1].split("\n## ")[0]
+        for field in message.fields:
+            row = next(line for line in part.splitlines() if line.startswith(f"| `{field.name}` | {field.number} |"))
+            assert len(row.split(" | ")[-1].strip(" |")) > 2, row
+    for service in wire.DESCRIPTOR.services_by_name.values():
+        for method in service.methods:
+            assert f"\n### {service.name}.{method.name}\n" in page
+    for enum in wire.DESCRIPTOR.enum_types_by_name.values():
+        assert all(f"| `{value.name}` | {value.number} |" in page for value in enum.values)
+    linked = set(re.findall(r"\]\(#(\w+)\)", page))
+    assert linked <= {name.lower() for name in re.findall(r"^## (\w+)$", page, re.MULTILINE)}
+
+
+def test_the_page_of_the_python_client_has_every_public_method_with_its_docstring(site):
+    page = (site / "reference" / "python-client.md").read_text()
+    for kind in (Client, AsyncClient):
+        public = [name for name, one in vars(kind).items() if not name.startswith("_") and inspect.isfunction(one)]
+        assert len(public) > 10
+        for name in public:
+            part = page.split(f"\n### {kind.__name__}.{name}\n")[1].split("\n### ")[0]
+            assert "def " in part and len(part.split("```")[2].strip()) > 10, name
+    assert ":meth:" not in page and "'bytes | None'" not in page and "image: bytes | None = None" in page
 
 
 def test_no_page_of_the_site_links_to_what_is_no_page(site):
     for page in site.rglob("*.md"):
+        if page.is_relative_to(site / "source"):
+            continue  # code: what looks like a link in it is none
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).resolve().is_relative_to(site), f"{page.name}: {target}"
@@ -57,3 +101,38 @@ def test_reference_pages_tell_everything_and_nothing_of_this_machine(tmp_path, m
     assert "| `memecourt_worker_deaths_total` | counter |" in made["metrics.md"]
     for text in made.values():
         assert str(ROOT) not in text and str(tmp_path) not in text and str(Path.home()) not in text
+
+
+def test_every_console_block_is_run_by_a_test_or_named_with_the_reason_why_not():
+    found = [command for page in doc_blocks.pages() for command in doc_blocks.commands(page)]
+    assert len(found) > 100
+    used = {what for command in found for what, _ in doc_blocks.NOT_RUN if re.search(what, command.line)}
+    assert used == {what for what, _ in doc_blocks.NOT_RUN}, "a reason for what does not stand there any more"
+    for command in found:
+        page = (ROOT / command.page).read_text()
+        assert command.line.splitlines()[0] in page
+    # Whatever is not listed is run: tests/integration/test_docs_blocks.py takes it from here, too.
+    run = [command for command in found if not command.why_not and command.page not in doc_blocks.WHOLE]
+    assert len(run) > 30
+    unknown = [command for command in run if not re.match(r"(memecourt|memecourt-eval|python|cat)\b", command.line)]
+    assert not unknown
+
+
+def test_the_commands_that_the_documentation_names_have_the_options_that_it_names():
+    """Also of those that are not run: what a page says of a command is what the command says of itself."""
+    for page in doc_blocks.pages():
+        for command in doc_blocks.commands(page):
+            for program, root in (("memecourt", cli), ("memecourt-eval", eval_cli)):
+                words = re.search(rf"(?:^|[ |(]){program} ([^|\n#]*)", command.line.replace("\\\n", " "))
+                if words is None or command.line.startswith("docker "):  # whose image has the same name
+                    continue
+                known, where = root, [program]
+                for word in words[1].split(" -- ")[0].split():
+                    if isinstance(known, click.Group) and not word.startswith("-") and word != "…":
+                        below = known.get_command(click.Context(known), word)
+                        assert below is not None, f"{command.page}: {command.line}"
+                        known, where = below, [*where, word]
+                    elif word.startswith("--"):
+                        names = {name for one in known.params for name in (*one.opts, *one.secondary_opts)}
+                        name = word.strip("[]").partition("=")[0]
+                        assert name in names or isinstance(known, click.Group), f"{command.page}: {where} {name}"

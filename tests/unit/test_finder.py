@@ -386,7 +386,8 @@ def test_pictures_that_can_not_be_read_now_are_unavailable(
 def test_what_the_vote_settles_is_passed_on(tmp_path: Path, finder: LibraryFinder) -> None:
     assert find(finder, "x").settles is None
     settles = SureRange(error=0.05, below=0.1, above=2, share=0.2, n=500)
-    assert find(LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER), "x").settles == settles
+    other = LibraryFinder(library_of(tmp_path / "other", SPECS, settles=settles), ENCODER)
+    assert find(other, "x", png_of(RED)).settles == settles
 
 
 RICH: list[Spec] = [*SPECS, ("cat-2", True, "my cat sleeps all day", png_of(BLUE, BLUE))]

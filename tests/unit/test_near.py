@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 
 from court.errors import Unavailable
 from court.events import MemeIdentity, PolicyReference, Procedure, ReviewOutcome, TrialOpened, VerdictGiven, Versions
-from court.meme import Frame, Picture, PictureFormat
+from court.meme import Frame, Picture, PictureFormat, text_digest
 from court.verdict import Label, Review, ReviewReason, Strength, Strengths, Verdict
 from retrieval.near_duplicates.match import MatchThresholds, MemeText
 from serving.docket.open import Docket
@@ -623,6 +623,87 @@ def test_dp_4_no_verdict_is_given_again_for_the_same_picture_under_another_text(
         return reused
 
     assert on(scene, reuse_near=True) == []
+
+
+# Texts that were sent alone
+
+
+async def said_alone(server, trial_id, text, label=H, *, namespace=NAMESPACE):
+    """A trial of a text without a picture, as a courthouse keeps it."""
+    meme = MemeIdentity(
+        bytes_sha256="",
+        pixels_sha256="",
+        format="",
+        width=0,
+        height=0,
+        frame_count=0,
+        frames_used=(),
+        picture_given=False,
+        text_digest=text_digest(text),
+        namespace=namespace,
+    )
+    first = opened(trial_id, picture_of(drawn("chelsea.png", CAPTION)), namespace)
+    await server.docket.writer.append(first.model_copy(update={"meme": meme}))
+    await server.near.learn(trial_id, None, text=text, text_read=False, namespace=namespace)
+    await server.docket.writer.append(VerdictGiven(trial_id=trial_id, seq=1, at=AT, verdict=a_verdict(label)))
+
+
+def test_a_text_alone_is_near_to_others_of_the_same_letters(place, on):
+    async def scene(server):
+        await said_alone(server, "a", TEXT)
+        await said_alone(server, "b", f"{TEXT.upper()} !!!", N)
+        await said_alone(server, "other", "Another text altogether")
+        await said_alone(server, "elsewhere", TEXT, namespace="forum")
+        return await server.cited(None, TEXT), await server.cited(None, "no letters of these")
+
+    async def ids(server):
+        return await server.ids(None, TEXT.replace("o", "0"))
+
+    (cited, none) = on(scene)
+    assert [(each.trial_id, each.label) for each in cited] == [("b", N), ("a", H)] and none == []
+    assert all(each.text_alone and each.same_text and not each.same_picture and each.distance == 0 for each in cited)
+    assert on(ids) == ["b", "a"], "after a start, and with a letter that looks like another"
+    assert on(ids, reuse="everywhere") == ["elsewhere", "b", "a"]
+
+
+def test_a_text_alone_is_near_to_no_picture_and_no_picture_to_it(on, meme):
+    async def scene(server):
+        await server.tried("pictured", meme, TEXT)
+        await said_alone(server, "alone", TEXT)
+        return await server.ids(None, TEXT), await server.ids(meme, TEXT)
+
+    assert on(scene) == (["alone"], ["pictured"])
+
+
+@pytest.mark.parametrize("text", ["!!!", "\u2620\u2620", "   "])
+def test_texts_without_letters_are_not_all_the_same(on, text):
+    async def scene(server):
+        await said_alone(server, "a", "???")
+        return await server.ids(None, text)
+
+    assert on(scene) == []
+
+
+def test_texts_that_share_a_fingerprint_by_chance_are_told_apart(on, monkeypatch):
+    monkeypatch.setattr("serving.runner.near_duplicates._fingerprint", lambda _: b"the same")
+
+    async def scene(server):
+        await said_alone(server, "a", "one text")
+        await said_alone(server, "b", "another text")
+        return await server.ids(None, "one text")
+
+    assert on(scene) == ["a"]
+
+
+def test_of_more_texts_than_are_held_the_latest_are(on):
+    async def scene(server):
+        for number in range(6):
+            await said_alone(server, f"t{number}", f"text {'abcdef'[number]}")
+            await server.near.catch_up()
+        assert len(server.near) <= 5
+        return [await server.ids(None, f"text {letter}") for letter in "abcdef"]
+
+    assert on(scene, most=4) == [[], [], ["t2"], ["t3"], ["t4"], ["t5"]]
 
 
 # What it costs

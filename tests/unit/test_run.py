@@ -362,6 +362,33 @@ def test_a_run_is_files_that_say_everything(finished, data):
         assert record.opened.versions.library == manifest.library
 
 
+def test_a_run_by_the_texts_alone_tries_each_without_a_picture(home, data, tmp_path):
+    folder = hold(a_plan(home, data, tmp_path / "run", text_only=True))
+    said = folder.predictions()
+    assert folder.manifest().text_only and len(said) == 8 and all(p.outcome is not Outcome.FAILED for p in said)
+
+    async def records(docket):
+        return [await docket.trials.record(p.trial) for p in said]
+
+    for record in docket_of(folder, records):
+        assert not record.opened.meme.picture_given and record.text.text
+    # As earlier versions left it, which judged a plain picture beside each text: half of each would be neither.
+    lose_lines(folder)
+    (folder.root / "no-picture.png").write_bytes(b"")
+    with pytest.raises(BadRequest, match="a plain picture beside each text") as caught:
+        hold(a_plan(home, data, folder.root, text_only=True))
+    assert caught.value.reason == RUN_DIFFERS
+
+
+def test_a_picture_without_bytes_fails_and_its_text_is_not_judged_alone(home, data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    first = json.loads((tmp_path / "data" / "test.jsonl").read_text().splitlines()[0])
+    (tmp_path / "data" / "images" / first["image"]).write_bytes(b"")
+    folder = hold(a_plan(home, tmp_path / "data", tmp_path / "run"))
+    failed = [p for p in folder.predictions() if p.outcome is Outcome.FAILED]
+    assert [(p.meme, p.reason, p.trial) for p in failed] == [(first["id"], "PICTURE_EMPTY", "")]
+
+
 def test_lines_that_were_lost_are_read_from_the_docket(begun, home, data):
     said = {p.meme: p for p in begun.predictions()}
     lines = (begun.root / "predictions.jsonl").read_bytes().splitlines(keepends=True)

@@ -130,7 +130,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     """Algorithm 1 as it is printed; the rounds of each side. The score, which it does not know, is left out."""
     chairs, settings, policy = court.chairs, court.settings, court.policy
     assert chairs is not None and case.meme.text is not None
-    frames, text = case.meme.picture.frames, case.meme.text
+    frames, text = case.meme.frames, case.meme.text
     fence, deadline = Fence(), Deadline(case.within_s, settings.call_s)
 
     def speaker(model: RoleModel) -> Speaker:
@@ -157,7 +157,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     findings = await court.finder.find(
         text=text,
         frames=frames,
-        pixels_sha256=case.meme.picture.pixels_sha256,
+        pixels_sha256=case.meme.digest,
         exhibits=settings.exhibits,
         tally=settings.tally,
         alpha=settings.alpha,

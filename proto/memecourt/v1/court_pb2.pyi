@@ -229,6 +229,8 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
     itself no reason.
     """
+    REVIEW_REASON_PICTURE_NOT_SENT: _ReviewReason.ValueType  # 19
+    """The request had a text and no picture: the verdict is on the text alone. A signal, and by itself no reason."""
     REVIEW_REASON_JUDGES_DISAGREE: _ReviewReason.ValueType  # 20
     """The judges of a panel come to different labels. The label follows from the median of their strengths."""
 
@@ -277,6 +279,8 @@ REVIEW_REASON_SCORE_UNKNOWN: ReviewReason.ValueType  # 18
 """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
 itself no reason.
 """
+REVIEW_REASON_PICTURE_NOT_SENT: ReviewReason.ValueType  # 19
+"""The request had a text and no picture: the verdict is on the text alone. A signal, and by itself no reason."""
 REVIEW_REASON_JUDGES_DISAGREE: ReviewReason.ValueType  # 20
 """The judges of a panel come to different labels. The label follows from the median of their strengths."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
@@ -384,8 +388,12 @@ class JudgeRequest(_message.Message):
     image: _builtins.bytes
     """The picture file, as uploaded: JPEG, PNG, WebP or GIF (animated ones included), at most 32 MiB, 16,777,216 pixels
     (in a JPEG that is not progressive 100,000,000, in a PNG that is not interlaced and an opaque lossy WebP
-    68,000,000), 16,384 pixels a side, 64 frames and 36,000,000 pixels over all frames. Required. There is no field for
-    a URI: pictures come as bytes.
+    68,000,000), 16,384 pixels a side, 64 frames and 36,000,000 pixels over all frames. There is no field for a URI:
+    pictures come as bytes.
+
+    Empty with a text that says something: the text is tried alone, where the server takes that, and the verdict has the
+    signal REVIEW_REASON_PICTURE_NOT_SENT. Whoever sends pictures checks that a file is not empty before sending it: on
+    the wire, an empty file is no picture. Empty without such a text: INVALID_ARGUMENT.
     """
     text: _builtins.str
     """The text of the meme where the caller has it, at most 10,000 characters. Absent: the text is read off the picture.
@@ -759,7 +767,7 @@ class JudgeResponse(_message.Message):
 
     @_builtins.property
     def picture(self) -> Global___Picture:
-        """What was judged, by digest."""
+        """The picture that was judged, by digest. Absent where none was sent and the text was judged alone."""
 
     @_builtins.property
     def finding(self) -> Global___Finding:
@@ -767,8 +775,9 @@ class JudgeResponse(_message.Message):
 
     @_builtins.property
     def reused_from(self) -> Global___ReusedFrom:
-        """Present where no trial was held: the same pixels and the same text had been tried before, with the same model,
-        prompts, settings, policy and library. verdict_id is then that trial's, and so are trace_id and decided_at.
+        """Present where no trial was held: the same pixels, or no picture, and the same text had been tried before, with the
+        same model, prompts, settings, policy and library. verdict_id is then that trial's, and so are trace_id and
+        decided_at.
         """
 
     @_builtins.property
@@ -911,6 +920,7 @@ class NearDuplicate(_message.Message):
     DISTANCE_FIELD_NUMBER: _builtins.int
     SAME_TEXT_FIELD_NUMBER: _builtins.int
     SAME_PICTURE_FIELD_NUMBER: _builtins.int
+    TEXT_ALONE_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Of that trial."""
     label: Global___Label.ValueType
@@ -921,6 +931,8 @@ class NearDuplicate(_message.Message):
     """Whether the texts agree."""
     same_picture: _builtins.bool
     """Whether the pictures were laid over each other and no tile differs. Done where the texts agree, for the nearest few."""
+    text_alone: _builtins.bool
+    """Whether neither meme has a picture: their texts have the same letters. distance is then 0."""
     def __init__(
         self,
         *,
@@ -929,10 +941,11 @@ class NearDuplicate(_message.Message):
         distance: _builtins.int = ...,
         same_text: _builtins.bool = ...,
         same_picture: _builtins.bool = ...,
+        text_alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distance", b"distance", "label", b"label", "same_picture", b"same_picture", "same_text", b"same_text", "verdict_id", b"verdict_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distance", b"distance", "label", b"label", "same_picture", b"same_picture", "same_text", b"same_text", "text_alone", b"text_alone", "verdict_id", b"verdict_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ async def beside(request: Request) -> Response:
     record = await trial_of(request)
     other = request.query_params.get("with", "").strip()
     second = await trial_of(request, other) if other else None
-    which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.pixels_sha256)
+    which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
     lines = await console_of(request).index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     near = record.last(NearDuplicatesFound)

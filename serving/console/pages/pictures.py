@@ -129,7 +129,8 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
         frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
         if frames:
             return frames
-        raise TrialUnknown("The picture of this trial is not kept.", reason="PICTURE_MISSING")
+        said = "The picture of this trial is not kept." if record.opened.meme.picture_given else "No picture was sent."
+        raise TrialUnknown(said, reason="PICTURE_MISSING")
     if not what.startswith(_PRECEDENT):
         raise BadRequest("There is no picture of that name.", field="of")
     id_, cited, pictures = what.removeprefix(_PRECEDENT), record.precedents, console_of(request).pictures

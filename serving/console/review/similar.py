@@ -58,17 +58,20 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
         for case, same_picture, same_text in await reviews.alike(own, limit=_MOST, namespaces=visitor.namespaces)
     }
     near, text = near_index_of(request), record.text
-    frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
-    if near is not None and text is not None and frames:
-        picture = picture_of(record.opened.meme, frames)
-        others = await near.near(picture, text.text, bool(text.reader), record.opened.meme.namespace)
+    meme = record.opened.meme
+    frames = await console_of(request).trials.frames(meme.pixels_sha256) if meme.picture_given else ()
+    if near is not None and text is not None and (frames or not meme.picture_given):
+        picture = picture_of(meme, frames) if frames else None
+        others = await near.near(picture, text.text, bool(text.reader), meme.namespace)
         cases = await reviews.cases([one.trial_id for one in others])
         for one in others:
             case = cases.get(one.trial_id)
             known = found.get(one.trial_id)
             if case is None or one.trial_id == record.trial_id or not visitor.sees(case.namespace):
                 continue
-            if known is None or not known.picture:
+            if one.text_alone:
+                found.setdefault(one.trial_id, Similar(case, "", text=True))
+            elif known is None or not known.picture:
                 said = "the same picture" if one.same_picture else "nearly the same picture"
                 same_text = one.same_text or (known is not None and known.text)
                 found[one.trial_id] = Similar(case, said, same_text, one.distance)

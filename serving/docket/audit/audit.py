@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from court.backends.pictures.normalise import pixels_sha256
 from court.events import TrialFailed, TrialOpened, TrialResumed, VerdictGiven, VerdictReviewed
+from court.meme import is_text_digest
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.bundle import ACCESS, bundle, signed_count
 from serving.docket.log.canonical_json import parse
@@ -158,7 +159,8 @@ class FromEntries(Derived):
 
     @override
     def pictures(self) -> frozenset[str]:
-        return frozenset(str(row["pixels_sha256"]) for row in self._trials.values() if row.get("pixels_sha256"))
+        digests = {str(row.get("pixels_sha256", "")) for row in self._trials.values()} - {""}
+        return frozenset(digest for digest in digests if not is_text_digest(digest))
 
     def _event(self, body: str) -> None:
         event = event_in(body, {})

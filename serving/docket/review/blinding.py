@@ -1,7 +1,8 @@
 """Blinding: tracks which reviewers must not learn the court's verdict before they have given their own.
 
 A verdict is kept from a reviewer while its case waits and they were neither shown it nor have reviewed it. With it go
-the verdicts of other trials of the same meme (the same pixels, a text of the same letters): most say the same.
+the verdicts of other trials of the same meme (the same pixels, a text of the same letters; where a text was sent alone,
+the very same text): most say the same.
 """
 
 from __future__ import annotations

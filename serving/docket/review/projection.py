@@ -201,7 +201,7 @@ class _Case:
             case TrialOpened():
                 row["opened_at"] = stamp(event.at)
                 row["namespace"], row["content_id"] = event.meme.namespace, event.meme.content_id
-                row["pixels_sha256"] = event.meme.pixels_sha256
+                row["pixels_sha256"] = event.meme.digest
                 models = sorted(set(event.versions.models.values()))
                 row["models"] = "".join(f"\n{model}" for model in models) + "\n" if models else ""
                 row["state"] = TrialState.OPEN

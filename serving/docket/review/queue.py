@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, in
 
 from court.errors import BadRequest
 from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket.log.entries import Entry
@@ -62,7 +63,7 @@ class Case:
         opened_at: UTC.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
-        pixels_sha256: SHA-256 of its picture's pixels.
+        pixels_sha256: SHA-256 of its picture's pixels; of a text that was sent alone, the text's digest.
         models: Models of the trial; empty if no model was asked.
         text: Text of the meme.
         state: State of the trial.
@@ -97,6 +98,11 @@ class Case:
     asked_by: str
     erased: bool
     lock: Lock | None = None
+
+    @property
+    def text_alone(self) -> bool:
+        """True if its text was sent without a picture."""
+        return is_text_digest(self.pixels_sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +303,8 @@ class ReviewQueue:
         """Other trials of the very same pixels or of a text of the same letters, the last opened first.
 
         Returns:
-            Each with whether the pixels are the same, and whether the text is. Memes without text share none.
+            Each with whether the pixels are the same, and whether the text is. Memes without text share none, and texts
+            that were sent alone no pixels.
         """
         await self.catch_up()
         mark = same_letters(case.text)
@@ -308,7 +315,11 @@ class ReviewQueue:
         )
         found = await self._cases(query.order_by(_case.opened_at.desc(), _case.trial_id.desc()).limit(limit))
         return [
-            (other, other.pixels_sha256 == case.pixels_sha256, bool(mark) and same_letters(other.text) == mark)
+            (
+                other,
+                not case.text_alone and other.pixels_sha256 == case.pixels_sha256,
+                bool(mark) and same_letters(other.text) == mark,
+            )
             for other in found
         ]
 

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, and_, delete, insert, select, update
 from typing_extensions import override
 
 from court.errors import CourtError, Unavailable
+from court.meme import is_text_digest
 from court.record import TrialState
 from serving.docket.log.entries import NO_SEQ, Erased, body_of, erased_of
 from serving.docket.ports import Eraser
@@ -204,7 +205,7 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
     # One that ran, or was cut off, is not taken up again.
     still = and_(own, row.state == TrialState.OPEN)
     connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
-    if not _others(connection, pixels, trial_id):
+    if not is_text_digest(pixels) and not _others(connection, pixels, trial_id):
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
         if outside:
             connection.execute(insert_into(connection, t.leaving).on_conflict_do_nothing(), {"pixels_sha256": pixels})

@@ -22,6 +22,7 @@ from court.events import (
     VerdictReviewed,
     parse_event,
 )
+from court.meme import is_text_digest
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket.ports import DocketLine, Failure, TrialFilter, TrialIndex
@@ -218,4 +219,5 @@ def _line(row: Any) -> DocketLine:
         review=_reviewed(row.trial_id, row.review),
         failure_reason=row.failure_reason,
         erased=row.erased,
+        text_alone=is_text_digest(row.pixels_sha256),
     )

@@ -49,7 +49,7 @@ cases = Table(
     Column("opened_at", WORD, nullable=False, default=""),
     Column("namespace", Name, nullable=False, default=""),
     Column("content_id", Name, nullable=False, default=""),
-    Column("pixels_sha256", WORD, nullable=False, default=""),
+    Column("pixels_sha256", WORD, nullable=False, default=""),  # of a text that was sent alone, the text's digest
     Column("models", Words, nullable=False, default=""),  # each between two line breaks
     Column("text", Words, nullable=False, default=""),  # of the meme
     Column("letters", Words, nullable=False, default=""),  # what is searched: text and description, folded

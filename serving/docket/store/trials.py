@@ -99,7 +99,7 @@ def trial_row(opened: TrialOpened) -> dict[str, Any]:
         "namespace": opened.meme.namespace,
         "content_id": opened.meme.content_id,
         "request_id": opened.request_id,
-        "pixels_sha256": opened.meme.pixels_sha256,
+        "pixels_sha256": opened.meme.digest,
         "state": str(TrialState.OPEN),
         "label": "",
         "needs_review": False,

@@ -1,0 +1,368 @@
+"""A text without a picture over a real socket: the contract, clients, reuse, the docket and the console's pages."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import Unavailable
+from court.events import ReviewOutcome, VerdictReviewed
+from court.verdict import Label
+from memecourt.client import AsyncClient, Client, JudgeError, judge_request
+from memecourt.v1 import court_pb2 as wire
+from retrieval.library.writer import LibraryWriter
+from serving.docket.backup import back_up
+from serving.docket.log.notes import VerifierKey
+from serving.docket.log.verify import Report
+from serving.docket.open import Docket
+from serving.docket.review.corrections import Corrections, Overrulings
+from serving.runner.runner import TrialRunner
+from tests.contract.real_court import IMAGE, RealCourt, real_court
+from tests.support.cast import Cast
+from tests.support.desk_pages import play_pages, said
+from tests.support.libraries import ENCODER
+from tests.support.service_calls import refused
+
+WORDS = "People from Blueland, go back to bed"
+
+
+def run(path: Path, work: Any, **settings: Any) -> Any:
+    async def scene() -> Any:
+        async with real_court(path, **settings) as court:
+            return await work(court)
+
+    return asyncio.run(scene())
+
+
+# The contract
+
+
+def test_a_text_alone_gets_a_verdict_that_says_what_was_not_there(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        return response, await it.docket.trials.record(response.verdict_id), it.reader.calls
+
+    response, record, read = run(tmp_path, work)
+    assert response.label in (wire.LABEL_HARMFUL, wire.LABEL_NOT_HARMFUL)
+    assert not response.HasField("picture")
+    assert wire.REVIEW_REASON_PICTURE_NOT_SENT in [one.reason for one in response.signals]
+    assert (response.text.text, response.text.source) == (WORDS, wire.TEXT_SOURCE_CALLER)
+    assert response.HasField("receipt") and response.precedents
+    assert not any(one.HasField("picture_similarity") for one in response.precedents)
+    assert not record.opened.meme.picture_given and read == 0
+
+
+@pytest.mark.parametrize("request_", [{}, {"text": ""}, {"text": " \n"}], ids=["nothing", "empty", "blank"])
+def test_neither_picture_nor_text_is_an_error(tmp_path, request_):
+    async def work(it: RealCourt) -> Any:
+        refusal = await refused(it.judge.Judge(wire.JudgeRequest(**request_), timeout=20))
+        return refusal, await it.docket.index.list(limit=5)
+
+    refusal, kept = run(tmp_path, work)
+    assert refusal.said == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
+    assert "Neither a picture nor a text was sent" in refusal.message and not kept
+
+
+def test_an_operator_whose_content_has_pictures_can_have_it_refused(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        pictured = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text=WORDS), timeout=20)
+        return pictured, await refused(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20))
+
+    pictured, refusal = run(tmp_path, work, text_alone=False)
+    assert pictured.HasField("picture")
+    assert refusal.said == ("INVALID_ARGUMENT", "PICTURE_EMPTY", "image")
+    assert "does not judge a text alone" in refusal.message
+
+
+def test_the_python_clients_ask_without_a_picture(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        def ask() -> Any:
+            with Client(it.address) as court:
+                one = court.judge(text=WORDS, timeout=20)
+                many = dict(
+                    court.judge_many(
+                        [judge_request(text=WORDS, request_id="a"), judge_request(IMAGE, text=WORDS, request_id="b")]
+                    )
+                )
+                return one, many
+
+        async with AsyncClient(it.address) as court:
+            other = await court.judge(text="another text", timeout=20)
+        return *await asyncio.to_thread(ask), other
+
+    one, many, other = run(tmp_path, work)
+    assert not one.HasField("picture") and not other.HasField("picture")
+    assert not many["a"].HasField("picture") and many["b"].HasField("picture")
+
+
+def test_a_client_does_not_take_an_empty_file_for_no_picture(tmp_path):
+    with pytest.raises(ValueError, match="has no bytes"):
+        judge_request(b"", text=WORDS)
+
+    async def work(it: RealCourt) -> Any:
+        async with AsyncClient(it.address) as court:
+            with pytest.raises(JudgeError) as error:
+                await court.judge(b"", timeout=20)
+            return error.value.reason
+
+    assert run(tmp_path, work) == "PICTURE_EMPTY"
+
+
+# Reuse
+
+
+def test_the_same_text_is_tried_once_and_with_a_picture_it_is_another_meme(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        alone = wire.JudgeRequest(text=WORDS, content=wire.Content(namespace="forum"))
+        first, *again = [await it.judge.Judge(alone, timeout=20) for _ in range(3)]
+        several = await asyncio.gather(*(it.judge.Judge(wire.JudgeRequest(text="at once")) for _ in range(8)))
+        others = [
+            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=20)
+            for asked in (
+                {"image": IMAGE, "text": WORDS, "content": alone.content},
+                {"text": WORDS.upper(), "content": alone.content},
+                {"text": WORDS, "content": wire.Content(namespace="blog")},
+            )
+        ]
+        return first, again, several, others
+
+    first, again, several, others = run(tmp_path, work)
+    assert {one.verdict_id for one in again} == {first.verdict_id}
+    assert all(one.reused_from.verdict_id == first.verdict_id and not one.reused_from.near for one in again)
+    assert len({one.verdict_id for one in several}) == 1
+    assert len({first.verdict_id, *(one.verdict_id for one in others)}) == 4
+
+
+def test_a_request_id_stands_for_a_text_as_for_a_picture(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        first, second = [
+            await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=20) for _ in range(2)
+        ]
+        return first, second, await refused(it.judge.Judge(wire.JudgeRequest(text="other", request_id="r")))
+
+    first, second, refusal = run(tmp_path, work)
+    assert first.verdict_id == second.verdict_id and refusal.reason == "REQUEST_ID_TAKEN"
+
+
+def test_what_one_text_did_to_a_process_no_other_text_pays_for(tmp_path):
+    """Pictures that an encoder died over twice are refused by their file; texts alone have none."""
+
+    async def work(it: RealCourt) -> Any:
+        find = it.finder.find
+
+        async def dies(**_: Any) -> Any:
+            raise Unavailable("The encoder ended.", reason="ENCODER_ENDED")
+
+        it.reception._house.court.finder.find = dies  # type: ignore[method-assign]
+        for _ in range(3):
+            assert (await refused(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
+        it.reception._house.court.finder.find = find  # type: ignore[method-assign]
+        return await it.judge.Judge(wire.JudgeRequest(text="two"), timeout=20)
+
+    assert run(tmp_path, work).verdict_id
+
+
+# The full procedure
+
+
+def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
+    cast = Cast()
+
+    async def work(it: RealCourt) -> Any:
+        house = it.reception._house
+        full = replace(house, court=replace(house.court, chairs=cast.chairs))
+        async with TrialRunner(full, it.court._settings) as reception:
+            it.court.open(full, reception)
+            asked = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
+            response = await it.judge.Judge(asked, timeout=30)
+            events = [
+                one.event.kind
+                async for one in it.judge.WatchTrial(wire.WatchTrialRequest(trial_id=response.verdict_id))
+            ]
+        return response, events
+
+    response, events = run(tmp_path, work)
+    assert response.label == wire.LABEL_HARMFUL and response.procedure == wire.PROCEDURE_FULL
+    assert cast.requests("proposer") == [] and len(cast.requests("accuser")) == 1
+    assert "Described" not in events and "QuestionAsked" not in events and events.count("SideRested") == 2
+
+
+def test_a_text_that_kills_the_model_server_twice_is_not_asked_about_again(tmp_path):
+    cast = Cast()
+    dying = Unavailable("The model server broke off.", reason="MODEL_UNAVAILABLE")
+    dying.broke_off = 1
+
+    def die(_: Any) -> Any:
+        raise dying
+
+    cast.models["accuser"] = ScriptedModel(die, name="accuser-model")
+
+    async def work(it: RealCourt) -> Any:
+        house = it.reception._house
+        full = replace(house, court=replace(house.court, chairs=cast.chairs))
+        async with TrialRunner(full, it.court._settings) as reception:
+            it.court.open(full, reception)
+            asked = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
+            ends = [(await refused(it.judge.Judge(asked, timeout=30))).said for _ in range(3)]
+            spared = await it.judge.Judge(wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_SUMMARY))
+            other = wire.JudgeRequest(text="another", procedure=wire.PROCEDURE_FULL)
+            return ends, spared, (await refused(it.judge.Judge(other, timeout=30))).reason
+
+    ends, spared, other = run(tmp_path, work)
+    assert [end[1] for end in ends] == ["MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "QUARANTINED"]
+    assert ends[-1] == ("INVALID_ARGUMENT", "QUARANTINED", "text")
+    assert spared.verdict_id and other == "MODEL_UNAVAILABLE"
+
+
+# The docket
+
+
+async def audited(docket: Docket) -> Report:
+    """Checks all of a docket that is signed now."""
+    await docket.log.sign()
+    return await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+
+
+def test_a_docket_with_texts_alone_is_clean_and_can_be_backed_up(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        for text in (WORDS, "another"):
+            await it.judge.Judge(wire.JudgeRequest(text=text), timeout=20)
+        report = await audited(it.docket)
+        place, folder = tmp_path / "docket.sqlite", tmp_path / "backup"
+        backup = await back_up(it.docket, place, folder, settings="", software="test", tell=lambda _: None)
+        return report, backup
+
+    report, backup = run(tmp_path, work)
+    assert report.findings == [] and report.pictures == 0 and report.trials == 2
+    assert (backup.trials, backup.pictures) == (2, 0)
+
+
+def test_nothing_of_an_erased_text_is_left(tmp_path):
+    text = "a text that is found nowhere else, 7d1f0c"
+
+    async def work(it: RealCourt) -> Any:
+        first, _ = [await it.judge.Judge(wire.JudgeRequest(text=words), timeout=20) for words in (text, "another")]
+        await it.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=datetime.now(UTC))
+        anew = await it.judge.Judge(wire.JudgeRequest(text="another"), timeout=20)
+        return anew, await audited(it.docket)
+
+    anew, report = run(tmp_path, work)
+    assert anew.HasField("reused_from") and report.findings == []
+    digest = hashlib.sha256(text.encode())
+    for file in tmp_path.glob("docket.sqlite*"):
+        if file.is_file():
+            held = file.read_bytes()
+            assert text.encode() not in held and digest.hexdigest().encode() not in held, file
+            assert digest.digest() not in held, file
+
+
+def test_an_overruled_text_becomes_a_precedent_by_its_text_alone(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        label = Label.NOT_HARMFUL if response.label == wire.LABEL_HARMFUL else Label.HARMFUL
+        await it.docket.reviews.review(
+            response.verdict_id,
+            outcome=ReviewOutcome.OVERRULED,
+            label=label,
+            reason="seen",
+            clause="",
+            reviewer="ada",
+            at=datetime.now(UTC),
+        )
+        record = await it.docket.trials.record(response.verdict_id)
+        writer = LibraryWriter(it.finder._snapshot.library)
+        rulings = Corrections(lambda: nullcontext(writer), lambda: ENCODER, it.docket.trials, Overrulings.ALWAYS)
+        await rulings.follow(record, record.last(VerdictReviewed), chosen=True)
+        return writer.meme(f"trial:{response.verdict_id}"), label
+
+    meme, label = run(tmp_path, work)
+    assert (meme.text, meme.has_text, meme.has_picture, meme.label) == (WORDS, True, False, label)
+
+
+# The console
+
+
+def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_path):
+    async def work(it: RealCourt) -> str:
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        await it.judge.Judge(wire.JudgeRequest(text=WORDS.upper()), timeout=20)
+        return response.verdict_id
+
+    trial_id = run(tmp_path, work)
+
+    async def look(it: Any) -> Any:
+        # Veiled or sharp, nothing is there to be fetched.
+        ada = await it.person("ada")
+        pages = {
+            path: await ada.get(path)
+            for path in ("/", "/desk", f"/trials/{trial_id}", f"/desk/cases/{trial_id}", f"/trials/{trial_id}/compare")
+        }
+        similar = await ada.get(f"/desk/cases/{trial_id}/similar")
+        veiled = await ada.get(f"/trials/{trial_id}/picture")
+        shown = await ada.post(f"/trials/{trial_id}/show", {"of": "meme"})
+        return pages, similar, veiled, shown
+
+    pages, similar, veiled, shown = play_pages(
+        tmp_path, look, library=False, blind_first=False, place=tmp_path / "docket.sqlite"
+    )
+    assert {page.status_code for page in pages.values()} == {200}
+    for path in (f"/trials/{trial_id}", f"/desk/cases/{trial_id}"):
+        assert "No picture was sent: the text was judged alone." in said(pages[path])
+        assert "of=meme" not in pages[path].text and "0×0" not in pages[path].text
+    assert "None: no picture was sent that could be described." in said(pages[f"/trials/{trial_id}"])
+    assert "No other trial of this text is kept here." in said(pages[f"/trials/{trial_id}/compare"])
+    for path in ("/", "/desk"):
+        assert f"/trials/{trial_id}/picture" not in pages[path].text and "no picture" in said(pages[path])
+    assert "the same text" in said(similar) and "the same picture" not in said(similar)
+    assert veiled.status_code == 200 and veiled.headers["content-type"] == "image/png"
+    assert shown.status_code == 404 and "No picture was sent." in said(shown)
+
+
+def test_a_console_shows_a_text_that_waits_in_the_queue(tmp_path):
+    async def work(it: RealCourt) -> str:
+        # The drawn library is too small to have measured anything, so that every verdict asks for a person.
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        assert response.needs_human_review
+        return response.verdict_id
+
+    trial_id = run(tmp_path, work)
+
+    async def look(it: Any) -> Any:
+        ada = await it.person("ada")
+        queue = await ada.get("/desk")
+        decided = await ada.decides(trial_id, "HARMFUL")
+        return said(queue), said(decided), (await it.docket.trials.record(trial_id)).last(VerdictReviewed)
+
+    queue, decided, review = play_pages(tmp_path, look, library=False, place=tmp_path / "docket.sqlite")
+    assert WORDS in queue and "no picture" in queue
+    assert review.label is Label.HARMFUL and review.blind and "The verdict" in decided
+
+
+def test_a_record_of_it_is_json_that_says_so(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        trial = await it.records.GetTrial(wire.GetTrialRequest(trial_id=response.verdict_id))
+        return json.loads(trial.trial.events[0].json)
+
+    meme = run(tmp_path, work)["meme"]
+    assert (
+        meme["picture_given"] is False and meme["text_digest"] == f"text:{hashlib.sha256(WORDS.encode()).hexdigest()}"
+    )
+
+
+def test_a_listing_knows_it_without_its_record(tmp_path):
+    async def work(it: RealCourt) -> Any:
+        for asked in ({"text": WORDS}, {"text": WORDS, "image": IMAGE}):
+            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=20)
+        return [line.text_alone for line in await it.docket.index.list(limit=5, oldest_first=True)]
+
+    assert run(tmp_path, work) == [True, False]

@@ -1,0 +1,90 @@
+"""The commands in the documentation's console blocks: which of them a test runs, and why the others are not run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+WHOLE = {
+    "README.md": "tests/integration/test_readme.py",
+    "docs/tutorial.md": "tests/integration/test_docs_blocks.py",
+}
+"""Pages that a test of their own goes through from top to bottom."""
+
+NOT_RUN: tuple[tuple[str, str], ...] = (
+    (r"\bpip install\b|\bnpm ci\b", "installs packages; tests/unit/test_dependencies.py and make clients see to these"),
+    (r"\bMEMECOURT_FULL=1\b", "tests at their full size take hours: make test-full"),
+    (r"memecourt-eval perf\b", "benchmarks take minutes; small ones are run by tests/unit/test_perf*.py"),
+    (r"--vllm\b|memecourt vllm\b", "needs vLLM and a GPU: tests/live (make test-vllm)"),
+    (r"\bdocker\b|:16686|:6006|scripts/phoenix", "needs Docker or Phoenix; tests/live sends traces to a real Phoenix"),
+    (r"\bgrpcurl\b|\bbuf (curl|generate)\b|\bnode judge|base64", "run by tests/integration/test_other_clients.py"),
+    (r"\bbuf breaking\b", "run by make lint"),
+    (r"postgresql://|\bpsql\b", "needs a database: tests/contract/test_postgres_cli.py, test_replicas.py"),
+    (r"[Hh]arm-[cCpP]|HarMeme", "needs annotations that are their authors' to give: tests marked corpus"),
+    (r"--llm-url|model_server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
+    (r"memecourt-eval (arena|probe)\b", "needs model servers: tests/unit/test_arena.py, test_probe_run.py"),
+    (
+        r"memecourt (\S+ )?(serve|console)\b",
+        "serves until it is ended: tests/integration/test_server.py, test_console.py",
+    ),
+    (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
+    (
+        r"memecourt-eval (compare|score|report|run --resume)\b",
+        "needs finished runs: tests/unit/test_report.py, test_run.py",
+    ),
+    (
+        r"memecourt\.verify trial\.bundle|--anchor theirs",
+        "needs another party's checkpoints: tests/unit/test_bundle.py",
+    ),
+    (r"memecourt upgrade\b", "shows what an earlier version left: tests/unit/test_first_edition.py"),
+    (r"memecourt-eval ablate …", "leaves to the reader what is left out"),
+)
+"""Commands that are not run here, and where else what they do is tested, or why not; the first that fits counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a console block.
+
+    Attributes:
+        page: Page that it stands on, from the repository's root.
+        line: The command, with the lines that it goes on in.
+    """
+
+    page: str
+    line: str
+
+    @property
+    def why_not(self) -> str:
+        """Why no test runs it as it stands; empty where one does."""
+        return next((why for what, why in NOT_RUN if re.search(what, self.line)), "")
+
+
+def pages() -> list[Path]:
+    """All pages with console blocks that are written by hand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str = "console") -> list[str]:
+    """The blocks of a page in that language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [str(block) for block in found if "node_modules" not in page.parts]
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """The commands of a page; a line that ends in a backslash or a pipe goes on in the next."""
+    name = page.relative_to(ROOT).as_posix()
+    for block in blocks(page):
+        line = ""
+        for written in block.splitlines():
+            if written.startswith("$ "):
+                line = written.removeprefix("$ ")
+            elif line:
+                line += f"\n{written}"
+            if line and not line.rstrip().endswith(("\\", "|")):
+                yield Command(name, re.sub(r"\s+#\s.*$", "", line))
+                line = ""
