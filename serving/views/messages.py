@@ -209,9 +209,12 @@ class _RecordedSoFar:
             description="" if self.settings.dull_judge else self._description,
             accuser=accuser,
             defender=defender,
-            exhibits=() if cited is None else self._exhibits(cited),
-            vote=None if cited is None else cited.vote,
+            exhibits=() if cited is None or not self.settings.exhibits_shown else self._exhibits(cited),
+            vote=None if cited is None or not self.settings.tally_shown else cited.vote,
             meme_only=self.settings.dull_judge,
+            defender_first=self.settings.judge_order == "defender first",
+            similarity_shown=self.settings.similarity_shown,
+            original_labels=self.settings.exhibit_labels == "original",
         )
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:

@@ -20,6 +20,7 @@ PINNED = {
     "proposer/1": "sha256:4be831f4d59ffb38f9d43693e115653d02b420aaedfb1e2cd71045298c388e72",
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
     "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
+    "judge_variants/1": "sha256:105acd779565fc8167edad34a69c7411df3968ab14dbe174169203fd24cfbd2c",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
 }
 
