@@ -206,7 +206,7 @@ class _Asking:
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             spent = self.cost()
             tokens = spent.tokens_in + spent.tokens_out
-            # The next sample is taken to cost as much as those before on average: the budget is never passed by one.
+            # The next sample is taken to cost as much as those before on average: so that a budget is not passed.
             if tokens + tokens / len(votes) > budget:
                 break
         self._chain = 1
@@ -214,7 +214,7 @@ class _Asking:
 
     async def _say(self, prompt: Prompt, task: str, *material: str, wanted: dict[str, Any], kind: type[_R]) -> _R:
         meme = prompt.task("meme", text=self.fence.around(self.meme.text))
-        parts = [*self.frames, meme, *material, prompt.task(task)]
+        parts: list[str | Frame] = [*self.frames, meme, *material, prompt.task(task)]
         asked: Messages[Frame] = Messages(
             prompt=prompt,
             task=task,
