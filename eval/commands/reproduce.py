@@ -271,7 +271,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, 
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
     minutes = given["calls_per_minute"]
     if given["dry_run"] and given["as_json"]:
-        rows = [
+        told = [
             {
                 "size": run.stage.size,
                 "model": run.stage.model,
@@ -286,7 +286,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, 
             for run in runs
         ]
         hours = [fewest / minutes / 60, most / minutes / 60] if minutes else None
-        click.echo(json.dumps({"runs": rows, "calls": [fewest, most], "stored": stored, "hours": hours}))
+        click.echo(json.dumps({"runs": told, "calls": [fewest, most], "stored": stored, "hours": hours}))
         return
     rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
     for run in runs:

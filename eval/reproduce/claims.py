@@ -6,9 +6,10 @@ of several parts holds where all parts do, and fails where one turns out the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -149,7 +150,7 @@ def _larger_is_better(judged: Judged) -> Claim:
     names = list(judged.sizes)
     parts = [
         _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
-        for small, large in zip(names, names[1:], strict=False)
+        for small, large in pairwise(names)
     ]
     return _whole("C3", claim, parts)
 
@@ -269,11 +270,8 @@ def _resampled(values: Floats, judged: Judged, stream: int = 0) -> Floats:
     """
     rng = np.random.default_rng([judged.seed, stream])
     n = values.shape[1]
-    return np.concatenate(
-        list(_chunks(judged.resamples, lambda size: values[:, rng.integers(0, n, (size, n))])), axis=1
-    )
-
-
-def _chunks(resamples: int, draw: Callable[[int], Floats]) -> Iterable[Floats]:
-    for done in range(0, resamples, _AT_ONCE):
-        yield draw(min(_AT_ONCE, resamples - done)).mean(axis=2)
+    means = [
+        values[:, rng.integers(0, n, (min(_AT_ONCE, judged.resamples - done), n))].mean(axis=2)
+        for done in range(0, judged.resamples, _AT_ONCE)
+    ]
+    return np.concatenate(means, axis=1)

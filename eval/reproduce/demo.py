@@ -1,26 +1,17 @@
-"""The whole of ``memecourt-eval reproduce`` without a GPU and without anybody's data (``make reproduce-demo``).
-
-Three drawn benchmarks stand for the paper's data sets, and three stand-in servers of known ability for its models. What
-every row must come to follows from the memes and the abilities alone, and stands where the published figures stand.
-"""
+"""Stand-in servers for a reproduction without a GPU and without anybody's data (``make reproduce-demo``)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.cli import cli
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings
-from eval.reproduce.drawn import ABILITIES, draw_benches, drawn_model
+from eval.reproduce.drawn import ABILITIES, drawn_model
 from eval.synthetic.served import ServedOracle
-
-TRAIN, TEST = 48, 32
-"""Memes of each drawn benchmark."""
 
 
 @contextlib.contextmanager
@@ -59,15 +50,3 @@ def arguments(root: Path, urls: dict[str, str]) -> list[str]:
     servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
     drawn = ["--data", str(root / "data"), "--dataset", "synthetic-harmeme", "--encoder", "builtin"]
     return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]
-
-
-def main() -> None:
-    """Draws the benchmarks below the directory that is named, starts the stand-ins and runs the command."""
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".demo/reproduce")
-    draw_benches(root / "data", train=TRAIN, test=TEST)
-    with stand_ins() as urls:
-        cli(arguments(root, urls))
-
-
-if __name__ == "__main__":
-    main()

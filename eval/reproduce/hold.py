@@ -63,8 +63,8 @@ def read_manifest(plan: Reproduction) -> ReproductionManifest | None:
         return None
     except ValidationError:
         raise BadRequest(
-            f"{place} is no reproduction's file: it belongs to another kind of study, was written by another version, or "
-            "was changed by hand. Name another folder.",
+            f"{place} is no reproduction's file: it belongs to another kind of study, was written by another version, "
+            "or was changed by hand. Name another folder.",
             reason="STUDY_UNREADABLE",
         ) from None
 

@@ -1,4 +1,4 @@
-"""What came of a reproduction: published figures beside ours, the claims, and what the figures are drawn from."""
+"""The outcome of a reproduction: published figures beside ours, the claims, and the data behind the figures."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
     if manifest is None:
         raise BadRequest(f"{plan.out} holds no reproduction.", reason="STUDY_MISSING")
     runs = dict(_runs(plan, manifest))
-    models = {stage.size: stage.model for stage in manifest.stages}
+    models: dict[str, str] = {stage.size: stage.model for stage in manifest.stages}
     scoring = _Scoring(plan, models, balanced=balanced, resamples=resamples)
     rows = [
         scoring.row(target, bench, runs.get((target.size, bench.name, target.arm)))
@@ -161,10 +161,12 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
         for (size, bench, arm), results in runs.items()
         if (size, bench, arm) not in compared
     ]
-    largest = max(models, key=SIZES.index) if models else ""
+    largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
     main = plan.benches[0]
     arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
-    sizes = {size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs}
+    sizes: dict[str, Results] = {
+        size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
+    }
     judged = Judged(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=resamples)
     full = {bench: results for (size, bench, arm), results in runs.items() if size == largest and arm == FULL_ARM}
     return Outcome(
@@ -275,8 +277,8 @@ def _balanced(results: Results, bench: Bench, target: Target | None, seed: int) 
     accuracies, macro_f1s = [], []
     for draw in range(seed, seed + BALANCED_DRAWS):
         drawn = [meme.id for meme in sample(others, few, draw)]
-        gold = [rarer] * few + [not rarer] * len(drawn)
-        found = score(gold, [said[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
+        labels = [rarer] * few + [not rarer] * len(drawn)
+        found = score(labels, [said[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
         accuracies.append(found.accuracy.value)
         macro_f1s.append(found.macro_f1.value)
 

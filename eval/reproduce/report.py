@@ -44,8 +44,8 @@ async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
     lead = [
         f"Settings: {settings}. Seed {plan.seed}; "
         + (f"a sample of {plan.limit:,} memes of each split." if plan.limit else "all memes of each split."),
-        "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over memes. "
-        "Differences are ours less the published figure, in points. On which memes the published figures were measured "
+        "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
+        "memes. Differences are ours less the published figure, in points. On which memes the published figures were measured "
         "is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds to its "
         "accuracy and macro-F1.",
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
@@ -110,13 +110,13 @@ def _table(outcome: Outcome, number: int | None) -> Section:
     balanced = [(row, row.balanced) for row in rows if row.balanced]
     if balanced:
         caption = (
-            f"Balanced draws, not a public split: all memes of the rarer class and as many of the other, {BALANCED_DRAWS} "
-            "draws, mean and range"
+            "Balanced draws, not a public split: all memes of the rarer class and as many of the other, "
+            f"{BALANCED_DRAWS} draws, mean and range"
         )
         heads = ["row", "data", "memes", "published acc / F1", "accuracy", "macro-F1", "published can occur"]
         tables.append(Grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
     key = f"table-{number or 'ours'}"
-    return Section(key, f"Table {number}" if number else "Ours", _TITLES[number], tables=tables)
+    return Section(key, f"Table {number}" if number else "Ours", title=_TITLES[number], tables=tables)
 
 
 def _cells(row: RowOutcome) -> list[str]:
@@ -160,7 +160,8 @@ def _baselines(outcome: Outcome) -> Section:
     ]
     line = "The paper quotes these figures and did not run them; nor do we. They are context."
     tables = [Grid("Accuracy / macro-F1, in percent", ["system", *_SETS], rows)] if rows else []
-    return Section("baselines", "Baselines", "Baselines that the paper quotes", [line] if rows else ["None."], tables)
+    lines = [line] if rows else ["None."]
+    return Section("baselines", "Baselines", title="Baselines that the paper quotes", lines=lines, tables=tables)
 
 
 def _claims(outcome: Outcome) -> Section:
@@ -170,7 +171,8 @@ def _claims(outcome: Outcome) -> Section:
         "5 %: one in twenty comes out by chance alone."
     )
     heads = ["claim", "measured", "value", "p", "outcome"]
-    return Section("claims", "Claims", "Claims C1 to C7", [line], [Grid("Claims and their tests", heads, rows, True)])
+    grid = Grid("Claims and their tests", heads, rows, words=True)
+    return Section("claims", "Claims", title="Claims C1 to C7", lines=[line], tables=[grid])
 
 
 def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:
@@ -190,7 +192,8 @@ def _value(part: ClaimPart) -> str:
 async def _figure_3(outcome: Outcome) -> Section:
     title = "Figure 3: questions with the stance from the start, and without"
     if outcome.asked is None:
-        return Section("figure-3", "Figure 3", title, ["Needs the arms full and post-stance of the largest model."])
+        lines = ["Needs the arms full and post-stance of the largest model."]
+        return Section("figure-3", "Figure 3", title=title, lines=lines)
     early, late = outcome.asked
     chosen = _apart_in_rounds(early, late)
     tables = []
@@ -204,13 +207,13 @@ async def _figure_3(outcome: Outcome) -> Section:
             for number in range(_QUESTIONS_SHOWN)
         ]
         heads = ["question", *(f"{side.lower()}, {when}" for when in told for side in Side)]
-        tables.append(Grid(f"Meme {meme}", heads, rows, True))
+        tables.append(Grid(f"Meme {meme}", heads, rows, words=True))
     line = (
-        "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to judge; "
-        f"that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, each "
+        "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to "
+        f"judge; that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, each "
         f"side's first {_QUESTIONS_SHOWN} questions."
     )
-    return Section("figure-3", "Figure 3", title, [line], tables)
+    return Section("figure-3", "Figure 3", title=title, lines=[line], tables=tables)
 
 
 def _apart_in_rounds(early: Results, late: Results) -> list[str]:
@@ -242,7 +245,7 @@ def _nth(questions: Sequence[str], number: int) -> str:
 async def _figure_4(outcome: Outcome) -> Section:
     title = "Figure 4: the chain of one meme of Harm-P"
     if outcome.chain is None:
-        return Section("figure-4", "Figure 4", title, ["Needs the full court on Harm-P."])
+        return Section("figure-4", "Figure 4", title=title, lines=["Needs the full court on Harm-P."])
     results, meme = outcome.chain
     one = next(one for one in results.judged if one.meme.id == meme)
     assert results.root is not None, "a run of ours"
@@ -250,7 +253,7 @@ async def _figure_4(outcome: Outcome) -> Section:
     record = records.records.get(one.prediction.trial)
     if record is None:
         why = records.missing or records.lost.get(one.prediction.trial, "its record is gone")
-        return Section("figure-4", "Figure 4", title, [f"The record of {meme} can't be read: {why}"])
+        return Section("figure-4", "Figure 4", title=title, lines=[f"The record of {meme} can't be read: {why}"])
     told = transcript(record)
     rows = [[f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))] for each in told.rounds]
     heads = ["round", *(f"{side.lower()}: {what}" for side in Side for what in ("question", "answer"))]
@@ -258,16 +261,19 @@ async def _figure_4(outcome: Outcome) -> Section:
     lines = [
         f"The paper's own meme, {FIGURE_4_MEME}: there the Defender took 10 rounds and the Accuser 6."
         if own
-        else f"The paper's meme, {FIGURE_4_MEME}, is not among those that were judged. In its place {meme}, whose sides "
-        "differ most in rounds.",
+        else f"The paper's meme, {FIGURE_4_MEME}, is not among those that were judged. In its place {meme}, "
+        "whose sides differ most in rounds.",
         f"{_rounds_in_words(one)} Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
         f"Description: {told.description}",
     ]
     arguments = [
         [side.lower(), argument.justification] for side, argument in told.arguments.items() if argument is not None
     ]
-    tables = [Grid("Rounds", heads, rows, True), Grid("Arguments", ["side", "justification"], arguments, True)]
-    return Section("figure-4", "Figure 4", title, lines, tables)
+    tables = [
+        Grid("Rounds", heads, rows, words=True),
+        Grid("Arguments", ["side", "justification"], arguments, words=True),
+    ]
+    return Section("figure-4", "Figure 4", title=title, lines=lines, tables=tables)
 
 
 def _turn(turn: Any) -> tuple[str, str]:
@@ -283,8 +289,13 @@ def _rounds_in_words(one: Judged) -> str:
 def _figure_5(outcome: Outcome) -> Section:
     title = "Figure 5: rounds by side and gold label"
     rows = [
-        [f"{bench}, {one.side.lower()}", "harmful" if one.harmful else "not harmful", f"{one.n:,}", f"{one.mean:.2f}"]
-        + [", ".join(f"{rounds}: {memes}" for rounds, memes in one.counts.items())]
+        [
+            f"{bench}, {one.side.lower()}",
+            figures.GOLD_WORDS[one.harmful],
+            f"{one.n:,}",
+            f"{one.mean:.2f}",
+            ", ".join(f"{rounds}: {memes}" for rounds, memes in one.counts.items()),
+        ]
         for bench, found in outcome.rounds.items()
         for one in found
     ]
@@ -295,18 +306,19 @@ def _figure_5(outcome: Outcome) -> Section:
     line = "The paper says that the side which the gold label favours rests sooner: claim C6."
     heads = ["data, side", "gold", "memes", "mean rounds", "memes by number of rounds"]
     tables = [Grid("Rounds", heads, rows)] if rows else []
-    return Section("figure-5", "Figure 5", title, [line] if rows else ["No side asked anything."], tables, drawn)
+    lines = [line] if rows else ["No side asked anything."]
+    return Section("figure-5", "Figure 5", title=title, lines=lines, tables=tables, drawn=drawn)
 
 
 def _differences(outcome: Outcome, preset: Preset | None) -> Section:
     title = "What differs from the paper"
     if preset is None:
         line = (
-            "The court was run as it is served, not as the paper describes it: precedents with their likeness and the vote "
-            "of a wider set before the Judge, the product's own policy, and probabilities asked for. The preset "
+            "The court was run as it is served, not as the paper describes it: precedents with their likeness and the "
+            "vote of a wider set before the Judge, the product's own policy, and probabilities asked for. The preset "
             "as-published (memecourt settings --preset as-published) has the paper's values."
         )
-        return Section("differences", "Differences", title, [line])
+        return Section("differences", "Differences", title=title, lines=[line])
     trial = outcome.plan.settings.model_dump(mode="json")
     rows = []
     for value in preset.values:
@@ -318,5 +330,6 @@ def _differences(outcome: Outcome, preset: Preset | None) -> Section:
     for other in preset.others:
         source = "as published" if other.source == "as published" else "not said; ours"
         rows.append([other.thing, other.here, source, f"the paper: {other.paper}"])
-    grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, True)
-    return Section("differences", "Differences", title, ["Made of the preset that the runs were held with."], [grid])
+    grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
+    lines = ["Made of the preset that the runs were held with."]
+    return Section("differences", "Differences", title=title, lines=lines, tables=[grid])

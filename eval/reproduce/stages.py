@@ -162,8 +162,8 @@ def named_servers(urls: Mapping[SizeName, str]) -> Servers:
     async def server(stage: Stage) -> AsyncIterator[Served]:
         if stage.size not in urls:
             raise BadRequest(
-                f"No server is named for the size {stage.size} ({stage.model}). Give --llm-url {stage.size}=URL, or leave "
-                "that size out with --size.",
+                f"No server is named for the size {stage.size} ({stage.model}). Give --llm-url {stage.size}=URL, or "
+                "leave that size out with --size.",
                 field="llm-url",
             )
         yield Served(urls[stage.size], stage.model)
@@ -184,7 +184,7 @@ def stages_of(
 
     Args:
         sizes: Which sizes.
-        benches: Where to run.
+        benches: Benches to run on.
         tables: Numbers of the paper's tables.
         figures: Numbers of the paper's figures.
         models: Names of models that are not the paper's.
@@ -276,7 +276,7 @@ class Reproduction:
         mode: Origin of the settings.
         settings: Settings of the court, without a model.
         preset_digest: Digest of the preset; empty for none.
-        benches: Where to run.
+        benches: Benches to run on.
         stages: Stages, in order.
         limit: Judge so many memes of each bench only.
         seed: Seed of samples, controls and bootstraps.
