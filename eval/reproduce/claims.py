@@ -139,7 +139,7 @@ def _losses_in_order(judged: Judged) -> Claim:
     )
     ranked = sorted(zip(observed.tolist(), _ORDER, strict=True))
     told = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
-    return Claim("C2", claim, part.verdict, (part,), f"here, from the lowest accuracy: {told}")
+    return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {told}")
 
 
 def _larger_is_better(judged: Judged) -> Claim:

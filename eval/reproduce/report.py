@@ -5,6 +5,7 @@ Words of memes and models stand in the document alone, which lies in the folder;
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -45,9 +46,9 @@ async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
         f"Settings: {settings}. Seed {plan.seed}; "
         + (f"a sample of {plan.limit:,} memes of each split." if plan.limit else "all memes of each split."),
         "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
-        "memes. Differences are ours less the published figure, in points. On which memes the published figures were measured "
-        "is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds to its "
-        "accuracy and macro-F1.",
+        "memes. Differences are ours less the published figure, in points. On which memes the published figures were "
+        "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds to "
+        "its accuracy and macro-F1.",
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
     sections = [
@@ -210,8 +211,8 @@ async def _figure_3(outcome: Outcome) -> Section:
         tables.append(Grid(f"Meme {meme}", heads, rows, words=True))
     line = (
         "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to "
-        f"judge; that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, each "
-        f"side's first {_QUESTIONS_SHOWN} questions."
+        f"judge; that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, "
+        f"each side's first {_QUESTIONS_SHOWN} questions."
     )
     return Section("figure-3", "Figure 3", title=title, lines=[line], tables=tables)
 
@@ -255,7 +256,11 @@ async def _figure_4(outcome: Outcome) -> Section:
         why = records.missing or records.lost.get(one.prediction.trial, "its record is gone")
         return Section("figure-4", "Figure 4", title=title, lines=[f"The record of {meme} can't be read: {why}"])
     told = transcript(record)
-    rows = [[f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))] for each in told.rounds]
+    rows = [
+        [f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))]
+        for each in told.rounds
+        if any(turn is not None and not turn.ahead for turn in each.turns.values())
+    ]
     heads = ["round", *(f"{side.lower()}: {what}" for side in Side for what in ("question", "answer"))]
     own = meme.removesuffix(".png") == FIGURE_4_MEME
     lines = [
@@ -326,7 +331,8 @@ def _differences(outcome: Outcome, preset: Preset | None) -> Section:
         now = trial[table].get(name) if dot else trial.get(table)
         kept = value.setting == "policy" or now == value.value
         source = "as published" if value.source == "as published" else "not said; ours"
-        rows.append([value.setting, f"{value.value}" if kept else f"{now} (preset: {value.value})", source, value.why])
+        here = json.dumps(value.value) if kept else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
+        rows.append([value.setting, here, source, value.why])
     for other in preset.others:
         source = "as published" if other.source == "as published" else "not said; ours"
         rows.append([other.thing, other.here, source, f"the paper: {other.paper}"])
