@@ -111,7 +111,8 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
     from eval.scores.compare import signed_interval
     from eval.scores.tables import table
 
-    rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made"]]
+    rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p"]]
+    rows[0] += ["calls", "stored", "made", "tokens"]
     for place, (arm, one) in enumerate(compared):
         calls = _calls(arm)
         rows.append(
@@ -125,6 +126,7 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
                 f"{calls['calls']:,}",
                 f"{calls['stored']:,}",
                 f"{calls['made']:,}",
+                f"{calls['tokens']:,}",
             ]
         )
     return table(rows)
@@ -139,4 +141,5 @@ def _silent(arm: Results, protocol: str) -> int:
 def _calls(arm: Results) -> dict[str, int]:
     calls = sum(one.prediction.cost.calls for one in arm.judged)
     stored = sum(one.prediction.cost.stored for one in arm.judged)
-    return {"calls": calls, "stored": stored, "made": calls - stored}
+    tokens = sum(one.prediction.cost.tokens_in + one.prediction.cost.tokens_out for one in arm.judged)
+    return {"calls": calls, "stored": stored, "made": calls - stored, "tokens": tokens}

@@ -114,7 +114,15 @@ def reproduce(paper: str, **given: Any) -> None:
 
 def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
     from eval.reproduce.drawn import drawn_model, drawn_targets
-    from eval.reproduce.stages import Reproduction, drawn_benches, named_servers, public_benches, stages_of, urls_of
+    from eval.reproduce.stages import (
+        Reproduction,
+        drawn_benches,
+        named_servers,
+        present,
+        public_benches,
+        stages_of,
+        urls_of,
+    )
     from eval.reproduce.targets import published
     from serving.cli.common import settings_of
     from serving.presets import load_preset
@@ -135,16 +143,19 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
         if drawn
         else public_benches(given["data"], harm_p=given["harm_p"], drops=preset is not None)
     )
+    there, missing = present(benches)
+    for name, why in missing.items():
+        say(f"{name} is left out, its rows stay empty: {why}")
     stages = stages_of(
         sizes,
-        benches,
+        there,
         tables=_numbers(given["tables"], (1, 2, 3), "tables"),
         figures=_numbers(given["figures"], (3, 4, 5), "figures"),
         models={size: model for size, model in models.items() if model},
         controls=given["controls"],
     )
     if not stages:
-        raise click.UsageError("--tables and --figures leave nothing to run.")
+        raise click.UsageError("--tables and --figures leave nothing to run with the data that are there.")
     plan = Reproduction(
         out=given["out"],
         paper=paper,
@@ -162,7 +173,7 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
         retry_failed=given["retry_failed"],
     )
     try:
-        targets = drawn_targets(benches, limit=plan.limit, seed=plan.seed) if drawn else published()
+        targets = drawn_targets(there, limit=plan.limit, seed=plan.seed) if drawn else published()
     except OSError:
         raise click.ClickException(
             f"{given['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "

@@ -43,7 +43,7 @@ def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: i
     """The paper's rows with the figures that the stand-ins must have.
 
     Args:
-        benches: Drawn benchmarks.
+        benches: Drawn benchmarks; rows on others are left out.
         limit: Judge so many memes of each only.
         seed: Seed of that sample.
 
@@ -52,8 +52,9 @@ def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: i
         OSError: A benchmark has no key.
     """
     rows = []
-    for row in published().targets:
-        bench = next(bench for bench in benches if bench.compared == row.bench)
+    by_name = {bench.compared: bench for bench in benches}
+    for row in (row for row in published().targets if row.bench in by_name):
+        bench = by_name[row.bench]
         gold, said = _expected(bench, row, limit, seed)
         figures = score(gold, said, resamples=1)
         rows.append(

@@ -114,6 +114,7 @@ class Outcome:
         rounds: Rounds by side and gold label, of the full court by bench: figure 5.
         chain: Run and meme of figure 4; None where no examination was held.
         asked: Runs with the stance from the start and at the summary: figure 3; None where either is missing.
+        finished: True if every run of the manifest is finished.
     """
 
     plan: Reproduction
@@ -124,11 +125,7 @@ class Outcome:
     rounds: Mapping[str, tuple[Rounds, ...]]
     chain: tuple[Results, str] | None
     asked: tuple[Results, Results] | None
-
-    @property
-    def finished(self) -> bool:
-        """True if no row is missing that the plan has a run for."""
-        return not any(row.reached is Reached.NOT_RUN and row.model for row in self.rows)
+    finished: bool
 
 
 def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, resamples: int = RESAMPLES) -> Outcome:
@@ -177,6 +174,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
         claims=claims_of(judged),
         rounds={bench: found for bench, results in full.items() if (found := rounds_of(results))},
         chain=_chain(plan, full),
+        finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),
         asked=(arms[FULL_ARM], arms[POST_STANCE]) if {FULL_ARM, POST_STANCE} <= arms.keys() else None,
     )
 

@@ -47,8 +47,8 @@ async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
         + (f"a sample of {plan.limit:,} memes of each split." if plan.limit else "all memes of each split."),
         "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
         "memes. Differences are ours less the published figure, in points. On which memes the published figures were "
-        "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds to "
-        "its accuracy and macro-F1.",
+        "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds "
+        "to its accuracy and macro-F1.",
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
     sections = [

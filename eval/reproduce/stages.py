@@ -24,7 +24,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, Dataset
+from eval.datasets.known import DATASETS, Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split
 from eval.reproduce.targets import SizeName
@@ -111,6 +111,28 @@ def drawn_benches(data: Path) -> tuple[Bench, ...]:
         Bench("harm-p", "harm-p", harmeme, data=data / "harm-p", **levels),  # type: ignore[arg-type]
         Bench("fhm", "fhm", fhm, data=data / "fhm", split="test_seen", protocol=Protocol.PLAIN, drops=False),
     )
+
+
+def present(benches: Sequence[Bench]) -> tuple[tuple[Bench, ...], dict[str, str]]:
+    """The benches whose data are there, and of the others why they are not, by name.
+
+    Raises:
+        BadRequest: None is there, or one is there and can't be read.
+    """
+    found, missing = [], {}
+    for bench in benches:
+        try:
+            for split in (bench.split, *(train.name for train in bench.dataset.of_role(SplitRole.TRAIN))):
+                read_split(bench.dataset, bench.data, split)
+        except BadRequest as error:
+            if error.reason != "DATA_MISSING":
+                raise
+            missing[bench.name] = error.message
+        else:
+            found.append(bench)
+    if not found:
+        raise BadRequest(next(iter(missing.values())), reason="DATA_MISSING")
+    return tuple(found), missing
 
 
 @dataclass(frozen=True)

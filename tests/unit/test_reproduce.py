@@ -374,6 +374,19 @@ def test_a_dry_run_shows_the_plan_and_touches_nothing(data, tmp_path):
     assert not (tmp_path / "study").exists()
 
 
+def test_a_data_set_that_is_not_there_is_told_and_leaves_its_rows_empty(data, tmp_path):
+    (data / "fhm" / "test_seen.jsonl").unlink()
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    (data / "harm-p" / "train.jsonl").unlink()
+    said = told(*drawn, "--dry-run", "--size", "7b")
+    assert "fhm is left out, its rows stay empty" in said and "harm-p is left out" in said
+    assert "harm-c, test" in said and "fhm, test_seen" not in said
+    (data / "harm-c" / "test.jsonl").write_text("no JSON\n")
+    assert "can be used" in told(*drawn, "--dry-run", code=1)
+    (data / "harm-c" / "test.jsonl").unlink()
+    assert "no split" in told(*drawn, "--dry-run", code=1)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told_of"),
     [
@@ -383,7 +396,7 @@ def test_a_dry_run_shows_the_plan_and_touches_nothing(data, tmp_path):
         (("--llm-url", "7b=nonsense"), 1, "no model server"),
         (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "4"), 2, "of 1, 2, 3"),
         (("--size", "7b", "--llm-url", "http://a/v1", "--figures", "x"), 2, "of 3, 4, 5"),
-        (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "", "--figures", ""), 2, "nothing to run"),
+        (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "", "--figures", ""), 2, "leave nothing to run"),
         (("--size", "7b", "--llm-url", "http://a/v1", "--retry-failed"), 2, "goes with --resume"),
     ],
 )
