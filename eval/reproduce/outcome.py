@@ -111,7 +111,8 @@ class Outcome:
         targets: The published figures.
         rows: Published rows and ours, by table; then runs of ours alone.
         claims: Claims, in order.
-        rounds: Rounds by side and gold label, of the full court by bench: figure 5.
+        full: Runs of the full court with the largest model, by bench.
+        rounds: Rounds by side and gold label of these: figure 5.
         chain: Run and meme of figure 4; None where no examination was held.
         asked: Runs with the stance from the start and at the summary: figure 3; None where either is missing.
         finished: True if every run of the manifest is finished.
@@ -122,6 +123,7 @@ class Outcome:
     targets: Targets
     rows: tuple[RowOutcome, ...]
     claims: tuple[Claim, ...]
+    full: Mapping[str, Results]
     rounds: Mapping[str, tuple[Rounds, ...]]
     chain: tuple[Results, str] | None
     asked: tuple[Results, Results] | None
@@ -172,6 +174,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
         targets=targets,
         rows=tuple(rows),
         claims=claims_of(judged),
+        full=full,
         rounds={bench: found for bench, results in full.items() if (found := rounds_of(results))},
         chain=_chain(plan, full),
         finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),

@@ -315,6 +315,18 @@ def _figure_5(outcome: Outcome) -> Section:
     return Section("figure-5", "Figure 5", title=title, lines=lines, tables=tables, drawn=drawn)
 
 
+def _left_out(outcome: Outcome) -> Iterator[str]:
+    """Sentences on what the rule against near copies cost each bench in precedents."""
+    for bench, results in outcome.full.items():
+        if results.manifest is not None:
+            excluded = results.manifest.excluded
+            why = ", ".join(f"{count:,} {name}" for name, count in excluded.items())
+            yield (
+                f"{bench}: {results.manifest.library_size:,} precedents; {sum(excluded.values()):,} of the train split "
+                f"were left out as too near to what is judged{f' ({why})' if why else ''}."
+            )
+
+
 def _differences(outcome: Outcome, preset: Preset | None) -> Section:
     title = "What differs from the paper"
     if preset is None:
@@ -337,5 +349,5 @@ def _differences(outcome: Outcome, preset: Preset | None) -> Section:
         source = "as published" if other.source == "as published" else "not said; ours"
         rows.append([other.thing, other.here, source, f"the paper: {other.paper}"])
     grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
-    lines = ["Made of the preset that the runs were held with."]
+    lines = ["Made of the preset that the runs were held with.", *_left_out(outcome)]
     return Section("differences", "Differences", title=title, lines=lines, tables=[grid])

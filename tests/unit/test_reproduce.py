@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from court.errors import BadRequest
+from court.errors import BadRequest, Unavailable
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
 from eval.cli import cli
-from eval.datasets.protocol import Protocol
+from eval.datasets.protocol import Level, Protocol
 from eval.reproduce.claims import ClaimVerdict, Judged, claims_of
 from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
 from eval.reproduce.hold import begin, hold, read_manifest
@@ -34,6 +35,7 @@ from eval.reproduce.stages import (
 from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
 from eval.runs.prediction import Outcome, SideCourse
 from eval.runs.progress import Progress
+from eval.runs.run import UNFINISHED
 from eval.scores.published import PUBLISHED
 from eval.studies.arms import ARMS
 from eval.synthetic.make import Layout, make
@@ -346,11 +348,17 @@ def test_words_of_strangers_stay_words_on_the_page_and_in_markdown():
 # The command
 
 
-@pytest.fixture
-def data(tmp_path):
+@pytest.fixture(scope="module")
+def drawn_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drawn")
     for place, (name, layout) in enumerate((("harm-c", "harmeme"), ("harm-p", "harmeme"), ("fhm", "fhm"))):
-        make(tmp_path / "data" / name, Layout(layout), train=4, val=0, test=8, seed=place, size=(320, 240))
-    return tmp_path / "data"
+        make(root / name, Layout(layout), train=4, val=0, test=8, seed=place, size=(320, 240))
+    return root
+
+
+@pytest.fixture
+def data(drawn_once, tmp_path):
+    return shutil.copytree(drawn_once, tmp_path / "data")
 
 
 def told(*words, code=0):
@@ -406,6 +414,24 @@ def test_mistakes_are_told_before_anything_is_done(words, code, told_of, data, t
     assert not (tmp_path / "study").exists()
 
 
+def test_memes_without_an_answer_leave_the_report_unfinished_and_an_exit_code_that_says_so(data, tmp_path, monkeypatch):
+    async def away(plan, servers, progress):
+        begin(plan)
+        write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
+        raise Unavailable("3 memes have no answer yet.", reason=UNFINISHED)
+
+    monkeypatch.setattr("eval.reproduce.hold.hold", away)
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    said = told(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
+    assert "3 memes have no answer yet." in said and "--resume goes on" in said
+    kept = json.loads((tmp_path / "study" / "reproduction.json").read_text())
+    assert kept["finished"] is False
+    rows = {row["id"]: row for row in kept["rows"] if row["id"]}
+    assert rows["T3.7b"]["ours"]["accuracy"]["value"] == 1 and rows["T3.7b"]["ours"]["n"] == 2
+    assert rows["T1.hp"]["reached"] == "not run" and rows["T1.hp"]["ours"] is None
+    assert "Not finished" in (tmp_path / "study" / "reproduction.md").read_text()
+
+
 def test_a_folder_without_drawn_benchmarks_and_one_that_holds_something_else(data, tmp_path):
     server = (
         "--llm-url",
@@ -417,9 +443,10 @@ def test_a_folder_without_drawn_benchmarks_and_one_that_holds_something_else(dat
         "--yes",
     )
     (tmp_path / "empty").mkdir()
-    assert "holds no drawn benchmarks" in told(
-        "--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1
-    )
+    assert "is no directory" in told("--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1)
+    (data / "harm-p" / "key.jsonl").rename(data / "harm-p" / "other.jsonl")
+    assert "holds no drawn benchmarks" in told("--data", data, "--out", tmp_path / "study", *server, code=1)
+    (data / "harm-p" / "other.jsonl").rename(data / "harm-p" / "key.jsonl")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
