@@ -93,6 +93,8 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
     for protocol, compared in told.items():
         click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
         click.echo(_table(compared) + "\n")
+        spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
+        click.echo(f"Tokens read and written, those out of the store counted: {spent}.")
         silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
         if any(silent.values()):
             told_of = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
@@ -111,8 +113,7 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
     from eval.scores.compare import signed_interval
     from eval.scores.tables import table
 
-    rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p"]]
-    rows[0] += ["calls", "stored", "made", "tokens"]
+    rows = [["arm", "accuracy", "macro-F1", "difference in accuracy", "in macro-F1", "p", "calls", "stored", "made"]]
     for place, (arm, one) in enumerate(compared):
         calls = _calls(arm)
         rows.append(
@@ -126,7 +127,6 @@ def _table(compared: Sequence[tuple[Results, Comparison]]) -> str:
                 f"{calls['calls']:,}",
                 f"{calls['stored']:,}",
                 f"{calls['made']:,}",
-                f"{calls['tokens']:,}",
             ]
         )
     return table(rows)
