@@ -113,16 +113,9 @@ def reproduce(paper: str, **given: Any) -> None:
 
 
 def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
+    from eval.reproduce.benches import drawn_benches, present, public_benches
     from eval.reproduce.drawn import drawn_model, drawn_targets
-    from eval.reproduce.stages import (
-        Reproduction,
-        drawn_benches,
-        named_servers,
-        present,
-        public_benches,
-        stages_of,
-        urls_of,
-    )
+    from eval.reproduce.stages import Reproduction, named_servers, stages_of, urls_of
     from eval.reproduce.targets import published
     from serving.cli.common import settings_of
     from serving.presets import load_preset

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.datasets.known import SplitRole
-from eval.reproduce.stages import Bench
+from eval.reproduce.benches import Bench
 from eval.reproduce.targets import SizeName, Target, Targets, published
 from eval.scores.metrics import score
 from eval.synthetic.make import KEY, Layout, SyntheticMeme, make, read_key
@@ -83,7 +83,7 @@ def _shown(bench: Bench, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str
 
 
 def draw_benches(data: Path, *, train: int, test: int, seed: int = 1) -> None:
-    """Draws the three benchmarks of :func:`eval.reproduce.stages.drawn_benches`, where they are not there yet.
+    """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches`, where they are not there yet.
 
     Raises:
         BadRequest: A directory is not empty and holds no drawn benchmark.

@@ -10,9 +10,10 @@ from court.errors import BadRequest
 from court.events import Side
 from eval.datasets.sample import sample
 from eval.reports.courses import Rounds, rounds_of
+from eval.reproduce.benches import Bench
 from eval.reproduce.claims import Claim, Judged, claims_of
 from eval.reproduce.hold import read_manifest
-from eval.reproduce.stages import POST_STANCE, SIZES, Bench, Reproduction, ReproductionManifest
+from eval.reproduce.stages import POST_STANCE, SIZES, Reproduction, ReproductionManifest
 from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
 from eval.runs.results import Results, read_results
 from eval.scores.metrics import RESAMPLES, Card, card, score

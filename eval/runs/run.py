@@ -330,11 +330,10 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
         if prepared.dropped_labels != plan.dropped_labels:
+            had, wanted = (", ".join(labels) or "none" for labels in (prepared.dropped_labels, plan.dropped_labels))
             raise BadRequest(
-                f"The precedents in {plan.library} were prepared without "
-                f"{' and '.join(prepared.dropped_labels) or 'leaving a label out'}, and this run is to be "
-                f"without {' and '.join(plan.dropped_labels) or 'that'}. Give --drop-precedents for both "
-                "or for neither.",
+                f"Of the precedents in {plan.library} these labels were dropped: {had}; in this run they are to be: "
+                f"{wanted}. Give --drop-precedents for both or for neither.",
                 reason="LIBRARY_FOR_OTHERS",
             )
     else:

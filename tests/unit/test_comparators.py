@@ -10,6 +10,7 @@ from court.meme import Frame
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.comparators import TEMPERATURE
+from eval.runs.folder import RunFolder
 from eval.runs.prediction import Outcome
 from eval.runs.progress import Progress
 from eval.runs.results import read_results
@@ -137,3 +138,22 @@ def test_dropped_labels_are_neither_judged_nor_precedents(tmp_path, data, model)
         asyncio.run(run_study(study(tmp_path / "b", data, "full", drop_precedents=True), Progress()))
     with pytest.raises(BadRequest, match="drop_precedents"):
         asyncio.run(run_study(study(tmp_path, data, "full", protocols=(Protocol.EXTREME,)), Progress()))
+
+
+def test_a_run_that_drops_a_label_says_so_and_is_taken_up_as_it_was(tmp_path, data, model):  # noqa: F811
+    run = ["run", "--dataset", "synthetic-harmeme", "--data", str(data), "--out", str(tmp_path / "run"), "--limit", "3"]
+    told = CliRunner().invoke(cli, [*run, "--drop-precedents"], env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert told.exit_code == 1 and "no label to drop" in told.output
+    dropping = [*run[:-2], "--protocol", "extreme", "--drop-precedents", "--limit", "3"]
+    dropping[6] = str(tmp_path / "dropped")
+    told = CliRunner().invoke(cli, dropping, env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert told.exit_code == 0, told.output
+    manifest = RunFolder(tmp_path / "dropped").manifest()
+    assert manifest.dropped_labels == ("somewhat harmful",) and "somewhat harmful are no precedents" in told.output
+    again = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped")])
+    assert again.exit_code == 0, again.output
+    refused = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "dropped"), "--drop-precedents"])
+    assert refused.exit_code == 2 and "--drop-precedents can't be given with --resume" in refused.output
+    other = [*run, "--library", str(tmp_path / "dropped" / "library")]
+    told = CliRunner().invoke(cli, other, env={"MEMECOURT_HOME": str(tmp_path / "home")})
+    assert told.exit_code == 1 and "these labels were dropped: somewhat harmful" in told.output

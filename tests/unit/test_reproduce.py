@@ -16,6 +16,7 @@ from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
+from eval.reproduce.benches import Bench, public_benches
 from eval.reproduce.claims import ClaimVerdict, Judged, claims_of
 from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
 from eval.reproduce.hold import begin, hold, read_manifest
@@ -23,13 +24,11 @@ from eval.reproduce.stages import (
     ABLATIONS,
     CONTROLS,
     MODELS,
-    Bench,
     Reproduction,
     Served,
     Stage,
     calls_of_arm,
     named_servers,
-    public_benches,
     stages_of,
 )
 from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
