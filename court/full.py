@@ -116,7 +116,10 @@ class FullTrial:
             )
         else:
             sides = await self._examine(proposer, text.text, description)
-            exhibits, vote = await self._precedents("\n".join([text.text, *(side.argument.summary for side in sides)]))
+            summaries = [side.argument.summary for side in sides]
+            # Without advocates there are no summaries to search by.
+            known = [text.text] if self._settings.query == "text and summaries" or not summaries else []
+            exhibits, vote = await self._precedents("\n".join([*known, *summaries]))
         self._recorder.step = "judgment"
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
         if self._settings.swap_sides:
@@ -130,9 +133,12 @@ class FullTrial:
             accuser=accuser,
             defender=defender,
             exhibits=exhibits,
-            vote=vote,
+            vote=vote if self._settings.tally_shown else None,
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
+            defender_first=self._settings.judge_order == "defender first",
+            similarity_shown=self._settings.similarity_shown,
+            original_labels=self._settings.exhibit_labels == "original",
         )
         cited = self._recorder.recall(PrecedentsCited)
         evidence: dict[str, Any] = {
@@ -240,6 +246,6 @@ class FullTrial:
         if not self._settings.precedents or self._settings.dull_judge:
             return (), None
         findings, vote = await self.evidence.precedents(query)
-        shown = findings.exhibits
+        shown = findings.exhibits if self._settings.exhibits_shown else ()
         pictures = await self.evidence.pictures([precedent.id for precedent in shown]) if shown else ()
         return tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True)), vote

@@ -29,6 +29,9 @@ P = TypeVar("P")
 """A picture, or what stands for it; never a text."""
 
 _LONE = re.compile("[\ud800-\udfff]")
+ORIGINAL_LABELS = frozenset({"not harmful", "somewhat harmful", "very harmful", "misogynous", "not misogynous"})
+"""Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge as they stand."""
+
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 
 
@@ -214,6 +217,10 @@ class JudgeBrief(Generic[P]):
         vote: The precedents' vote, or None.
         meme_only: True if the meme alone is shown (ablation).
         prompts: Words of the trial.
+        defender_first: True if the Defender's argument stands before the Accuser's.
+        similarity_shown: True if each precedent's likeness to the meme is told.
+        original_labels: True if precedents are labelled in their data set's own words, as far as these are known to be
+            labels (:data:`ORIGINAL_LABELS`).
     """
 
     pictures: tuple[P, ...]
@@ -227,6 +234,9 @@ class JudgeBrief(Generic[P]):
     vote: Vote | None = None
     meme_only: bool = False
     prompts: PromptSet = field(default_factory=packaged)
+    defender_first: bool = False
+    similarity_shown: bool = True
+    original_labels: bool = False
 
     def rule(self, chars: int) -> Messages[P]:
         """The Judge is to rule.
@@ -278,26 +288,38 @@ class JudgeBrief(Generic[P]):
             parts.append(prompt.task("description", description=self.fence.around(self.description)))
         if self.accuser or self.defender:
             accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
-            parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
+            if self.defender_first:
+                variant = load("judge_variants")
+                parts.append(variant.task("defender_first", accuser=accuser, defender=defender))
+            else:
+                parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
         return parts
 
     def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:
-        halves = [
-            f"{name} {value:.2f}"
-            for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
-            if value is not None
-        ]
-        said = prompt.task(
-            "precedent_text",
-            number=str(number),
-            label=_label_in_words(precedent),
-            similarity=", ".join(halves) or "unknown",
-            text=self.fence.around(precedent.text),
-        )
+        values = {
+            "number": str(number),
+            "label": self._label_of(precedent),
+            "text": self.fence.around(precedent.text),
+        }
+        if self.similarity_shown:
+            halves = [
+                f"{name} {value:.2f}"
+                for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
+                if value is not None
+            ]
+            said = prompt.task("precedent_text", similarity=", ".join(halves) or "unknown", **values)
+        else:
+            said = load("judge_variants").task("precedent_without_similarity", **values)
         if not precedent.categories:
             return [said]
         categories = self.fence.around(", ".join(precedent.categories))
         return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+
+    def _label_of(self, precedent: Precedent) -> str:
+        # The words stand outside the fence: none but those of known data sets may.
+        if self.original_labels and precedent.source_label in ORIGINAL_LABELS:
+            return precedent.source_label
+        return _label_in_words(precedent)
 
 
 def _label_in_words(precedent: Precedent) -> str:

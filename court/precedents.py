@@ -48,6 +48,9 @@ class Precedent(_StoredValue):
     categories: tuple[str, ...] = ()
     source: str = ""
     """The data set and split, or the person, that it came from."""
+    source_label: str = ""
+    """The label in the source's own words; empty where the library does not know, and in records of before this was
+    kept."""
 
 
 class TallyEntry(_StoredValue):

@@ -54,8 +54,19 @@ class TrialSettings(BaseModel):
     all. Never a picture."""
     swap_sides: bool = False
     """The Judge is shown each side's justification under the other side's name (a control of the benchmark's)."""
-    query: Literal["text", "text and summaries"] = "text"
-    """What is embedded to find precedents: the meme's text (Algorithm 2), or it and the summaries (section 3.4)."""
+    judge_order: Literal["accuser first", "defender first"] = "accuser first"
+    """Order of the two justifications before the Judge."""
+    exhibits_shown: bool = True
+    """Off: the Judge is shown no precedent, but their tally where that is on (ablation)."""
+    tally_shown: bool = True
+    """Off: the Judge is not shown the vote of the wider set of precedents; a person is still called where it
+    contradicts the Judge (the paper's Judge, and an ablation)."""
+    similarity_shown: bool = True
+    """Off: the Judge is not shown how like the meme each precedent is (the paper's Judge)."""
+    exhibit_labels: Literal["binary", "original"] = "binary"
+    """Labels of precedents before the Judge: harmful or not, or the data set's own words, such as "very harmful"."""
+    query: Literal["text", "summaries", "text and summaries"] = "text"
+    """What is embedded to find precedents: the meme's text (Algorithm 2), the summaries (section 3.4), or both."""
     prompts: str = Field(default="1", min_length=1, max_length=4096)
     """Words in which models are asked: a packaged version, or a folder of one's own (``memecourt prompts``). A record
     has the folder's name alone; what its words were, ``versions.prompts`` says."""

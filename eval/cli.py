@@ -12,6 +12,7 @@ from eval.commands.export import export
 from eval.commands.perf import perf
 from eval.commands.probe import probe
 from eval.commands.report import report
+from eval.commands.reproduce import reproduce
 from eval.commands.run import run
 from eval.commands.score import score
 from eval.commands.steering import steering
@@ -37,6 +38,7 @@ for command in (
     perf,
     probe,
     report,
+    reproduce,
     run,
     score,
     steering,

@@ -102,6 +102,8 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
     for protocol, compared in told.items():
         click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
         click.echo(_table(compared) + "\n")
+        spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
+        click.echo(f"Tokens read and written, those out of the store counted: {spent}.")
         silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
         if any(silent.values()):
             told_of = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
@@ -148,4 +150,5 @@ def _silent(arm: Results, protocol: str) -> int:
 def _calls(arm: Results) -> dict[str, int]:
     calls = sum(one.prediction.cost.calls for one in arm.judged)
     stored = sum(one.prediction.cost.stored for one in arm.judged)
-    return {"calls": calls, "stored": stored, "made": calls - stored}
+    tokens = sum(one.prediction.cost.tokens_in + one.prediction.cost.tokens_out for one in arm.judged)
+    return {"calls": calls, "stored": stored, "made": calls - stored, "tokens": tokens}

@@ -106,6 +106,11 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             help="What to call the model servers in the store of calls, so that one that moved to another address is "
             "the same.",
         ),
+        click.option(
+            "--drop-precedents",
+            is_flag=True,
+            help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
+        ),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
@@ -137,6 +142,7 @@ def study_of(
     model: str | None,
     encoder: str | None,
     server_name: str,
+    drop_precedents: bool,
     allow_missing: bool,
     patience: float,
     retry_failed: bool,
@@ -172,6 +178,7 @@ def study_of(
         concurrency=concurrency,
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=server_name,
+        drop_precedents=drop_precedents,
         allow_missing=allow_missing,
         patience_s=60 * patience,
         retry_failed=retry_failed,

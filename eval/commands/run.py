@@ -33,6 +33,7 @@ _BEGUN = (
     "seed",
     "settings",
     "server_name",
+    "drop_precedents",
     "text_only",
 )
 """Options that say what a run is: taken up again, it brings them along."""
@@ -73,6 +74,11 @@ _BEGUN = (
 )
 @click.option("--ray", metavar="HOST:PORT", help="Have the workers of a Ray cluster judge; this is its head's address.")
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Workers there. [default: one on each node]")
+@click.option(
+    "--drop-precedents",
+    is_flag=True,
+    help="With --protocol extreme: memes that it drops are neither precedents nor judged, as in the court's paper.",
+)
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
 @click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
@@ -182,6 +188,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         server=given["server_name"] or "",
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
+        drop_precedents=given["drop_precedents"],
         text_only=given["text_only"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
@@ -202,6 +209,11 @@ def _resumed(given: dict[str, Any]) -> Plan:
     begun: RunManifest = RunFolder(given["resume"]).manifest()
     if begun.dataset not in DATASETS:
         raise BadRequest(f"The run is of {begun.dataset}, a data set that this version does not know.")
+    if begun.comparator:
+        raise BadRequest(
+            f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
+            f"study goes on with it: {begun.command}"
+        )
     trial = {name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields}
     return Plan(
         out=given["resume"],
@@ -222,6 +234,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         server=begun.server,
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
+        drop_precedents=bool(begun.dropped_labels),
         text_only=begun.text_only,
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",

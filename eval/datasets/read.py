@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from court.verdict import Label
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
 from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
-from eval.datasets.protocol import Level, Protocol
+from eval.datasets.protocol import Level, Protocol, of_level
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source, SourceFormat
 
@@ -21,6 +21,27 @@ LEVELS: Mapping[str, Level] = {
     "somewhat harmful": Level.SOMEWHAT_HARMFUL,
     "very harmful": Level.VERY_HARMFUL,
 }
+
+
+def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str, ...]:
+    """Lists the labels, in the data set's own words, of memes that none of these protocols scores.
+
+    Raises:
+        BadRequest: There are none: all labels are scored.
+    """
+    dropped = tuple(
+        label
+        for label in dataset.labels
+        if label in LEVELS and all(of_level(LEVELS[label], protocol) is None for protocol in protocols)
+    )
+    if not dropped:
+        raise BadRequest(
+            f"Scored as {', '.join(protocols)}, {dataset.title} has no label to drop. Labels are dropped by the "
+            "protocol extreme, where it is the only one.",
+            reason="NOTHING_TO_DROP",
+            field="protocol",
+        )
+    return dropped
 
 
 @dataclass(frozen=True, slots=True)

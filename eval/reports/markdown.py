@@ -17,7 +17,7 @@ _EXCERPT = 300
 
 def as_markdown(report: Report) -> str:
     """The report; text of strangers is escaped, so that it stays text."""
-    lines = [f"# {_safe(words.listed(f'{group.title}, {group.split}' for group in report.groups))}", ""]
+    lines = [f"# {escaped(words.listed(f'{group.title}, {group.split}' for group in report.groups))}", ""]
     lines += [
         f"Intervals are 95 %, by bootstrap over memes, {report.resamples:,} resamples. Decided figures are over the "
         "memes that were given a class; in strict figures a meme without a class is wrong.",
@@ -25,7 +25,7 @@ def as_markdown(report: Report) -> str:
     ]
     if report.unfinished:
         lines += ["**Not finished: these figures will change.**", ""]
-        lines += [f"- {_safe(run.unfinished_words)}" for run in report.unfinished] + [""]
+        lines += [f"- {escaped(run.unfinished_words)}" for run in report.unfinished] + [""]
     for group in report.groups:
         lines += _group(group)
     lines += ["## Runs", ""]
@@ -37,17 +37,17 @@ def as_markdown(report: Report) -> str:
 
 
 def _group(group: Group) -> Iterator[str]:
-    yield from (f"## {_safe(group.title)}, {_safe(group.split)}", "")
+    yield from (f"## {escaped(group.title)}, {escaped(group.split)}", "")
     for sentence in group.unscored:
-        yield from (_safe(sentence), "")
+        yield from (escaped(sentence), "")
     for table in group.tables:
         yield from (f"### Protocol {table.protocol}: {table.protocol_words}", "")
         yield from _figures(table)
-        yield from (*(f"- {_safe(remark)}" for remark in table.remarks), "")
+        yield from (*(f"- {escaped(remark)}" for remark in table.remarks), "")
         yield from _contrasts(table)
         yield from _classes(table)
         for row in table.rows:
-            yield from (f"Confusion, {_safe(row.run.label)}:", "")
+            yield from (f"Confusion, {escaped(row.run.label)}:", "")
             yield from _confusion(row.card)
             yield from _calibration(row.card)
     yield from _published(group)
@@ -62,7 +62,7 @@ def _figures(table: Table) -> Iterator[str]:
         card = row.card
         rows.append(
             [
-                _safe(row.run.label) + ("" if row.run.finished else " (not finished)"),
+                escaped(row.run.label) + ("" if row.run.finished else " (not finished)"),
                 f"{card.n:,}",
                 f"{card.harmful:,}",
                 _share(card.coverage),
@@ -87,7 +87,7 @@ def _figures(table: Table) -> Iterator[str]:
         card = vote.card
         rows.append(
             [
-                f"*precedents' vote{', ' + _safe(', '.join(vote.labels)) if len(table.votes) > 1 else ''}*",
+                f"*precedents' vote{', ' + escaped(', '.join(vote.labels)) if len(table.votes) > 1 else ''}*",
                 f"{card.voted:,}",
                 words.NOTHING,
                 words.percent(card.voted / card.n),
@@ -115,7 +115,7 @@ def _contrasts(table: Table) -> Iterator[str]:
         ]
         judged = [f"{compared.mcnemar_p:.2g}", one.judgment]
         alone = [f"{compared.only_a_right:,}", f"{compared.only_b_right:,}"]
-        rows.append([_safe(one.label), _safe(one.against), f"{compared.n:,}", *differences, *alone, *judged])
+        rows.append([escaped(one.label), escaped(one.against), f"{compared.n:,}", *differences, *alone, *judged])
     yield from _table([*heads, "accuracy is"], rows)
 
 
@@ -126,7 +126,7 @@ def _classes(table: Table) -> Iterator[str]:
         for kind, rates in kinds:
             for one in rates.classes if rates else ():
                 figures = (_share(one.precision), _share(one.recall), _share(one.f1))
-                rows.append([_safe(row.run.label), one.name, f"{one.support:,}", kind, *figures])
+                rows.append([escaped(row.run.label), one.name, f"{one.support:,}", kind, *figures])
     yield from _table(["run", "class", "memes", "over", "precision", "recall", "F1"], rows)
 
 
@@ -153,22 +153,22 @@ def _published(group: Group) -> Iterator[str]:
     if not group.published:
         return
     yield from ("### As published, not measured here", "")
-    yield from (f"- {_safe(caveat)}" for caveat in group.caveats)
+    yield from (f"- {escaped(caveat)}" for caveat in group.caveats)
     yield ""
     yield from _table(
         ["system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE", "source", "remark"],
         [
             [
-                f"{_safe(row.system)} ({row.year})",
-                _safe(row.split) or "not said",
+                f"{escaped(row.system)} ({row.year})",
+                escaped(row.split) or "not said",
                 str(row.protocol),
                 words.NOTHING if row.n is None else f"{row.n:,}",
                 words.percent(row.accuracy),
                 words.percent(row.macro_f1),
                 words.places(row.auroc),
                 words.places(row.mmae),
-                _safe(f"{row.source}; read in {row.read_in}"),
-                _safe(row.remark),
+                escaped(f"{row.source}; read in {row.read_in}"),
+                escaped(row.remark),
             ]
             for row in group.published
         ],
@@ -176,7 +176,7 @@ def _published(group: Group) -> Iterator[str]:
 
 
 def _run(run: RunView) -> Iterator[str]:
-    yield from (f"### {_safe(run.label)}", "")
+    yield from (f"### {escaped(run.label)}", "")
     yield f"- memes: {run.judged:,} of {run.total:,} judged"
     manifest = run.results.manifest
     if manifest is None:
@@ -202,9 +202,9 @@ def _run(run: RunView) -> Iterator[str]:
             "software": f"{manifest.software} {manifest.commit}, Python {manifest.python}, {manifest.machine}",
             "command": manifest.command,
         }
-        yield from (f"- {name}: {_safe(value)}" for name, value in facts.items() if value)
+        yield from (f"- {name}: {escaped(value)}" for name, value in facts.items() if value)
     if run.failures:
-        yield f"- failed: {_safe(', '.join(f'{count} {reason}' for reason, count in sorted(run.failures.items())))}"
+        yield f"- failed: {escaped(', '.join(f'{count} {reason}' for reason, count in sorted(run.failures.items())))}"
     if run.cost:
         cost = run.cost
         yield (
@@ -232,7 +232,7 @@ def _run(run: RunView) -> Iterator[str]:
 
 
 def _wrong(group: Group) -> Iterator[str]:
-    yield from (f"## Wrong verdicts: {_safe(group.title)}, {_safe(group.split)}", "")
+    yield from (f"## Wrong verdicts: {escaped(group.title)}, {escaped(group.split)}", "")
     if not group.wrong:
         yield from ("There is none among the memes that are judged.", "")
     for fault in VerdictFault:
@@ -244,15 +244,15 @@ def _wrong(group: Group) -> Iterator[str]:
             ["meme", "gold", "run", "said", "score", "vote", "rounds", "rationale"],
             [
                 [
-                    _safe(one.meme.id),
-                    _safe(one.gold_words),
-                    _safe(verdict.run.label),
+                    escaped(one.meme.id),
+                    escaped(one.gold_words),
+                    escaped(verdict.run.label),
                     word(verdict.prediction.outcome)
-                    + (f" ({_safe(word(verdict.prediction.reason))})" if verdict.prediction.reason else ""),
+                    + (f" ({escaped(word(verdict.prediction.reason))})" if verdict.prediction.reason else ""),
                     words.places(verdict.prediction.score),
                     words.places(verdict.prediction.vote),
                     verdict.rounds_words or words.NOTHING,
-                    _safe(_excerpt(verdict.rationale)) or words.NOTHING,
+                    escaped(_excerpt(verdict.rationale)) or words.NOTHING,
                 ]
                 for one in memes
                 for verdict in one.verdicts
@@ -280,7 +280,7 @@ def _excerpt(text: str) -> str:
     return line if len(line) <= _EXCERPT else line[: _EXCERPT - 1] + "…"
 
 
-def _safe(text: str) -> str:
+def escaped(text: str) -> str:
     """Text of strangers on one line, in which nothing is markup."""
     line = words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)

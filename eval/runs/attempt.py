@@ -117,7 +117,7 @@ class Attempt:
 
     async def _try_once(
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
-    ) -> _Tried:
+    ) -> Tried:
         hits, retry_after = HitCounter(), 0.0
         try:
             record = await self._tried(meme, known, picture, hits)
@@ -130,10 +130,10 @@ class Attempt:
                 raise
             failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
             after = error.retry_after if isinstance(error, Unavailable) else None
-            return _Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
+            return Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
         failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
         prediction = prediction_of(meme, record, stored=hits.count)
-        return _Tried(prediction, failure is not None and failure.retryable, record, retry_after)
+        return Tried(prediction, failure is not None and failure.retryable, record, retry_after)
 
     def to_be_resumed(self, record: TrialRecord) -> bool:
         """True if a trial is not over, or ended in a failure to be retried."""
@@ -192,7 +192,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class Tried:
     """One attempt: its prediction, whether its failure may pass, its record, and when to come again, in seconds."""
 
     prediction: Prediction

@@ -93,6 +93,10 @@ class RunManifest(_ItemModel):
     """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
+    comparator: str = ""
+    """Of :class:`eval.runs.comparators.Comparator`, where no trials were held; empty where they were."""
+    dropped_labels: tuple[str, ...] = ()
+    """Labels, in the data set's words, of which memes were neither judged nor precedents."""
     text_only: bool = False
     """True if memes were judged by their text alone; by earlier versions, with a plain picture in place of theirs."""
     software: str

@@ -52,6 +52,7 @@ class _Prepared(BaseModel):
     key: str
     nearness: LeakThresholds
     shuffled_labels: int | None
+    dropped_labels: tuple[str, ...] = ()
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
 
@@ -65,12 +66,14 @@ class Prepared:
         excluded: The others, in the order of the train split.
         nearness: From where on they were too near.
         notes: Further notes on the library, in sentences without any of the memes.
+        dropped_labels: Labels, in the data set's words, of which no precedent was taken.
     """
 
     library: Library
     excluded: tuple[Excluded, ...]
     nearness: LeakThresholds
     notes: tuple[str, ...] = ()
+    dropped_labels: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,6 +96,7 @@ async def prepare_precedents(
     encoder: Encoder,
     reader: PictureReader,
     shuffled_labels: int | None = None,
+    dropped_labels: Sequence[str] = (),
     nearness: LeakThresholds | None = None,
     cache: Path | None = None,
     name: str = "",
@@ -109,6 +113,7 @@ async def prepare_precedents(
         encoder: Encoder that it is searched with.
         reader: Decodes pictures.
         shuffled_labels: Seed by which the labels are permuted among the precedents (a control); None to leave them.
+        dropped_labels: Labels, in the data set's own words, of which no precedent is taken.
         nearness: From where on a precedent is too near; the defaults if not given.
         cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
         name: Name of the library; the sources' names if not given.
@@ -133,6 +138,7 @@ async def prepare_precedents(
             "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
         }
+        | ({"dropped": list(dropped_labels)} if dropped_labels else {})
         | ({} if by is encoder else {"compared by": by.identity.digest})
     )
     if (place / CURRENT).exists() and _beside(place).exists():
@@ -155,7 +161,10 @@ async def prepare_precedents(
         nearness=nearness,
         tell=tell,
     )
-    left = [row for row, meme in enumerate(whole.memes) if meme.id not in {one.precedent for one in excluded}]
+    near = {one.precedent for one in excluded}
+    left = [
+        row for row, meme in enumerate(whole.memes) if meme.id not in near and meme.source_label not in dropped_labels
+    ]
     if not left:
         raise BadRequest(
             "Every precedent of the train split is too near to a judged meme. Are the two splits the same file?",
@@ -163,6 +172,8 @@ async def prepare_precedents(
         )
     memes: Sequence[LabelledMeme] = [whole.memes[row] for row in left]
     called = name or " + ".join(source.label for source in train)
+    if dropped_labels:
+        called += f", without {' and '.join(dropped_labels)}"
     if shuffled_labels is not None:
         memes, called = shuffle_labels(memes, shuffled_labels), f"{called}, {SHUFFLED} (seed {shuffled_labels})"
     rows = np.ascontiguousarray(whole.rows[left])
@@ -189,11 +200,21 @@ async def prepare_precedents(
     notes = await asyncio.to_thread(_notes, train, whole, judged, unseen=found.unseen, text_alone=found.text_alone)
     if by is not encoder:
         notes += (f"What is too near was told by {by.identity}, the precedents are searched by {encoder.identity}.",)
-    kept = _Prepared(key=key, nearness=nearness, shuffled_labels=shuffled_labels, notes=notes, excluded=tuple(excluded))
+    if dropped_labels:
+        number = sum(meme.source_label in dropped_labels for meme in whole.memes)
+        notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
+    kept = _Prepared(
+        key=key,
+        nearness=nearness,
+        shuffled_labels=shuffled_labels,
+        dropped_labels=tuple(dropped_labels),
+        notes=notes,
+        excluded=tuple(excluded),
+    )
     new = _beside(place).with_suffix(".json.new")
     new.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
     new.replace(_beside(place))
-    return Prepared(library, kept.excluded, nearness, notes)
+    return Prepared(library, kept.excluded, nearness, notes, dropped_labels=kept.dropped_labels)
 
 
 def read_prepared(place: Path, encoder: Encoder) -> Prepared:
@@ -205,7 +226,7 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
     """
     library = Library.open(place, encoder.identity)
     kept = _read(place)
-    return Prepared(library, kept.excluded, kept.nearness, kept.notes)
+    return Prepared(library, kept.excluded, kept.nearness, kept.notes, dropped_labels=kept.dropped_labels)
 
 
 def comparing(encoder: Encoder) -> Encoder:

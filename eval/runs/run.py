@@ -14,7 +14,7 @@ import fcntl
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,11 +32,12 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.places import picture_path
 from eval.datasets.protocol import Protocol
-from eval.datasets.read import read_split, source_of
+from eval.datasets.read import labels_dropped, read_split, source_of
 from eval.datasets.sample import sample
 from eval.models.call_cache import SqliteCallCache
 from eval.runs import environment as about
 from eval.runs.attempt import LATE, PICTURE_MISSING, Attempt, Patience, may_pass
+from eval.runs.comparators import Comparator, ComparatorAttempt, settings_of_comparator
 from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
@@ -90,6 +91,9 @@ class Plan:
         text_only: True to judge each text without its picture, as where the pictures can't be had.
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
+        comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
+        budgets: Tokens that a comparator may spend, by meme.
+        drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
     """
@@ -114,8 +118,16 @@ class Plan:
     text_only: bool = False
     retry_failed: bool = False
     patience_s: float = 0.0
+    comparator: str = ""
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    drop_precedents: bool = False
     ray: str = ""
     ray_workers: int = 0
+
+    @property
+    def dropped_labels(self) -> tuple[str, ...]:
+        """Labels of memes that are neither precedents nor judged. Raises BadRequest if all labels are scored."""
+        return labels_dropped(self.dataset, self.protocols) if self.drop_precedents else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +260,11 @@ def _material(plan: Plan, progress: Progress) -> _Material:
         progress.tell(f"{read.file.name}, line {problem.line}: {problem.reason}")
     if read.problems:
         progress.tell(f"{len(read.problems):,} rows can't be used; memecourt-eval datasets check lists them.")
-    memes = sample(read.memes, plan.limit, plan.seed)
     for protocol in plan.protocols:
         if protocol not in plan.dataset.protocols:
             known = ", ".join(plan.dataset.protocols)
             raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
+    memes = judged_memes(read.memes, plan.limit, plan.seed, plan.dropped_labels)
     files = dict(read.files)
     if plan.library is None:
         for split in plan.dataset.of_role(SplitRole.TRAIN):
@@ -270,6 +282,13 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             reason=PICTURE_MISSING,
         )
     return material
+
+
+def judged_memes(
+    memes: Sequence[JudgedMeme], limit: int | None, seed: int, dropped_labels: Sequence[str] = ()
+) -> tuple[JudgedMeme, ...]:
+    """The memes of a split that a run judges: a sample of those that have none of the dropped labels."""
+    return sample([meme for meme in memes if meme.source_label not in dropped_labels], limit, seed)
 
 
 def _settings(plan: Plan) -> Settings:
@@ -293,6 +312,13 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
+        if prepared.dropped_labels != plan.dropped_labels:
+            had, wanted = (", ".join(labels) or "none" for labels in (prepared.dropped_labels, plan.dropped_labels))
+            raise BadRequest(
+                f"Of the precedents in {plan.library} these labels were dropped: {had}; in this run they are to be: "
+                f"{wanted}. Give --drop-precedents for both or for neither.",
+                reason="LIBRARY_FOR_OTHERS",
+            )
     else:
         progress.tell("Preparing the precedents …")
         train = plan.dataset.of_role(SplitRole.TRAIN)
@@ -306,6 +332,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 encoder=encoder,
                 reader=reader,
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
+                dropped_labels=plan.dropped_labels,
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
                 compared_by=await asyncio.to_thread(comparing, encoder),
@@ -335,6 +362,8 @@ def _manifest(
     settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     if court.chairs is not None and not asks_nobody:
         settings |= court.chairs.settings(court.settings.reply_chars)
+    if plan.comparator:
+        settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
     library = court.finder.library
     return RunManifest(
         name=plan.name,
@@ -362,6 +391,8 @@ def _manifest(
         excluded=dict(Counter(one.why for one in excluded)),
         checked=checked,
         control=plan.control,
+        comparator=plan.comparator,
+        dropped_labels=plan.dropped_labels,
         text_only=plan.text_only,
         software=SOFTWARE,
         commit=about.commit(),
@@ -383,6 +414,8 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
         "seed": plan.seed,
         "procedure": plan.procedure,
         "control": plan.control,
+        "comparator": plan.comparator,
+        "dropped_labels": plan.dropped_labels,
         "text_only": plan.text_only,
         "server": plan.server,
     }
@@ -453,16 +486,21 @@ class _Judging:
         self._manifest = manifest
         self._again = again
         self._cluster = cluster
-        self._trier = Attempt(
-            house=house,
-            calls=calls,
-            dataset=plan.dataset.id,
-            procedure=plan.procedure,
-            seed=plan.seed,
-            server=plan.server,
-            retry_failed=plan.retry_failed,
-            text_only=plan.text_only,
-            patience=Patience(plan.patience_s),
+        of_run: dict[str, Any] = {
+            "house": house,
+            "calls": calls,
+            "dataset": plan.dataset.id,
+            "procedure": plan.procedure,
+            "seed": plan.seed,
+            "server": plan.server,
+            "retry_failed": plan.retry_failed,
+            "text_only": plan.text_only,
+            "patience": Patience(plan.patience_s),
+        }
+        self._trier = (
+            ComparatorAttempt(**of_run, comparator=Comparator(plan.comparator), budgets=plan.budgets)
+            if plan.comparator
+            else Attempt(**of_run)
         )
         self._left: Counter[str] = Counter()
         self._trials: Mapping[str, Sequence[str]] = {}

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,13 +31,13 @@ from court.prompts.sets import open_set
 from court.settings import TrialSettings
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
-from eval.datasets.read import read_split, source_of
-from eval.datasets.sample import sample
+from eval.datasets.read import labels_dropped, read_split, source_of
+from eval.runs.comparators import Comparator
 from eval.runs.controls import Control
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
-from eval.runs.run import Plan, require_models, run
+from eval.runs.run import Plan, judged_memes, require_models, run
 from retrieval.open import load_encoder_for
 from serving.settings import ModelSettings, RoleSettings, Settings
 
@@ -81,10 +81,12 @@ class Arm(BaseModel):
     models: tuple[ModelOf, ...] = ()
     control: str = ""
     """Of :class:`eval.runs.controls.Control`; empty for none."""
+    comparator: str = ""
+    """Of :class:`eval.runs.comparators.Comparator`, where no trials are held; empty where they are."""
 
 
-def _arm(name: str, what: str, control: str = "", **overlay: JsonValue) -> Arm:
-    return Arm(name=name, what=what, control=control, overlay=overlay)
+def _arm(name: str, what: str, control: str = "", comparator: str = "", **overlay: JsonValue) -> Arm:
+    return Arm(name=name, what=what, control=control, comparator=comparator, overlay=overlay)
 
 
 ARMS: Mapping[str, Arm] = {
@@ -106,9 +108,20 @@ ARMS: Mapping[str, Arm] = {
             Control.SWAPPED,
             swap_sides=True,
         ),
+        _arm("no-tally", "the Judge is shown the precedents, and not the vote of the wider set", tally_shown=False),
+        _arm("tally-only", "the Judge is shown the vote of the wider set, and no precedent", exhibits_shown=False),
+        _arm("query-summaries", "precedents are searched by the sides' summaries alone", query="summaries"),
+        _arm("query-both", "precedents are searched by text and summaries", query="text and summaries"),
+        _arm("plain-judge", "one call that gives a label and nothing else", comparator=Comparator.PLAIN),
+        _arm(
+            "equal-compute",
+            "the majority of independent samples of one prompt that spend the tokens of the full trial",
+            comparator=Comparator.SAMPLES,
+        ),
+        _arm("mars", "four calls: description, evidence for, evidence against, conclusion", comparator=Comparator.MARS),
     )
 }
-"""The ablations of the paper, and three controls that it lacks."""
+"""The ablations of the paper, controls that it lacks, and comparators."""
 
 _WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels"})
 """Arms that alter something where no model is asked."""
@@ -186,6 +199,8 @@ class StudyManifest(BaseModel):
     protocols: tuple[Protocol, ...]
     limit: int | None
     seed: int
+    drop_precedents: bool = False
+    """True if memes that no protocol of the study scores are neither precedents nor judged."""
     settings: dict[str, JsonValue]
     """Of the trial, before an arm alters them."""
     arms: tuple[Arm, ...]
@@ -214,6 +229,7 @@ class Study:
         patience_s: Seconds that a meme waits for a model server that is busy or away.
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
+        drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
     """
 
     out: Path
@@ -233,6 +249,7 @@ class Study:
     patience_s: float = 0.0
     allow_missing: bool = False
     retry_failed: bool = False
+    drop_precedents: bool = False
 
     def manifest(self) -> StudyManifest:
         """Returns the stored description of the study."""
@@ -245,6 +262,7 @@ class Study:
             protocols=self.protocols,
             limit=self.limit,
             seed=self.seed,
+            drop_precedents=self.drop_precedents,
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -273,8 +291,22 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         shuffled = arm.control == Control.SHUFFLED
         if shuffled not in libraries:
             libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
-        done.append(await run(_plan(study, arm, own, libraries[shuffled]), progress))
+        plan = _plan(study, arm, own, libraries[shuffled])
+        if arm.comparator == Comparator.SAMPLES:
+            plan = replace(plan, budgets=_tokens_spent(done[0]))
+        done.append(await run(plan, progress))
     return tuple(done)
+
+
+def _tokens_spent(full: RunFolder) -> dict[str, int]:
+    """Tokens, read and written, that each meme's full trial took; of trials that took none, the mean of the others.
+
+    Prompt tokens that a server had in its prefix cache count like any other.
+    """
+    spent = {one.meme: one.cost.tokens_in + one.cost.tokens_out for one in full.predictions()}
+    known = [tokens for tokens in spent.values() if tokens]
+    mean = sum(known) // len(known) if known else 0
+    return {meme: tokens or mean for meme, tokens in spent.items()}
 
 
 def settings_of(settings: Settings, arm: Arm) -> Settings:
@@ -347,7 +379,7 @@ def _begin(study: Study) -> None:
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
-    same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "settings")
+    same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "drop_precedents", "settings")
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
     differ += [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
@@ -368,6 +400,7 @@ def _finished(folder: RunFolder) -> bool:
 async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepared:
     """The precedents of an arm; made once, found there the next time."""
     read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split)
+    dropped = labels_dropped(study.dataset, study.protocols) if study.drop_precedents else ()
     sources = [
         await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
         for split in study.dataset.of_role(SplitRole.TRAIN)
@@ -378,11 +411,12 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
         return await prepare_precedents(
             study.out / (f"{LIBRARY}-shuffled" if shuffled else LIBRARY),
             train=sources,
-            judged=sample(read.memes, study.limit, study.seed),
+            judged=judged_memes(read.memes, study.limit, study.seed, dropped),
             pictures=read.pictures,
             encoder=encoder,
             reader=reader,
             shuffled_labels=study.seed if shuffled else None,
+            dropped_labels=dropped,
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
             compared_by=await asyncio.to_thread(comparing, encoder),
@@ -407,6 +441,8 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         calls=study.out / CALLS,
         library=library,
         control=arm.control,
+        comparator=arm.comparator,
+        drop_precedents=study.drop_precedents,
         command=study.command,
         server=study.server,
         allow_missing=study.allow_missing,

@@ -29,12 +29,13 @@ from eval.synthetic.world import claim_of
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 _BADGE = re.compile(r"the badge of (\w+)")
-_PRECEDENT = re.compile(r"Precedent (\d+) was found (not harmful|harmful)\.")
+_LABEL = r"(?:not |somewhat |very |)harmful"
+_PRECEDENT = re.compile(rf"Precedent (\d+) was found ({_LABEL})\.")
 _LAID_OUT = re.compile(
     r"(?P<heading>^(?:Above: the meme that is judged\.|Above: the picture of precedent \d+\.|"
-    r"Precedent \d+ was found (?:not harmful|harmful)\.|What precedent \d+ was filed under:|"
+    rf"Precedent \d+ was found {_LABEL}\.|What precedent \d+ was filed under:|"
     r"Text of the meme that is judged:|Description of its picture by the witness:|"
-    r"The side that says it is (?:harmful|not):))"
+    r"The side that says it is (?:harmful|not(?: harmful)?):))"
     r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
     re.DOTALL | re.MULTILINE,
 )
@@ -202,7 +203,7 @@ class Oracle:
     ability: Ability = Ability()
 
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply to a call; None for what is no part of a full trial.
+        """The reply to a call; None for what is no part of a full trial or of a comparator's.
 
         Args:
             system: The system message.
@@ -220,6 +221,12 @@ class Oracle:
             return self._argument(system, parts)
         if "harmful_strength" in wanted:
             return self._ruling(parts, wanted)
+        if "evidence" in wanted:
+            return {"evidence": f"The words stand beside what is shown. {self._sight(parts)}"}
+        if "label" in wanted:
+            harmful = judge(_shown(parts), self.ability).harmful
+            why = {"rationale": "Weighed by what is shown."} if "rationale" in wanted else {}
+            return {**why, "label": "harmful" if harmful else "not harmful"}
         return None
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
@@ -338,13 +345,15 @@ def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
                 pictures[heading] = next((read_badge(each) for each in before), None)
                 before = []
     precedents = [
-        (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] == "harmful")
+        (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] != "not harmful")
         for heading, (words, *_) in under.items()
         if (shown := _PRECEDENT.match(heading))
     ]
     badge = pictures.get("Above: the meme that is judged.")
     described = _BADGE.search("".join(under.get("Description of its picture by the witness:", ())))
-    accuser, defender = (under.get(f"The side that says it is {what}:", [""])[0] for what in ("harmful", "not"))
+    against = "The side that says it is not"
+    accuser = under.get("The side that says it is harmful:", [""])[0]
+    defender = (under.get(f"{against}:") or under.get(f"{against} harmful:", [""]))[0]
     return JudgeInput(
         text="".join(under.get("Text of the meme that is judged:", ())),
         badge=badge,

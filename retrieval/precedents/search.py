@@ -479,6 +479,7 @@ def _precedent(meme: LabelledMeme, query: Query, hits: Hits, place: int) -> Prec
         relation=_relation(meme, query),
         categories=meme.categories,
         source=meme.source,
+        source_label=meme.source_label,
     )
 
 

@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from pydantic import BaseModel
@@ -17,27 +17,51 @@ from pydantic import BaseModel
 from serving.cli.common import settings_of
 from serving.settings import RoleName, RoleSettings, Settings
 
+if TYPE_CHECKING:
+    from serving.presets import Preset
+
 _MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 @click.option("--example", is_flag=True, help="Print a file of all settings instead, explained, with their defaults.")
-def settings(as_json: bool, example: bool) -> None:
+@click.option("--preset", metavar="NAME", help="With those of a preset in force, e.g. as-published.")
+def settings(as_json: bool, example: bool, preset: str | None) -> None:
     """Shows the settings that are in force, in the form that a file of settings has; keys are not shown.
 
-    Those of a trial stand in every record, with their digest.
+    Those of a trial stand in every record, with their digest. A preset's settings go before those of the environment;
+    each is listed with where it is from, and their digest stands in the record of a reproduction.
     """
     if example:
         click.echo("\n".join(_example()))
         return
-    effective = settings_of()
+    chosen = _preset(preset) if preset else None
+    effective = settings_of(**chosen.settings()) if chosen else settings_of()
     values = effective.model_dump(mode="json")
     if as_json:
-        click.echo(json.dumps({**values, "trial_digest": effective.trial.digest}, indent=2))
+        more = {"preset": {**chosen.model_dump(mode="json"), "digest": chosen.digest}} if chosen else {}
+        click.echo(json.dumps({**values, "trial_digest": effective.trial.digest, **more}, indent=2))
         return
     click.echo("\n".join(_toml(values)))
     click.echo(f"\n# digest of [trial]: {effective.trial.digest}")
+    if chosen:
+        click.echo(f"\n# preset {chosen.id}: {chosen.what}; digest {chosen.digest}")
+        for value in chosen.values:
+            said = "as published" if value.source == "as published" else "not said; ours"
+            click.echo(f"# {value.setting} = {json.dumps(value.value)} ({said}): {value.why}")
+        for other in chosen.others:
+            click.echo(f"# {other.thing}: {other.paper}. Here: {other.here}.")
+
+
+def _preset(name: str) -> Preset:
+    from court.errors import BadRequest
+    from serving.presets import load_preset
+
+    try:
+        return load_preset(name)
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
 
 
 def _toml(values: dict[str, Any], table: str = "") -> list[str]:

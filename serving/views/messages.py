@@ -227,10 +227,13 @@ class _RecordedSoFar:
             description=self._description,
             accuser=accuser,
             defender=defender,
-            exhibits=() if cited is None else self._exhibits(cited),
-            vote=None if cited is None else cited.vote,
+            exhibits=() if cited is None or not self.settings.exhibits_shown else self._exhibits(cited),
+            vote=None if cited is None or not self.settings.tally_shown else cited.vote,
             meme_only=self.settings.dull_judge,
             prompts=self._prompts,
+            defender_first=self.settings.judge_order == "defender first",
+            similarity_shown=self.settings.similarity_shown,
+            original_labels=self.settings.exhibit_labels == "original",
         )
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:

@@ -270,7 +270,7 @@ def study(harmeme):
     """All arms, judged once: their folder, what the command told, and the server."""
     out, served = harmeme.place / "study", Served()
     with served.listening() as url:
-        told = harmeme.json(*harmeme.judging("ablate", out, url))
+        told = harmeme.json(*harmeme.judging("ablate", out, url, "--arms", ",".join(ARMS)))
     return out, told, served
 
 

@@ -97,9 +97,10 @@ def place_of(record, kind, **values):
 
 
 SHOWN = findings([H, N, H, H, N])
-SHOWN = SHOWN.model_copy(
-    update={"exhibits": (SHOWN.exhibits[0].model_copy(update={"categories": ("nationality",)}), *SHOWN.exhibits[1:])}
-)
+FIRST = {"categories": ("nationality",), "source_label": "very harmful"}
+SHOWN = SHOWN.model_copy(update={"exhibits": (SHOWN.exhibits[0].model_copy(update=FIRST), *SHOWN.exhibits[1:])})
+NONE_SHOWN = {"precedents", "dull_judge", "exhibits_shown"}
+"""Settings that leave the Judge without a precedent."""
 
 
 @pytest.mark.parametrize(
@@ -114,11 +115,14 @@ SHOWN = SHOWN.model_copy(
         {"precedents": False, "reply_chars": 300},
         {"dull_judge": True},
         {"rounds_min": 1, "rounds_max": 1},
+        {"tally_shown": False, "similarity_shown": False, "judge_order": "defender first", "query": "summaries"},
+        {"exhibits_shown": False},
+        {"exhibit_labels": "original"},
     ],
     ids=lambda settings: ", ".join(settings) or "as it is",
 )
 def test_what_is_made_again_is_what_was_sent(settings):
-    lines = {"judge": {**RULING, "precedents": {}}} if {"precedents", "dull_judge"} & settings.keys() else {}
+    lines = {"judge": {**RULING, "precedents": {}}} if NONE_SHOWN & settings.keys() else {}
     cast = Cast(rounds=3, **lines)
     record = held(cast, found=SHOWN, **settings)
     assert told(record) == sent(cast)

@@ -22,6 +22,7 @@ PINNED = {
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
     "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
     "advocate_precedents/1": "sha256:5c3bf49d6daee419b3f734522dd89d83d7810d114e81b00244a3963b13b54cb3",
+    "judge_variants/1": "sha256:105acd779565fc8167edad34a69c7411df3968ab14dbe174169203fd24cfbd2c",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
     "text_alone/1": "sha256:3ce72753b1f44f902789ada129272ee6bd8fd98aaeaec98dd3cbdab531ac14db",
 }

@@ -1,0 +1,353 @@
+"""``memecourt-eval reproduce``: a published paper's tables, figures and claims beside our own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.options import patience_option, say
+from serving.cli.common import FiniteRange
+
+if TYPE_CHECKING:
+    from eval.reproduce.outcome import Outcome
+    from eval.reproduce.stages import PlannedRun, Reproduction, Servers
+    from eval.reproduce.targets import SizeName, Targets
+    from serving.presets import Preset
+
+EXIT_UNFINISHED = 3
+_SIZES = ("3b", "7b", "32b")
+
+
+@click.command()
+@click.argument("paper", type=click.Choice(["memecourt"]))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="The directory that the data sets were unpacked in.",
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Its folder.")
+@click.option(
+    "--size", "sizes", multiple=True, type=click.Choice([*_SIZES, "all"]), help="Of the model. [default: as --llm-url]"
+)
+@click.option(
+    "--llm-url",
+    "urls",
+    multiple=True,
+    metavar="[SIZE=]URL",
+    help="The server of a size, or of all; several of one model with commas. May be given again.",
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="[SIZE=]NAME", help="The model there. [default: Qwen2.5-VL of the size]"
+)
+@click.option("--tables", default="1,2,3", show_default=True, help="Which of the paper's tables.")
+@click.option("--figures", default="3,4,5", show_default=True, help="Which of its figures.")
+@click.option("--limit", type=click.IntRange(1), help="Judge so many memes of each split, drawn by label.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of samples, controls, bootstraps.")
+@click.option(
+    "--as-published/--as-served",
+    default=True,
+    help="With the paper's settings, as far as it gives any, or as the court is served. [default: as published]",
+)
+@click.option("--balanced", is_flag=True, help="Score balanced draws of each split too; asks nothing more.")
+@click.option("--controls/--no-controls", default=True, help="The arms that the paper lacks. [default: with them]")
+@click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
+@click.option(
+    "--dataset",
+    type=click.Choice(["public", "synthetic-harmeme"]),
+    default="public",
+    show_default=True,
+    help="The paper's data sets, or drawn ones (folders harm-c, harm-p, fhm) with the oracle's figures as published.",
+)
+@click.option("--encoder", metavar="NAME", help="What precedents are searched by, in the place of the preset's.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=16, show_default=True, help="Memes on trial at once."
+)
+@click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself.")
+@patience_option
+@click.option("--resume", is_flag=True, help="Go on with what was begun in this folder, or add to it.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, and end.")
+@click.option(
+    "--calls-per-minute",
+    type=FiniteRange(0, min_open=True),
+    help="Of your server: the plan says how long it takes.",
+)
+@click.option("--yes", is_flag=True, help="Begin without asking.")
+@click.option("--json", "as_json", is_flag=True, help="The figures, or the plan, as one JSON object.")
+def reproduce(paper: str, **given: Any) -> None:
+    """Reproduces a PAPER: published figures beside ours, its claims as tests, its figures.
+
+    One size of the model is held at a time, the largest first. The plan is shown before anything is asked; what is
+    there is taken up with --resume. The folder gets reproduction.json, .md and .html.
+
+    Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
+    could not go on, 130 if it was interrupted.
+    """
+    from court.errors import CourtError
+
+    try:
+        plan, servers, targets, preset = _planned(paper, given)
+        runs = plan.planned()
+        _tell_plan(plan, runs, given)
+        if given["dry_run"]:
+            return
+        if (plan.out / "study.json").exists() and not given["resume"]:
+            raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
+        if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
+            click.confirm("Begin?", abort=True, err=True)
+        unfinished = _hold(plan, servers)
+        outcome = _written(plan, targets, preset, given["balanced"])
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    _tell(outcome, given["as_json"])
+    if unfinished:
+        say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")
+        sys.exit(EXIT_UNFINISHED)
+
+
+def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
+    from eval.reproduce.benches import drawn_benches, present, public_benches
+    from eval.reproduce.drawn import drawn_model, drawn_targets
+    from eval.reproduce.stages import Reproduction, named_servers, stages_of, urls_of
+    from eval.reproduce.targets import published
+    from serving.cli.common import settings_of
+    from serving.presets import load_preset
+
+    if given["retry_failed"] and not given["resume"]:
+        raise click.UsageError("--retry-failed goes with --resume.")
+    drawn = given["dataset"] != "public"
+    preset = load_preset("as-published") if given["as_published"] else None
+    encoder = {"encoder": given["encoder"]} if given["encoder"] else {}
+    settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
+    urls, named = _by_size(given["urls"], "llm-url"), _by_size(given["models"], "model")
+    for url in urls.values():
+        urls_of(url)
+    sizes = _sizes(given, urls)
+    models = {size: named.get(size) or (drawn_model(size) if drawn else None) for size in sizes}
+    benches = (
+        drawn_benches(given["data"])
+        if drawn
+        else public_benches(given["data"], harm_p=given["harm_p"], drops=preset is not None)
+    )
+    there, missing = present(benches)
+    for name, why in missing.items():
+        say(f"{name} is left out, its rows stay empty: {why}")
+    stages = stages_of(
+        sizes,
+        there,
+        tables=_numbers(given["tables"], (1, 2, 3), "tables"),
+        figures=_numbers(given["figures"], (3, 4, 5), "figures"),
+        models={size: model for size, model in models.items() if model},
+        controls=given["controls"],
+    )
+    if not stages:
+        raise click.UsageError("--tables and --figures leave nothing to run with the data that are there.")
+    plan = Reproduction(
+        out=given["out"],
+        paper=paper,
+        mode="as-published" if preset else "as-served",
+        settings=settings,
+        preset_digest=preset.digest if preset else "",
+        benches=benches,
+        stages=stages,
+        limit=given["limit"],
+        seed=given["seed"],
+        concurrency=given["concurrency"],
+        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        patience_s=60 * given["patience"],
+        allow_missing=given["allow_missing"],
+        retry_failed=given["retry_failed"],
+    )
+    try:
+        targets = drawn_targets(there, limit=plan.limit, seed=plan.seed) if drawn else published()
+    except OSError:
+        raise click.ClickException(
+            f"{given['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "
+            "synthetic."
+        ) from None
+    return plan, named_servers(urls), targets, preset
+
+
+def _sizes(given: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeName, ...]:
+    """Sizes to run: those that are asked for, else those that a server is named for."""
+    from eval.reproduce.stages import SIZES
+
+    if given["sizes"]:
+        return SIZES if "all" in given["sizes"] else tuple(dict.fromkeys(given["sizes"]))
+    named = {part.partition("=")[0] for part in given["urls"]}
+    if found := tuple(size for size in SIZES if size in named):
+        return found
+    if given["dry_run"]:
+        return SIZES
+    raise click.UsageError(
+        "Say which size of the model is where: --llm-url 7b=http://HOST:8000/v1, once for each; or --size with one "
+        "--llm-url."
+        if urls
+        else "No server is named. Give --llm-url SIZE=URL for each size, or --dry-run to see the plan."
+    )
+
+
+def _by_size(pairs: Sequence[str], option: str) -> dict[SizeName, str]:
+    """Values by size; one without a size holds for all that have none of their own."""
+    from eval.reproduce.stages import SIZES
+
+    own: dict[str, str] = {}
+    for pair in pairs:
+        size, equals, value = pair.partition("=")
+        key, said = (size, value) if equals and size in _SIZES else ("", pair)
+        if key in own or not said:
+            raise click.UsageError(f"--{option} {pair}: give one for each size, as SIZE=… with {', '.join(_SIZES)}.")
+        own[key] = said
+    return {size: own.get(size, own.get("", "")) for size in SIZES if size in own or "" in own}
+
+
+def _numbers(said: str, known: tuple[int, ...], option: str) -> frozenset[int]:
+    try:
+        numbers = frozenset(int(part) for part in said.split(",") if part.strip())
+    except ValueError:
+        numbers = frozenset({-1})
+    if not numbers <= set(known):
+        raise click.UsageError(f"--{option} {said}: numbers with commas between them, of {', '.join(map(str, known))}.")
+    return numbers
+
+
+def _hold(plan: Reproduction, servers: Servers) -> str:
+    """Makes the runs; says why they are not finished, or nothing where they are."""
+    from court.errors import Unavailable
+    from eval.reproduce.hold import hold
+    from eval.runs.progress import Progress, watching
+    from eval.runs.run import SERVER_GONE, UNFINISHED
+    from serving.cli.common import Interrupted, run_until_signal
+
+    async def held(progress: Progress) -> str:
+        try:
+            await hold(plan, servers, progress)
+        except Unavailable as error:
+            if error.reason not in (SERVER_GONE, UNFINISHED):
+                raise
+            return error.message
+        return ""
+
+    try:
+        with watching(say) as progress:
+            return run_until_signal(held(progress))
+    except Interrupted as error:
+        say("Interrupted. What was judged is kept: the same command with --resume goes on.")
+        sys.exit(error.exit_code)
+
+
+def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Outcome:
+    """Scores what was judged and writes the three files."""
+    import asyncio
+
+    from eval.reproduce.document import as_html, as_markdown
+    from eval.reproduce.outcome import outcome_of
+    from eval.reproduce.report import as_json, document_of
+    from serving.access.private_files import hand_on
+
+    outcome = outcome_of(plan, targets, balanced=balanced)
+    document = asyncio.run(document_of(outcome, preset))
+    contents = {
+        "json": json.dumps(as_json(outcome), indent=2) + "\n",
+        "md": as_markdown(document),
+        "html": as_html(document),
+    }
+    for ending, content in contents.items():
+        path = plan.out / f"reproduction.{ending}"
+        path.write_text(content, encoding="utf-8")
+        hand_on(path)
+    return outcome
+
+
+def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, Any]) -> None:
+    """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
+    from eval.scores.tables import table
+
+    stored = _stored(plan)
+    left = [run for run in runs if not run.finished]
+    fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
+    minutes = given["calls_per_minute"]
+    if given["dry_run"] and given["as_json"]:
+        told = [
+            {
+                "size": run.stage.size,
+                "model": run.stage.model,
+                "dataset": run.bench.dataset.id,
+                "split": run.bench.split,
+                "arm": run.arm,
+                "memes": run.memes,
+                "calls": [run.fewest, run.most],
+                "judged": run.judged,
+                "finished": run.finished,
+            }
+            for run in runs
+        ]
+        hours = [fewest / minutes / 60, most / minutes / 60] if minutes else None
+        click.echo(json.dumps({"runs": told, "calls": [fewest, most], "stored": stored, "hours": hours}))
+        return
+    rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
+    for run in runs:
+        calls = f"{run.fewest:,}" if run.fewest == run.most else f"{run.fewest:,} to {run.most:,}"
+        done = "all" if run.finished else f"{run.judged:,}"
+        data = f"{run.bench.name}, {run.bench.split}"
+        rows.append([run.stage.size, run.stage.model, data, run.arm, f"{run.memes:,}", calls, done])
+    lines = [
+        table(rows),
+        "",
+        f"Still to run: {fewest:,} to {most:,} calls, by the number of rounds, one size after the other: "
+        f"{', then '.join(f'{stage.size} ({stage.model})' for stage in plan.stages)}.",
+        "Calls that an arm shares with full are counted with full.",
+    ]
+    if stored:
+        lines.append(f"The stores of calls hold {stored:,} replies already.")
+    if minutes:
+        low, high = fewest / minutes / 60, most / minutes / 60
+        lines.append(f"At {minutes:g} calls a minute that is {low:,.1f} to {high:,.1f} hours.")
+    click.echo("\n".join(lines), err=not given["dry_run"])
+
+
+def _stored(plan: Reproduction) -> int:
+    """Number of replies in the stores of calls that are there."""
+    import asyncio
+
+    from eval.models.call_cache import SqliteCallCache
+
+    async def count() -> int:
+        total = 0
+        for place in plan.stores():
+            store = SqliteCallCache.open(place)
+            try:
+                total += await store.count()
+            finally:
+                await store.close()
+        return total
+
+    return asyncio.run(count())
+
+
+def _tell(outcome: Outcome, as_json: bool) -> None:
+    from eval.reproduce import report
+    from eval.scores.tables import table
+
+    if as_json:
+        click.echo(json.dumps(report.as_json(outcome)))
+        return
+    rows = [["row", "data", "published", "accuracy", "macro-F1", "beside the published"]]
+    for row in outcome.rows:
+        ours = row.card.strict if row.card else None
+        published = f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else "–"
+        figures = [
+            f"{100 * figure.value:.2f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]" if figure else "–"
+            for figure in ((ours.accuracy, ours.macro_f1) if ours else (None, None))
+        ]
+        rows.append([row.id or f"{row.arm}, {row.size}", row.bench, published, *figures, str(row.reached)])
+    click.echo(table(rows, numbers=False) + "\n")
+    click.echo("\n".join(f"{claim.id} {claim.verdict}: {claim.claim}" for claim in outcome.claims))
+    click.echo(f"\n{outcome.plan.out} holds reproduction.json, .md and .html.")

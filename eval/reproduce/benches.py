@@ -1,0 +1,101 @@
+"""Benches of a reproduction: splits of data sets that a paper's figures are compared on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import DATASETS, Dataset, SplitRole
+from eval.datasets.protocol import Protocol
+from eval.datasets.read import labels_dropped, read_split
+from eval.runs.run import judged_memes
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A split of a data set that a paper's figures are compared on.
+
+    Attributes:
+        name: Name of the bench; of its folder too.
+        compared: Name of the data set in the paper's tables.
+        dataset: Data set of ours.
+        data: Directory of the data set.
+        split: Split of the data set.
+        protocol: Protocol by which it is scored.
+        drops: True if memes that the protocol drops are no precedents either.
+    """
+
+    name: str
+    compared: str
+    dataset: Dataset
+    data: Path
+    split: str
+    protocol: Protocol
+    drops: bool
+
+    def judged(self, limit: int | None, seed: int) -> tuple[JudgedMeme, ...]:
+        """Memes that a run judges. Raises BadRequest if the split can't be read."""
+        read = read_split(self.dataset, self.data, self.split)
+        dropped = labels_dropped(self.dataset, (self.protocol,)) if self.drops else ()
+        return judged_memes(read.memes, limit, seed, dropped)
+
+
+def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: bool = True) -> tuple[Bench, ...]:
+    """The paper's data sets, where they are published; FHM on both splits that have public labels.
+
+    Args:
+        data: Directory that they were unpacked in.
+        harm_p: Version of Harm-P.
+        drops: True if memes that are somewhat harmful are no precedents either.
+    """
+
+    def harmeme(name: str, dataset: str) -> Bench:
+        return Bench(name, name, DATASETS[dataset], data=data, split="test", protocol=Protocol.EXTREME, drops=drops)
+
+    def fhm(split: str) -> Bench:
+        name = f"fhm-{split.replace('_', '-')}"
+        return Bench(name, "fhm", DATASETS["fhm"], data=data, split=split, protocol=Protocol.PLAIN, drops=False)
+
+    return (
+        harmeme("harm-c", "harm-c"),
+        harmeme("harm-p", "harm-p" if harm_p == "v1" else "harm-p-v0"),
+        fhm("test_seen"),
+        fhm("dev_seen"),
+    )
+
+
+def drawn_benches(data: Path) -> tuple[Bench, ...]:
+    """Drawn benchmarks in the place of the paper's: folders ``harm-c``, ``harm-p`` and ``fhm`` of synthetic memes."""
+    harmeme, fhm = DATASETS["synthetic-harmeme"], DATASETS["synthetic-fhm"]
+    levels = {"split": "test", "protocol": Protocol.EXTREME, "drops": True}
+    return (
+        Bench("harm-c", "harm-c", harmeme, data=data / "harm-c", **levels),  # type: ignore[arg-type]
+        Bench("harm-p", "harm-p", harmeme, data=data / "harm-p", **levels),  # type: ignore[arg-type]
+        Bench("fhm", "fhm", fhm, data=data / "fhm", split="test_seen", protocol=Protocol.PLAIN, drops=False),
+    )
+
+
+def present(benches: Sequence[Bench]) -> tuple[tuple[Bench, ...], dict[str, str]]:
+    """The benches whose data are there, and of the others why they are not, by name.
+
+    Raises:
+        BadRequest: None is there, or one is there and can't be read.
+    """
+    found, missing = [], {}
+    for bench in benches:
+        try:
+            for split in (bench.split, *(train.name for train in bench.dataset.of_role(SplitRole.TRAIN))):
+                read_split(bench.dataset, bench.data, split)
+        except BadRequest as error:
+            if error.reason != "DATA_MISSING":
+                raise
+            missing[bench.name] = error.message
+        else:
+            found.append(bench)
+    if not found:
+        raise BadRequest(next(iter(missing.values())), reason="DATA_MISSING")
+    return tuple(found), missing

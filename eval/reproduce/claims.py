@@ -1,0 +1,277 @@
+"""A paper's claims, C1 to C7, as tests on the memes that were judged here.
+
+Differences are paired meme by meme; intervals are 95 %, by bootstrap over memes; p is the exact McNemar test's. A claim
+of several parts holds where all parts do, and fails where one turns out the other way for sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+
+from court.events import Side
+from eval.datasets.protocol import Protocol
+from eval.runs.results import Results
+from eval.scores.compare import SURE, compare
+from eval.scores.metrics import RESAMPLES, Figure, card
+from eval.scores.resampling import Floats, interval
+
+_AT_ONCE = 500
+"""Resamples held in memory at once."""
+_ORDER = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")
+"""Ablations from the largest loss in accuracy to the smallest, as published."""
+
+
+class ClaimVerdict(StrEnum):
+    """Outcome of a claim's test."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "can't be told from chance"
+    UNTESTED = "not tested"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPart:
+    """One measurement of a claim.
+
+    Attributes:
+        what: Description of what is measured.
+        figure: Its value and interval.
+        p: Its p-value; None where the interval alone is looked at.
+        verdict: Outcome of this part.
+    """
+
+    what: str
+    figure: Figure
+    p: float | None
+    verdict: ClaimVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and its outcome.
+
+    Attributes:
+        id: ``C1`` to ``C7``.
+        claim: The claim, in words.
+        verdict: Outcome of the whole.
+        parts: Measurements; empty where it was not tested.
+        why: Why it was not tested, or a remark; empty for none.
+    """
+
+    id: str
+    claim: str
+    verdict: ClaimVerdict
+    parts: tuple[ClaimPart, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Runs on the bench that the claims are about.
+
+    Attributes:
+        arms: Runs of the largest model by arm.
+        sizes: Runs of the full court by size, the smallest first.
+        protocol: Protocol by which they are scored.
+        seed: Seed of the bootstrap.
+        resamples: Resamples of the bootstrap.
+    """
+
+    arms: Mapping[str, Results]
+    sizes: Mapping[str, Results]
+    protocol: Protocol
+    seed: int = 0
+    resamples: int = RESAMPLES
+
+    def lacks(self, *arms: str) -> str:
+        """Says which of these arms were not run; empty if all were."""
+        missing = [arm for arm in arms if arm not in self.arms]
+        return f"not run: {', '.join(missing)}" if missing else ""
+
+
+def claims_of(judged: Judged) -> tuple[Claim, ...]:
+    """All claims, tested where the runs for it are there."""
+    return (
+        _parts_are_worth_something(judged),
+        _losses_in_order(judged),
+        _larger_is_better(judged),
+        _late_stance_is_below_chance(judged),
+        _stance_saves_rounds(judged),
+        _favoured_side_rests_sooner(judged),
+        Claim(
+            "C7",
+            "ExplainHM is beaten on all three data sets",
+            ClaimVerdict.UNTESTED,
+            why="its predictions are not public, and its figures were not measured on these memes",
+        ),
+    )
+
+
+def _parts_are_worth_something(judged: Judged) -> Claim:
+    claim = "the full court is better than without precedents, advocates or questions, and than a dull Judge"
+    if why := judged.lacks("full", *_ORDER):
+        return Claim("C1", claim, ClaimVerdict.UNTESTED, why=why)
+    return _whole("C1", claim, [_better(judged, judged.arms["full"], judged.arms[arm]) for arm in _ORDER])
+
+
+def _losses_in_order(judged: Judged) -> Claim:
+    claim = f"accuracy is lost most in this order: {', '.join(_ORDER)}"
+    if why := judged.lacks(*_ORDER):
+        return Claim("C2", claim, ClaimVerdict.UNTESTED, why=why)
+    right = np.array([_right(judged.arms[arm], judged.protocol) for arm in _ORDER], dtype=np.float64)
+
+    def in_order(accuracies: Floats) -> Floats:
+        return np.asarray((np.diff(accuracies, axis=0) > 0).all(axis=0), dtype=np.float64)
+
+    observed = right.mean(axis=1)
+    share = float(in_order(_resampled(right, judged)).mean())
+    part = ClaimPart(
+        "share of resamples in which the four stand in that order",
+        Figure(share, share, share),
+        None,
+        ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
+    )
+    ranked = sorted(zip(observed.tolist(), _ORDER, strict=True))
+    told = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
+    return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {told}")
+
+
+def _larger_is_better(judged: Judged) -> Claim:
+    claim = "a larger model is better: 3B < 7B < 32B, and the last step is small (published: 1.14 points)"
+    if len(judged.sizes) < 3:
+        have = ", ".join(judged.sizes) or "none"
+        return Claim("C3", claim, ClaimVerdict.UNTESTED, why=f"needs the full court of three sizes; run: {have}")
+    names = list(judged.sizes)
+    parts = [
+        _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
+        for small, large in pairwise(names)
+    ]
+    return _whole("C3", claim, parts)
+
+
+def _late_stance_is_below_chance(judged: Judged) -> Claim:
+    claim = "sides that learn their stance only at the summary are far below the full court, and below chance"
+    if why := judged.lacks("full", "post-stance"):
+        return Claim("C4", claim, ClaimVerdict.UNTESTED, why=why)
+    late = card(judged.arms["post-stance"], judged.protocol, resamples=judged.resamples, seed=judged.seed)
+    accuracy = late.strict.accuracy
+    parts = [
+        _better(judged, judged.arms["full"], judged.arms["post-stance"]),
+        ClaimPart("accuracy with the stance at the summary (chance: 0.5)", accuracy, None, _below(accuracy, 0.5)),
+        ClaimPart(
+            f"the same less always saying the more frequent class ({late.majority:.3f})",
+            Figure(*(value - late.majority for value in (accuracy.value, accuracy.low, accuracy.high))),
+            None,
+            _below(accuracy, late.majority),
+        ),
+    ]
+    return _whole("C4", claim, parts)
+
+
+def _stance_saves_rounds(judged: Judged) -> Claim:
+    claim = "sides that know their stance from the start need fewer rounds"
+    if why := judged.lacks("full", "post-stance"):
+        return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
+    late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms["post-stance"].judged}
+    pairs = [
+        (early, late[one.meme.id])
+        for one in judged.arms["full"].judged
+        if (early := _rounds(one.prediction.sides)) and late.get(one.meme.id)
+    ]
+    parts = []
+    for side in Side:
+        differences = [early[side] - after[side] for early, after in pairs if after is not None]
+        if not differences:
+            return Claim("C5", claim, ClaimVerdict.UNTESTED, why="no meme was examined in both")
+        figure = _mean(differences, judged)
+        what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
+        parts.append(ClaimPart(what, figure, None, _below(figure, 0.0)))
+    return _whole("C5", claim, parts)
+
+
+def _favoured_side_rests_sooner(judged: Judged) -> Claim:
+    claim = "the side that the gold label favours needs fewer rounds"
+    if why := judged.lacks("full"):
+        return Claim("C6", claim, ClaimVerdict.UNTESTED, why=why)
+    leads: dict[bool, list[float]] = {True: [], False: []}
+    for gold, one in judged.arms["full"].under(judged.protocol):
+        if rounds := _rounds(one.prediction.sides):
+            leads[gold].append(rounds[Side.ACCUSER] - rounds[Side.DEFENDER])
+    if not leads[True] or not leads[False]:
+        return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
+    harmful, benign = _mean(leads[True], judged), _mean(leads[False], judged)
+    apart = _resampled(np.array([leads[True]]), judged)[0] - _resampled(np.array([leads[False]]), judged, 1)[0]
+    difference = Figure(harmful.value - benign.value, *interval(apart))
+    told = "rounds of the Accuser less the Defender"
+    parts = [
+        ClaimPart(f"{told}, {len(leads[True]):,} harmful memes", harmful, None, _below(harmful, 0.0)),
+        ClaimPart(f"{told}, {len(leads[False]):,} others", benign, None, _above(benign, 0.0)),
+        ClaimPart("the former less the latter", difference, None, _below(difference, 0.0)),
+    ]
+    return _whole("C6", claim, parts, decided_by=parts[-1:])
+
+
+def _better(judged: Judged, better: Results, worse: Results, what: str = "") -> ClaimPart:
+    """The lead of one run over another in accuracy, by McNemar's test."""
+    found = compare(better, worse, judged.protocol, resamples=judged.resamples, seed=judged.seed)
+    verdict = ClaimVerdict.OPEN
+    if found.sure:
+        verdict = ClaimVerdict.HOLDS if found.only_a_right > found.only_b_right else ClaimVerdict.FAILS
+    what = what or f"accuracy of {better.name} less {worse.name}"
+    return ClaimPart(what, found.difference_accuracy, found.mcnemar_p, verdict)
+
+
+def _whole(id_: str, claim: str, parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> Claim:
+    verdicts = {part.verdict for part in decided_by or parts}
+    verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
+    return Claim(id_, claim, ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, tuple(parts))
+
+
+def _below(figure: Figure, bound: float) -> ClaimVerdict:
+    if figure.high < bound:
+        return ClaimVerdict.HOLDS
+    return ClaimVerdict.FAILS if figure.low > bound else ClaimVerdict.OPEN
+
+
+def _above(figure: Figure, bound: float) -> ClaimVerdict:
+    return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
+
+
+def _right(results: Results, protocol: Protocol) -> list[bool]:
+    """True for each meme that was judged rightly, in order of ids; a meme without a class is not."""
+    pairs = {one.meme.id: one.prediction.outcome.harmful is gold for gold, one in results.under(protocol)}
+    return [pairs[meme] for meme in sorted(pairs)]
+
+
+def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
+    """Rounds of both sides; empty where either asked nothing."""
+    found = {side: getattr(sides.get(side), "rounds", 0) for side in Side}
+    return found if all(found.values()) else {}
+
+
+def _mean(values: Sequence[float], judged: Judged) -> Figure:
+    array = np.array([values], dtype=np.float64)
+    return Figure(float(array.mean()), *interval(_resampled(array, judged)[0]))
+
+
+def _resampled(values: Floats, judged: Judged, stream: int = 0) -> Floats:
+    """Means over resampled memes: float of shape (rows, resamples), the same memes for all rows.
+
+    Args:
+        values: Float of shape (rows, memes).
+        judged: Gives seed and number of resamples.
+        stream: Another for an independent draw.
+    """
+    rng = np.random.default_rng([judged.seed, stream])
+    n = values.shape[1]
+    means = [
+        values[:, rng.integers(0, n, (min(_AT_ONCE, judged.resamples - done), n))].mean(axis=2)
+        for done in range(0, judged.resamples, _AT_ONCE)
+    ]
+    return np.concatenate(means, axis=1)

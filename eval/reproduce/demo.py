@@ -1,0 +1,52 @@
+"""Stand-in servers for a reproduction without a GPU and without anybody's data (``make reproduce-demo``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings
+from eval.reproduce.drawn import ABILITIES, drawn_model
+from eval.synthetic.served import ServedOracle
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[dict[str, str]]:
+    """Has a stand-in of each ability listen on the loopback interface; gives their addresses by size."""
+    listening = threading.Event()
+    urls: dict[str, str] = {}
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        end = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            for size, ability in ABILITIES.items():
+                oracle = ServedOracle(ability)
+                settings = Settings(model=drawn_model(size), play="synthetic", capacity=64)
+                server = FakeModelServer(settings, answer=oracle.answer, odds=oracle.odds)
+                urls[size] = f"http://127.0.0.1:{await stack.enter_async_context(serving(server))}/v1"
+            loops.append((asyncio.get_running_loop(), end))
+            listening.set()
+            await end.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    if not listening.wait(30):
+        raise RuntimeError("the stand-in servers did not start")
+    try:
+        yield urls
+    finally:
+        loop, end = loops[0]
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+
+
+def arguments(root: Path, urls: dict[str, str]) -> list[str]:
+    """The command's arguments for drawn benchmarks and stand-ins."""
+    servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
+    drawn = ["--data", str(root / "data"), "--dataset", "synthetic-harmeme", "--encoder", "builtin"]
+    return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]

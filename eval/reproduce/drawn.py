@@ -1,0 +1,94 @@
+"""The figures that a reproduction on drawn memes has to come to: those of a model whose ability is known.
+
+Nothing is read from any run: what each trial must say follows from the memes' key and the model's ability
+(:func:`eval.synthetic.oracle.expected`). Precedents that are shown are labelled by the hidden rule, for all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.datasets.known import SplitRole
+from eval.reproduce.benches import Bench
+from eval.reproduce.targets import SizeName, Target, Targets, published
+from eval.scores.metrics import score
+from eval.synthetic.make import KEY, Layout, SyntheticMeme, make, read_key
+from eval.synthetic.oracle import Ability, expected
+
+ABILITIES: Mapping[SizeName, Ability] = {
+    "3b": Ability(harmful=0.8, benign=0.75, eyes=0.1, description=0.1, answers=0.1, precedents=0.1),
+    "7b": Ability(harmful=0.85, benign=0.8, eyes=0.3),
+    "32b": Ability(),
+}
+"""Abilities of the stand-ins that play the paper's models."""
+_ALTERED: Mapping[str, dict[str, Any]] = {
+    "full": {},
+    "no-precedents": {},
+    "no-advocates": {"advocates": False},
+    "no-captioner": {"captioner": False},
+    "dull-judge": {"dull": True},
+    "post-stance": {"stance_from_start": False},
+}
+"""Arguments of the expectation, by arm."""
+
+
+def drawn_model(size: SizeName) -> str:
+    """Name of the stand-in of a size."""
+    return f"oracle-{size}"
+
+
+def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: int = 0) -> Targets:
+    """The paper's rows with the figures that the stand-ins must have.
+
+    Args:
+        benches: Drawn benchmarks; rows on others are left out.
+        limit: Judge so many memes of each only.
+        seed: Seed of that sample.
+
+    Raises:
+        BadRequest: A benchmark can't be read.
+        OSError: A benchmark has no key.
+    """
+    rows = []
+    by_name = {bench.compared: bench for bench in benches}
+    for row in (row for row in published().targets if row.bench in by_name):
+        bench = by_name[row.bench]
+        gold, said = _expected(bench, row, limit, seed)
+        figures = score(gold, said, resamples=1)
+        rows.append(
+            row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
+        )
+    return Targets(paper="The oracle on drawn memes", targets=tuple(rows))
+
+
+def _expected(bench: Bench, row: Target, limit: int | None, seed: int) -> tuple[list[bool], list[bool]]:
+    key = {meme.id: meme for meme in read_key(bench.data)}
+    follow = () if row.arm == "no-precedents" else _shown(bench, list(key.values()))
+    gold, said = [], []
+    for meme in bench.judged(limit, seed):
+        drawn = key[meme.id]
+        opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=follow, **_ALTERED[row.arm])
+        gold.append(drawn.harmful)
+        said.append(opinion.harmful)
+    return gold, said
+
+
+def _shown(bench: Bench, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
+    """A precedent as any other: of all of them, text and badge say how they are labelled."""
+    (train,) = bench.dataset.of_role(SplitRole.TRAIN)
+    first = next(meme for meme in memes if meme.split == train.name and not meme.planted)
+    return ((first.text, first.badge, first.harmful),)
+
+
+def draw_benches(data: Path, *, train: int, test: int, seed: int = 1) -> None:
+    """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches`, where they are not there yet.
+
+    Raises:
+        BadRequest: A directory is not empty and holds no drawn benchmark.
+    """
+    layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
+    for place, (name, layout) in enumerate(layouts.items()):
+        if not (data / name / KEY).exists():
+            make(data / name, layout, train=train, val=0, test=test, seed=seed + place)

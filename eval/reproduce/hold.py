@@ -1,0 +1,107 @@
+"""Holding a reproduction: its stages one after the other, each with its server, until every run is finished."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from court.errors import BadRequest
+from eval.reproduce.stages import Reproduction, ReproductionManifest, Servers, StageEntry
+from eval.runs.progress import Progress
+from eval.studies.arms import STUDY, run_study
+
+
+async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None:
+    """Makes all runs that are not finished; a stage whose runs all are needs no server.
+
+    Raises:
+        BadRequest: The folder holds something else, or another reproduction; or no server is named for a stage.
+        As :func:`eval.studies.arms.run_study`: what was judged is kept, and the same call goes on.
+    """
+    begin(plan)
+    for number, stage in enumerate(plan.stages, 1):
+        left = [each for each in plan.planned() if each.stage is stage and (not each.finished or plan.retry_failed)]
+        if not left:
+            progress.tell(f"{stage.size}, {stage.model}: finished before.")
+            continue
+        progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")
+        async with servers(stage) as served:
+            for name in stage.runs:
+                progress.tell(f"{stage.size}, {name}:")
+                await run_study(plan.study(stage, plan.bench(name), served), progress)
+
+
+def begin(plan: Reproduction) -> None:
+    """Writes down what is reproduced, or sees that it is what was begun here; stages and arms may be added.
+
+    Raises:
+        BadRequest: The folder holds something else, or a reproduction that was begun with something else.
+    """
+    place, manifest = plan.out / STUDY, _manifest(plan)
+    before = read_manifest(plan)
+    if before is None:
+        if plan.out.exists() and any(plan.out.iterdir()):
+            raise BadRequest(
+                f"{plan.out} is not empty and holds no reproduction. Name a folder that is not there yet.",
+                reason="OUT_NOT_EMPTY",
+            )
+        plan.out.mkdir(parents=True, exist_ok=True)
+    else:
+        manifest = _continued(plan, before, manifest)
+    new = place.with_name(f"{STUDY}.new")
+    new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    new.replace(place)
+
+
+def read_manifest(plan: Reproduction) -> ReproductionManifest | None:
+    """Reads what was begun in the plan's folder; None if nothing was. Raises BadRequest if it can't be read."""
+    place = plan.out / STUDY
+    try:
+        return ReproductionManifest.model_validate_json(place.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        raise BadRequest(
+            f"{place} is no reproduction's file: it belongs to another kind of study, was written by another version, "
+            "or was changed by hand. Name another folder.",
+            reason="STUDY_UNREADABLE",
+        ) from None
+
+
+def _manifest(plan: Reproduction) -> ReproductionManifest:
+    return ReproductionManifest(
+        created=datetime.now(UTC),
+        paper=plan.paper,
+        mode=plan.mode,
+        preset_digest=plan.preset_digest,
+        benches={bench.name: (bench.dataset.id, bench.split) for bench in plan.benches},
+        limit=plan.limit,
+        seed=plan.seed,
+        stages=tuple(StageEntry(size=one.size, model=one.model, runs=dict(one.runs)) for one in plan.stages),
+        command=plan.command,
+    )
+
+
+def _continued(plan: Reproduction, before: ReproductionManifest, now: ReproductionManifest) -> ReproductionManifest:
+    same = ("paper", "mode", "preset_digest", "benches", "limit", "seed")
+    differ = [name for name in same if getattr(before, name) != getattr(now, name)]
+    known = {stage.size: stage for stage in before.stages}
+    differ += [
+        f"the model of {stage.size} (was {known[stage.size].model})"
+        for stage in now.stages
+        if stage.size in known and known[stage.size].model != stage.model
+    ]
+    if differ:
+        raise BadRequest(
+            f"The reproduction in {plan.out} was begun with something else: {', '.join(differ)}. Set it up as it was, "
+            "or name another folder.",
+            reason="STUDY_DIFFERS",
+        )
+    merged = {stage.size: stage for stage in before.stages}
+    for stage in now.stages:
+        runs = dict(merged[stage.size].runs) if stage.size in merged else {}
+        for name, arms in stage.runs.items():
+            runs[name] = tuple(dict.fromkeys((*runs.get(name, ()), *arms)))
+        merged[stage.size] = StageEntry(size=stage.size, model=stage.model, runs=runs)
+    return before.model_copy(update={"stages": tuple(merged.values())})

@@ -1,0 +1,305 @@
+"""The outcome of a reproduction: published figures beside ours, the claims, and the data behind the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from court.errors import BadRequest
+from court.events import Side
+from eval.datasets.sample import sample
+from eval.reports.courses import Rounds, rounds_of
+from eval.reproduce.benches import Bench
+from eval.reproduce.claims import Claim, Judged, claims_of
+from eval.reproduce.hold import read_manifest
+from eval.reproduce.stages import POST_STANCE, SIZES, Reproduction, ReproductionManifest
+from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
+from eval.runs.results import Results, read_results
+from eval.scores.metrics import RESAMPLES, Card, card, score
+from eval.scores.metrics import Figure as Estimate
+from eval.studies.arms import FULL_ARM
+
+BALANCED_DRAWS = 5
+FIGURE_4_MEME = "memes_8260"
+"""Meme of Harm-P whose chain of questions the paper shows."""
+
+
+class Reached(StrEnum):
+    """Place of a published row beside ours."""
+
+    WITHIN = "within interval"
+    OUTSIDE = "outside"
+    UNREACHABLE = "unreachable on this split"
+    NOT_RUN = "not run"
+    NONE = "nothing published"
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedFigures:
+    """Figures on all memes of the rarer class and as many of the other, over several draws of the latter.
+
+    Attributes:
+        n: Memes of each draw.
+        accuracy: Mean accuracy, lowest and highest.
+        macro_f1: Mean macro-F1 likewise.
+        reachable: True if the published figures can occur with so many memes of each class.
+    """
+
+    n: int
+    accuracy: Estimate
+    macro_f1: Estimate
+    reachable: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """A published row beside ours, or a run of ours that nothing is published of.
+
+    Attributes:
+        id: Id of the target; empty for a run of ours alone.
+        table: Number of the table; None likewise.
+        row: Name of the row.
+        size: Size of the model.
+        model: Model that was asked; empty where it was not run.
+        bench: Bench of the run.
+        split: Split of the data set.
+        arm: Name of the arm.
+        target: The published figures; None where there are none.
+        card: Our score card; None where it was not run, or is not finished.
+        reached: Place of the published row beside ours.
+        why: Reason in words.
+        calls: Mean calls a meme.
+        tokens: Mean tokens a meme, read and written.
+        balanced: Figures on balanced draws; None where they were not asked for.
+    """
+
+    id: str
+    table: int | None
+    row: str
+    size: str
+    model: str
+    bench: str
+    split: str
+    arm: str
+    target: Target | None
+    card: Card | None
+    reached: Reached
+    why: str
+    calls: float = 0.0
+    tokens: float = 0.0
+    balanced: BalancedFigures | None = None
+
+    @property
+    def differences(self) -> tuple[float, float] | None:
+        """Our accuracy and macro-F1 less the published ones, in points; None where either is missing."""
+        if self.target is None or self.card is None:
+            return None
+        ours = self.card.strict
+        return (
+            100 * ours.accuracy.value - self.target.accuracy,
+            100 * ours.macro_f1.value - self.target.macro_f1,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that is reported of a reproduction.
+
+    Attributes:
+        plan: Plan of the reproduction.
+        manifest: Its file.
+        targets: The published figures.
+        rows: Published rows and ours, by table; then runs of ours alone.
+        claims: Claims, in order.
+        full: Runs of the full court with the largest model, by bench.
+        rounds: Rounds by side and gold label of these: figure 5.
+        chain: Run and meme of figure 4; None where no examination was held.
+        asked: Runs with the stance from the start and at the summary: figure 3; None where either is missing.
+        finished: True if every run of the manifest is finished.
+    """
+
+    plan: Reproduction
+    manifest: ReproductionManifest
+    targets: Targets
+    rows: tuple[RowOutcome, ...]
+    claims: tuple[Claim, ...]
+    full: Mapping[str, Results]
+    rounds: Mapping[str, tuple[Rounds, ...]]
+    chain: tuple[Results, str] | None
+    asked: tuple[Results, Results] | None
+    finished: bool
+
+
+def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, resamples: int = RESAMPLES) -> Outcome:
+    """Reads what was judged so far, and scores it.
+
+    Args:
+        plan: Plan of the reproduction.
+        targets: Published figures.
+        balanced: True to score balanced draws too.
+        resamples: Resamples of each bootstrap.
+
+    Raises:
+        BadRequest: Nothing was begun in the plan's folder, or it can't be read.
+    """
+    manifest = read_manifest(plan)
+    if manifest is None:
+        raise BadRequest(f"{plan.out} holds no reproduction.", reason="STUDY_MISSING")
+    runs = dict(_runs(plan, manifest))
+    models: dict[str, str] = {stage.size: stage.model for stage in manifest.stages}
+    scoring = _Scoring(plan, models, balanced=balanced, resamples=resamples)
+    rows = [
+        scoring.row(target, bench, runs.get((target.size, bench.name, target.arm)))
+        for target in targets.targets
+        for bench in plan.benches
+        if bench.compared == target.bench
+    ]
+    compared = {(row.size, row.bench, row.arm) for row in rows}
+    rows += [
+        scoring.row(None, plan.bench(bench), results, size=size, arm=arm)
+        for (size, bench, arm), results in runs.items()
+        if (size, bench, arm) not in compared
+    ]
+    largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
+    main = plan.benches[0]
+    arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
+    sizes: dict[str, Results] = {
+        size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
+    }
+    judged = Judged(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=resamples)
+    full = {bench: results for (size, bench, arm), results in runs.items() if size == largest and arm == FULL_ARM}
+    return Outcome(
+        plan=plan,
+        manifest=manifest,
+        targets=targets,
+        rows=tuple(rows),
+        claims=claims_of(judged),
+        full=full,
+        rounds={bench: found for bench, results in full.items() if (found := rounds_of(results))},
+        chain=_chain(plan, full),
+        finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),
+        asked=(arms[FULL_ARM], arms[POST_STANCE]) if {FULL_ARM, POST_STANCE} <= arms.keys() else None,
+    )
+
+
+def _runs(plan: Reproduction, manifest: ReproductionManifest) -> Iterator[tuple[tuple[str, str, str], Results]]:
+    """Finished runs by size, bench and arm."""
+    for stage in manifest.stages:
+        for bench, arms in stage.runs.items():
+            for arm in arms:
+                try:
+                    results = read_results(plan.folder(stage.size, bench, arm).root)
+                except BadRequest as error:
+                    if error.reason != "RUN_MISSING":
+                        raise
+                    continue
+                if results.finished:
+                    yield (stage.size, bench, arm), results
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """Scores runs against targets."""
+
+    plan: Reproduction
+    models: Mapping[str, str]
+    balanced: bool
+    resamples: int
+
+    def row(
+        self, target: Target | None, bench: Bench, results: Results | None, *, size: str = "", arm: str = ""
+    ) -> RowOutcome:
+        size, arm = (target.size, target.arm) if target else (size, arm)
+        scored = None
+        if results is not None:
+            scored = card(results, bench.protocol, resamples=self.resamples, seed=self.plan.seed)
+        reached, why = _reached(target, scored)
+        costs = [one.prediction.cost for one in results.judged] if results else []
+        return RowOutcome(
+            id=target.id if target else "",
+            table=target.table if target else None,
+            row=target.row if target else arm,
+            size=size,
+            model=self.models.get(size, ""),
+            bench=bench.name,
+            split=bench.split,
+            arm=arm,
+            target=target,
+            card=scored,
+            reached=reached,
+            why=why,
+            calls=sum(cost.calls for cost in costs) / len(costs) if costs else 0.0,
+            tokens=sum(cost.tokens_in + cost.tokens_out for cost in costs) / len(costs) if costs else 0.0,
+            balanced=_balanced(results, bench, target, self.plan.seed) if self.balanced and results else None,
+        )
+
+
+def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
+    if target is None:
+        return Reached.NONE, "an arm or a model of which nothing is published"
+    if scored is None:
+        return Reached.NOT_RUN, "not run, or not finished"
+    if not is_reachable(target, benign=scored.benign, harmful=scored.harmful):
+        classes = f"{scored.benign:,} not harmful and {scored.harmful:,} harmful memes"
+        why = (
+            "the accuracy could occur, but not together with the macro-F1"
+            if has_accuracy(target.accuracy, scored.n)
+            else "no number of right answers rounds to the accuracy"
+        )
+        return Reached.UNREACHABLE, f"with {classes}, {why}"
+    ours = scored.strict
+    outside = [
+        name
+        for name, published, figure in (
+            ("accuracy", target.accuracy, ours.accuracy),
+            ("macro-F1", target.macro_f1, ours.macro_f1),
+        )
+        if not 100 * figure.low - 0.005 <= published <= 100 * figure.high + 0.005
+    ]
+    if outside:
+        return Reached.OUTSIDE, f"{' and '.join(outside)} outside our interval"
+    return Reached.WITHIN, "both figures lie in our intervals"
+
+
+def _balanced(results: Results, bench: Bench, target: Target | None, seed: int) -> BalancedFigures | None:
+    """Scores all memes of the rarer class with as many of the other; None where one class has no meme."""
+    by_class: dict[bool, list[str]] = {True: [], False: []}
+    said = {}
+    for gold, one in results.under(bench.protocol):
+        by_class[gold].append(one.meme.id)
+        # No class is wrong here, as in the strict figures.
+        harmful = one.prediction.outcome.harmful
+        said[one.meme.id] = not gold if harmful is None else harmful
+    rarer = min(by_class, key=lambda gold: len(by_class[gold]))
+    few = len(by_class[rarer])
+    if not few:
+        return None
+    others = [one.meme for gold, one in results.under(bench.protocol) if gold is not rarer]
+    accuracies, macro_f1s = [], []
+    for draw in range(seed, seed + BALANCED_DRAWS):
+        drawn = [meme.id for meme in sample(others, few, draw)]
+        labels = [rarer] * few + [not rarer] * len(drawn)
+        found = score(labels, [said[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
+        accuracies.append(found.accuracy.value)
+        macro_f1s.append(found.macro_f1.value)
+
+    def over(values: Sequence[float]) -> Estimate:
+        return Estimate(sum(values) / len(values), min(values), max(values))
+
+    reachable = is_reachable(target, benign=few, harmful=few) if target else None
+    return BalancedFigures(2 * few, over(accuracies), over(macro_f1s), reachable)
+
+
+def _chain(plan: Reproduction, full: Mapping[str, Results]) -> tuple[Results, str] | None:
+    """Run and meme of figure 4: the paper's own where it was judged, else that whose sides differ most in rounds."""
+    for name in (bench.name for bench in plan.benches if bench.compared == "harm-p" and bench.name in full):
+        examined = {
+            one.meme.id: abs(one.prediction.sides[Side.ACCUSER].rounds - one.prediction.sides[Side.DEFENDER].rounds)
+            for one in full[name].judged
+            if one.prediction.trial and set(Side) <= {Side(side) for side in one.prediction.sides}
+        }
+        own = next((meme for meme in examined if meme.removesuffix(".png") == FIGURE_4_MEME), None)
+        if examined:
+            return full[name], own or max(examined, key=lambda meme: examined[meme])
+    return None

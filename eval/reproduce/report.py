@@ -1,0 +1,353 @@
+"""The report of a reproduction: tables 1 to 3 beside ours, claims, figures 3 to 5, and what differs from the paper.
+
+Words of memes and models stand in the document alone, which lies in the folder; the figures as JSON hold none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from court.events import QuestionAsked, Side
+from court.transcript import transcript
+from eval.reports import figures, words
+from eval.reports.page import Drawn
+from eval.reports.records import read_records
+from eval.reproduce.claims import Claim, ClaimPart
+from eval.reproduce.document import Document, Grid, Section
+from eval.reproduce.outcome import BALANCED_DRAWS, FIGURE_4_MEME, BalancedFigures, Outcome, RowOutcome
+from eval.runs.results import Judged, Results
+from eval.scores.metrics import Figure as Estimate
+from serving.presets import Preset
+
+_MEMES_COMPARED = 5
+_QUESTIONS_SHOWN = 3
+_TITLES = {
+    1: "Table 1: the full court",
+    2: "Table 2: ablations",
+    3: "Table 3: sizes of the model, and a stance that comes late",
+    None: "Ours alone: controls, comparators, other models",
+}
+_SETS = ("Harm-C", "Harm-P", "FHM")
+
+
+async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
+    """The report.
+
+    Args:
+        outcome: Outcome of the reproduction.
+        preset: Preset that the settings are from; None for the settings as served.
+    """
+    plan = outcome.plan
+    settings = f"preset {preset.id}, {preset.digest}" if preset else "the court as it is served"
+    lead = [
+        f"Settings: {settings}. Seed {plan.seed}; "
+        + (f"a sample of {plan.limit:,} memes of each split." if plan.limit else "all memes of each split."),
+        "Figures are strict (a meme without a class is wrong), in percent, with 95 % intervals by bootstrap over "
+        "memes. Differences are ours less the published figure, in points. On which memes the published figures were "
+        "measured is not known: a figure is unreachable on a split where no confusion matrix over its classes rounds "
+        "to its accuracy and macro-F1.",
+        *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
+    ]
+    sections = [
+        *(_table(outcome, number) for number in _TITLES if any(row.table == number for row in outcome.rows)),
+        _baselines(outcome),
+        _claims(outcome),
+        await _figure_3(outcome),
+        await _figure_4(outcome),
+        _figure_5(outcome),
+        _differences(outcome, preset),
+    ]
+    return Document(f"{outcome.targets.paper}, reproduced", lead, sections)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The figures of a reproduction; no word of a meme or a model."""
+    return {
+        "paper": outcome.targets.paper,
+        "mode": outcome.plan.mode,
+        "preset_digest": outcome.plan.preset_digest,
+        "finished": outcome.finished,
+        "seed": outcome.plan.seed,
+        "limit": outcome.plan.limit,
+        "rows": [_row_json(row) for row in outcome.rows],
+        "claims": [asdict(claim) for claim in outcome.claims],
+        "figure_3": next((asdict(claim) for claim in outcome.claims if claim.id == "C5"), None),
+        "figure_4": {"run": str(outcome.chain[0].root), "meme": outcome.chain[1]} if outcome.chain else None,
+        "figure_5": {
+            bench: [{**asdict(one), "mean": one.mean, "n": one.n} for one in found]
+            for bench, found in outcome.rounds.items()
+        },
+    }
+
+
+def _row_json(row: RowOutcome) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(row).items() if name not in ("card", "target")}
+    card, target = row.card, row.target
+    return told | {
+        "published": {"accuracy": target.accuracy, "macro_f1": target.macro_f1} if target else None,
+        "ours": {
+            "n": card.n,
+            "harmful": card.harmful,
+            "failed": card.failed,
+            "undecided": card.undecided,
+            "accuracy": asdict(card.strict.accuracy),
+            "macro_f1": asdict(card.strict.macro_f1),
+            "majority": card.majority,
+        }
+        if card
+        else None,
+        "differences": row.differences,
+    }
+
+
+def _table(outcome: Outcome, number: int | None) -> Section:
+    rows = [row for row in outcome.rows if row.table == number]
+    heads = ["row", "data", "model", "memes (harmful)", "published acc / F1", "accuracy", "macro-F1", "difference"]
+    heads += ["calls a meme", "tokens a meme", "beside the published"]
+    tables = [Grid("Published figures beside ours", heads, [_cells(row) for row in rows])]
+    balanced = [(row, row.balanced) for row in rows if row.balanced]
+    if balanced:
+        caption = (
+            "Balanced draws, not a public split: all memes of the rarer class and as many of the other, "
+            f"{BALANCED_DRAWS} draws, mean and range"
+        )
+        heads = ["row", "data", "memes", "published acc / F1", "accuracy", "macro-F1", "published can occur"]
+        tables.append(Grid(caption, heads, [_balanced_cells(row, found) for row, found in balanced]))
+    key = f"table-{number or 'ours'}"
+    return Section(key, f"Table {number}" if number else "Ours", title=_TITLES[number], tables=tables)
+
+
+def _cells(row: RowOutcome) -> list[str]:
+    card, differences = row.card, row.differences
+    return [
+        f"{row.id}: {row.row}" if row.id else f"{row.row}, {row.size}",
+        f"{row.bench}, {row.split}",
+        row.model or row.size,
+        f"{card.n:,} ({card.harmful:,})" if card else words.NOTHING,
+        _published(row),
+        _percent(card.strict.accuracy if card else None),
+        _percent(card.strict.macro_f1 if card else None),
+        " / ".join(f"{points:+.2f}" for points in differences) if differences else words.NOTHING,
+        f"{row.calls:.1f}" if card else words.NOTHING,
+        f"{row.tokens:,.0f}" if card else words.NOTHING,
+        f"{row.reached}: {row.why}",
+    ]
+
+
+def _balanced_cells(row: RowOutcome, found: BalancedFigures) -> list[str]:
+    can = {None: words.NOTHING, True: "yes", False: "no"}[found.reachable]
+    data = f"{row.bench}, {row.split}"
+    figures_ = (_percent(found.accuracy), _percent(found.macro_f1))
+    return [row.id or row.row, data, f"{found.n:,}", _published(row), *figures_, can]
+
+
+def _published(row: RowOutcome) -> str:
+    return f"{row.target.accuracy:.2f} / {row.target.macro_f1:.2f}" if row.target else words.NOTHING
+
+
+def _percent(figure: Estimate | None) -> str:
+    if figure is None:
+        return words.NOTHING
+    return f"{100 * figure.value:.2f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
+
+
+def _baselines(outcome: Outcome) -> Section:
+    rows = [
+        [name, *(f"{accuracy:.2f} / {macro_f1:.2f}" for accuracy, macro_f1 in pairs)]
+        for name, pairs in outcome.targets.baselines.items()
+    ]
+    line = "The paper quotes these figures and did not run them; nor do we. They are context."
+    tables = [Grid("Accuracy / macro-F1, in percent", ["system", *_SETS], rows)] if rows else []
+    lines = [line] if rows else ["None."]
+    return Section("baselines", "Baselines", title="Baselines that the paper quotes", lines=lines, tables=tables)
+
+
+def _claims(outcome: Outcome) -> Section:
+    rows = [list(cells) for claim in outcome.claims for cells in _claim_rows(claim)]
+    line = (
+        "Tests of each claim on the memes that were judged here, with the largest model that was run. Several tests at "
+        "5 %: one in twenty comes out by chance alone."
+    )
+    heads = ["claim", "measured", "value", "p", "outcome"]
+    grid = Grid("Claims and their tests", heads, rows, words=True)
+    return Section("claims", "Claims", title="Claims C1 to C7", lines=[line], tables=[grid])
+
+
+def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:
+    yield f"{claim.id}: {claim.claim}", claim.why, "", "", str(claim.verdict)
+    for part in claim.parts:
+        p = "" if part.p is None else f"{part.p:.2g}"
+        yield claim.id, part.what, _value(part), p, str(part.verdict)
+
+
+def _value(part: ClaimPart) -> str:
+    figure = part.figure
+    if figure.low == figure.high == figure.value:
+        return f"{figure.value:+.3f}"
+    return f"{figure.value:+.3f} ({figure.low:+.3f} to {figure.high:+.3f})"
+
+
+async def _figure_3(outcome: Outcome) -> Section:
+    title = "Figure 3: questions with the stance from the start, and without"
+    if outcome.asked is None:
+        lines = ["Needs the arms full and post-stance of the largest model."]
+        return Section("figure-3", "Figure 3", title=title, lines=lines)
+    early, late = outcome.asked
+    chosen = _apart_in_rounds(early, late)
+    tables = []
+    told = {
+        "from the start": await _questions(early, chosen),
+        "at the summary": await _questions(late, chosen),
+    }
+    for meme in chosen:
+        rows = [
+            [f"{number + 1}", *(_nth(told[when][meme].get(side, []), number) for when in told for side in Side)]
+            for number in range(_QUESTIONS_SHOWN)
+        ]
+        heads = ["question", *(f"{side.lower()}, {when}" for when in told for side in Side)]
+        tables.append(Grid(f"Meme {meme}", heads, rows, words=True))
+    line = (
+        "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to "
+        f"judge; that they need fewer rounds is claim C5. Below, of the {len(chosen)} memes whose rounds differ most, "
+        f"each side's first {_QUESTIONS_SHOWN} questions."
+    )
+    return Section("figure-3", "Figure 3", title=title, lines=[line], tables=tables)
+
+
+def _apart_in_rounds(early: Results, late: Results) -> list[str]:
+    """Memes whose rounds in the two runs differ most, of those that were examined in both."""
+    rounds = {one.meme.id: sum(side.rounds for side in one.prediction.sides.values()) for one in late.judged}
+    apart = {
+        one.meme.id: abs(sum(side.rounds for side in one.prediction.sides.values()) - rounds[one.meme.id])
+        for one in early.judged
+        if one.prediction.sides and rounds.get(one.meme.id)
+    }
+    return sorted(apart, key=lambda meme: (-apart[meme], meme))[:_MEMES_COMPARED]
+
+
+async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[Side, list[str]]]:
+    trials = {one.meme.id: one.prediction.trial for one in results.judged if one.meme.id in memes}
+    assert results.root is not None, "a run of ours"
+    records = (await read_records(results.root, list(trials.values()), pictures=False)).records
+    asked: dict[str, dict[Side, list[str]]] = {meme: {} for meme in memes}
+    for meme, trial in trials.items():
+        for event in records[trial].all(QuestionAsked) if trial in records else ():
+            asked[meme].setdefault(event.side, []).append(event.question)
+    return asked
+
+
+def _nth(questions: Sequence[str], number: int) -> str:
+    return questions[number] if number < len(questions) else words.NOTHING
+
+
+async def _figure_4(outcome: Outcome) -> Section:
+    title = "Figure 4: the chain of one meme of Harm-P"
+    if outcome.chain is None:
+        return Section("figure-4", "Figure 4", title=title, lines=["Needs the full court on Harm-P."])
+    results, meme = outcome.chain
+    one = next(one for one in results.judged if one.meme.id == meme)
+    assert results.root is not None, "a run of ours"
+    records = await read_records(results.root, [one.prediction.trial], pictures=False)
+    record = records.records.get(one.prediction.trial)
+    if record is None:
+        why = records.missing or records.lost.get(one.prediction.trial, "its record is gone")
+        return Section("figure-4", "Figure 4", title=title, lines=[f"The record of {meme} can't be read: {why}"])
+    told = transcript(record)
+    rows = [
+        [f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))]
+        for each in told.rounds
+        if any(turn is not None and not turn.ahead for turn in each.turns.values())
+    ]
+    heads = ["round", *(f"{side.lower()}: {what}" for side in Side for what in ("question", "answer"))]
+    own = meme.removesuffix(".png") == FIGURE_4_MEME
+    lines = [
+        f"The paper's own meme, {FIGURE_4_MEME}: there the Defender took 10 rounds and the Accuser 6."
+        if own
+        else f"The paper's meme, {FIGURE_4_MEME}, is not among those that were judged. In its place {meme}, "
+        "whose sides differ most in rounds.",
+        f"{_rounds_in_words(one)} Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
+        f"Description: {told.description}",
+    ]
+    arguments = [
+        [side.lower(), argument.justification] for side, argument in told.arguments.items() if argument is not None
+    ]
+    tables = [
+        Grid("Rounds", heads, rows, words=True),
+        Grid("Arguments", ["side", "justification"], arguments, words=True),
+    ]
+    return Section("figure-4", "Figure 4", title=title, lines=lines, tables=tables)
+
+
+def _turn(turn: Any) -> tuple[str, str]:
+    if turn is None or turn.ahead:
+        return words.NOTHING, words.NOTHING
+    return turn.question or words.NOTHING, turn.answer or words.NOTHING
+
+
+def _rounds_in_words(one: Judged) -> str:
+    return f"{', '.join(f'{side.lower()} {one.prediction.sides[side].rounds} rounds' for side in Side)}."
+
+
+def _figure_5(outcome: Outcome) -> Section:
+    title = "Figure 5: rounds by side and gold label"
+    rows = [
+        [
+            f"{bench}, {one.side.lower()}",
+            figures.GOLD_WORDS[one.harmful],
+            f"{one.n:,}",
+            f"{one.mean:.2f}",
+            ", ".join(f"{rounds}: {memes}" for rounds, memes in one.counts.items()),
+        ]
+        for bench, found in outcome.rounds.items()
+        for one in found
+    ]
+    drawn = [
+        Drawn(bench, figures.rounds(found, f"rounds-{bench}") or "", "Share of the memes of each gold label.")
+        for bench, found in outcome.rounds.items()
+    ]
+    line = "The paper says that the side which the gold label favours rests sooner: claim C6."
+    heads = ["data, side", "gold", "memes", "mean rounds", "memes by number of rounds"]
+    tables = [Grid("Rounds", heads, rows)] if rows else []
+    lines = [line] if rows else ["No side asked anything."]
+    return Section("figure-5", "Figure 5", title=title, lines=lines, tables=tables, drawn=drawn)
+
+
+def _left_out(outcome: Outcome) -> Iterator[str]:
+    """Sentences on what the rule against near copies cost each bench in precedents."""
+    for bench, results in outcome.full.items():
+        if results.manifest is not None:
+            excluded = results.manifest.excluded
+            why = ", ".join(f"{count:,} {name}" for name, count in excluded.items())
+            yield (
+                f"{bench}: {results.manifest.library_size:,} precedents; {sum(excluded.values()):,} of the train split "
+                f"were left out as too near to what is judged{f' ({why})' if why else ''}."
+            )
+
+
+def _differences(outcome: Outcome, preset: Preset | None) -> Section:
+    title = "What differs from the paper"
+    if preset is None:
+        line = (
+            "The court was run as it is served, not as the paper describes it: precedents with their likeness and the "
+            "vote of a wider set before the Judge, the product's own policy, and probabilities asked for. The preset "
+            "as-published (memecourt settings --preset as-published) has the paper's values."
+        )
+        return Section("differences", "Differences", title=title, lines=[line])
+    trial = outcome.plan.settings.model_dump(mode="json")
+    rows = []
+    for value in preset.values:
+        table, dot, name = value.setting.partition(".")
+        now = trial[table].get(name) if dot else trial.get(table)
+        kept = value.setting == "policy" or now == value.value
+        source = "as published" if value.source == "as published" else "not said; ours"
+        here = json.dumps(value.value) if kept else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
+        rows.append([value.setting, here, source, value.why])
+    for other in preset.others:
+        source = "as published" if other.source == "as published" else "not said; ours"
+        rows.append([other.thing, other.here, source, f"the paper: {other.paper}"])
+    grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
+    lines = ["Made of the preset that the runs were held with.", *_left_out(outcome)]
+    return Section("differences", "Differences", title=title, lines=lines, tables=[grid])

@@ -1,0 +1,342 @@
+"""Stages of a reproduction: which runs are made with which model, in which order, and how many calls they take.
+
+::
+
+    STUDY/study.json             what is reproduced (:class:`ReproductionManifest`)
+    STUDY/SIZE/BENCH/            a study (:mod:`eval.studies.arms`): one run an arm
+    STUDY/reproduction.json      what came of it; also .md and .html
+
+One size is held at a time, so that one server is enough: a stage gets its server's address from :data:`Servers` when
+its turn comes, and gives it back at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from court.errors import BadRequest
+from court.events import Procedure
+from court.settings import TrialSettings
+from eval.reproduce.benches import Bench
+from eval.reproduce.targets import SizeName
+from eval.runs.folder import CALLS, RunFolder
+from eval.studies.arms import ARMS, FULL_ARM, Arm, Study
+from serving.settings import RoleSettings, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+FORMAT = 1
+SIZES: tuple[SizeName, ...] = get_args(SizeName)
+"""From the smallest to the largest."""
+MODELS: Mapping[SizeName, str] = {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in SIZES}
+"""The paper's models, by size."""
+ABLATIONS = ("no-precedents", "no-advocates", "no-captioner", "dull-judge")
+"""Arms of table 2."""
+POST_STANCE = "post-stance"
+CONTROLS = ("random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars")
+"""Arms that the paper lacks."""
+Mode = Literal["as-published", "as-served"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Servers of a stage's model.
+
+    Attributes:
+        url: Their addresses, with commas between them.
+        model: Name of the model there.
+    """
+
+    url: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everything that is held with one model.
+
+    Attributes:
+        size: Size of the model.
+        model: Name of the model.
+        runs: Names of arms by bench, the full court first.
+    """
+
+    size: SizeName
+    model: str
+    runs: Mapping[str, tuple[str, ...]]
+
+
+def urls_of(given: str) -> tuple[str, ...]:
+    """Addresses of one model's servers, with commas between them. Raises BadRequest if one is none."""
+    try:
+        urls = RoleSettings.model_validate({"url": given}).url
+    except ValidationError as error:
+        raise BadRequest(f"{given} is no model server: {error.errors()[0]['msg']}.", field="llm-url") from None
+    assert urls is not None, "it was given"
+    return urls
+
+
+Servers = Callable[[Stage], AbstractAsyncContextManager[Served]]
+"""Opens the server of a stage when its turn comes, and closes it at its end."""
+
+
+def named_servers(urls: Mapping[SizeName, str]) -> Servers:
+    """Servers that run already, by size."""
+
+    @asynccontextmanager
+    async def server(stage: Stage) -> AsyncIterator[Served]:
+        if stage.size not in urls:
+            raise BadRequest(
+                f"No server is named for the size {stage.size} ({stage.model}). Give --llm-url {stage.size}=URL, or "
+                "leave that size out with --size.",
+                field="llm-url",
+            )
+        yield Served(urls[stage.size], stage.model)
+
+    return server
+
+
+def stages_of(
+    sizes: Sequence[SizeName],
+    benches: Sequence[Bench],
+    *,
+    tables: frozenset[int],
+    figures: frozenset[int],
+    models: Mapping[SizeName, str],
+    controls: bool = True,
+) -> tuple[Stage, ...]:
+    """The runs that these tables and figures need, the largest model first: its figures are those of tables 1 and 2.
+
+    Args:
+        sizes: Which sizes.
+        benches: Benches to run on.
+        tables: Numbers of the paper's tables.
+        figures: Numbers of the paper's figures.
+        models: Names of models that are not the paper's.
+        controls: True to hold the arms that the paper lacks beside those of table 2.
+    """
+    stages = []
+    for place, size in enumerate(sorted(sizes, key=SIZES.index, reverse=True)):
+        first = place == 0
+        runs: dict[str, tuple[str, ...]] = {}
+        for bench in benches:
+            arms: tuple[str, ...] = ()
+            if bench.compared == "harm-c":
+                if first and 2 in tables:
+                    arms += (*ABLATIONS, *(CONTROLS if controls else ()))
+                if first and (3 in tables or 3 in figures):
+                    arms = (POST_STANCE, *arms)
+                wanted = bool(arms) or 3 in tables or (first and bool(tables | (figures - {4})))
+            else:
+                wanted = first and (1 in tables or (bench.compared == "harm-p" and 4 in figures))
+            if wanted:
+                runs[bench.name] = (FULL_ARM, *arms)
+        if runs:
+            stages.append(Stage(size, models.get(size, MODELS[size]), runs))
+    return tuple(stages)
+
+
+class StageEntry(BaseModel):
+    """A stage as it stands in the file of the reproduction."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: SizeName
+    model: str
+    runs: dict[str, tuple[str, ...]]
+
+
+class ReproductionManifest(BaseModel):
+    """Description of a reproduction; its file is rewritten where a later call adds stages or arms."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    created: AwareDatetime
+    paper: str
+    mode: Mode
+    preset_digest: str
+    """Of the preset that the settings are from; empty for the settings as served."""
+    benches: dict[str, tuple[str, str]]
+    """Data set and split by bench."""
+    limit: int | None
+    seed: int
+    stages: tuple[StageEntry, ...]
+    command: str
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a plan.
+
+    Attributes:
+        stage: Its stage.
+        bench: Its bench.
+        arm: Name of its arm.
+        memes: Number of memes.
+        fewest: Calls that it makes at least, if no reply comes out of the store: those shared with ``full`` are counted
+            there.
+        most: Largest number of calls, with every examination as long as it may be.
+        judged: Number of memes that are judged already.
+        finished: True if it was finished before.
+    """
+
+    stage: Stage
+    bench: Bench
+    arm: str
+    memes: int
+    fewest: int
+    most: int
+    judged: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Plan of a reproduction.
+
+    Attributes:
+        out: Its folder.
+        paper: Name of the paper.
+        mode: Origin of the settings.
+        settings: Settings of the court, without a model.
+        preset_digest: Digest of the preset; empty for none.
+        benches: Benches to run on.
+        stages: Stages, in order.
+        limit: Judge so many memes of each bench only.
+        seed: Seed of samples, controls and bootstraps.
+        concurrency: Memes on trial at once.
+        command: Command line of the reproduction.
+        patience_s: Seconds that a meme waits for a server that is busy or away.
+        allow_missing: True if memes without a picture fail, each by itself.
+        retry_failed: True to retry memes that failed for a passing reason.
+    """
+
+    out: Path
+    paper: str
+    mode: Mode
+    settings: Settings
+    preset_digest: str
+    benches: tuple[Bench, ...]
+    stages: tuple[Stage, ...]
+    limit: int | None = None
+    seed: int = 0
+    concurrency: int = 16
+    command: str = ""
+    patience_s: float = 600.0
+    allow_missing: bool = False
+    retry_failed: bool = False
+
+    def bench(self, name: str) -> Bench:
+        """The bench of a name."""
+        return next(bench for bench in self.benches if bench.name == name)
+
+    def folder(self, size: str, bench: str, arm: str) -> RunFolder:
+        """Folder of a run."""
+        return RunFolder(self.out / size / bench / arm)
+
+    def study(self, stage: Stage, bench: Bench, served: Served) -> Study:
+        """The study of a stage on a bench."""
+        # The same model in all roles; a key of the settings is for the servers that are named with it.
+        llm = self.settings.llm.model_copy(update={"url": urls_of(served.url), "model": served.model, "roles": {}})
+        return Study(
+            out=self.out / stage.size / bench.name,
+            kind="reproduce",
+            dataset=bench.dataset,
+            data=bench.data,
+            split=bench.split,
+            procedure=Procedure.FULL,
+            protocols=(bench.protocol,),
+            settings=self.settings.model_copy(update={"llm": llm}),
+            arms=arms_of(stage, bench),
+            limit=self.limit,
+            seed=self.seed,
+            concurrency=self.concurrency,
+            command=self.command,
+            server=stage.model,  # one that comes back at another address is the same
+            allow_missing=self.allow_missing,
+            patience_s=self.patience_s,
+            retry_failed=self.retry_failed,
+            drop_precedents=bench.drops,
+        )
+
+    def planned(self) -> tuple[PlannedRun, ...]:
+        """Runs in the order in which they are made. Raises BadRequest if a split can't be read."""
+        found = []
+        memes = {
+            name: len(self.bench(name).judged(self.limit, self.seed))
+            for name in dict.fromkeys(name for stage in self.stages for name in stage.runs)
+        }
+        for stage in self.stages:
+            for name, arms in stage.runs.items():
+                for arm in arms:
+                    fewest, most = calls_of_arm(arm, self.settings.trial)
+                    judged, finished = _state(self.folder(stage.size, name, arm))
+                    found.append(
+                        PlannedRun(
+                            stage=stage,
+                            bench=self.bench(name),
+                            arm=arm,
+                            memes=memes[name],
+                            fewest=fewest * memes[name],
+                            most=most * memes[name],
+                            judged=judged,
+                            finished=finished,
+                        )
+                    )
+        return tuple(found)
+
+    def stores(self) -> tuple[Path, ...]:
+        """Stores of calls that are there already."""
+        places = (self.out / stage.size / name / CALLS for stage in self.stages for name in stage.runs)
+        return tuple(place for place in places if place.exists())
+
+
+def arms_of(stage: Stage, bench: Bench) -> tuple[Arm, ...]:
+    """Arms of a stage on a bench."""
+    return tuple(ARMS[name] for name in stage.runs[bench.name])
+
+
+def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
+    """Fewest and most calls that a meme takes in an arm beyond those that it shares with ``full``.
+
+    A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities are two calls more. What is
+    asked ahead and turns out to be superfluous comes on top, and so do replies that are asked for twice.
+    """
+    judge = 3 if settings.score else 1
+    examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
+    fewest, most = (1 + calls + judge for calls in examined)
+    match arm:
+        case "full":
+            return fewest, most
+        case "post-stance":
+            return examined[0] + judge, examined[1] + judge
+        case "no-captioner":
+            return 2 + judge, 2 + judge
+        case "plain-judge":
+            return 1, 1
+        case "mars":
+            return 4, 4
+        case "equal-compute":
+            # As many tokens as full; a sample is about as long as the mean call of a full trial.
+            return fewest, most
+        case _:
+            return judge, judge
+
+
+def _state(folder: RunFolder) -> tuple[int, bool]:
+    """Number of memes that were judged, and True if the run is finished."""
+    try:
+        manifest = folder.manifest()
+    except BadRequest as error:
+        if error.reason != "RUN_MISSING":
+            raise
+        return 0, False
+    return len({prediction.meme for prediction in folder.predictions()}), manifest.finished is not None

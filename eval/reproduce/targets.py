@@ -1,0 +1,76 @@
+"""Published figures to compare a reproduction with, and whether a split can give them at all."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from eval.scores import resampling
+
+SizeName = Literal["3b", "7b", "32b"]
+BenchName = Literal["harm-c", "harm-p", "fhm"]
+_ROUNDING = 0.005 + 1e-9
+"""Largest distance, in percent, of a figure from its value rounded to two places."""
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Target(_Row):
+    """One published row: figures in percent."""
+
+    id: str
+    table: int
+    row: str
+    bench: BenchName
+    arm: str
+    size: SizeName
+    accuracy: float = Field(ge=0, le=100)
+    macro_f1: float = Field(ge=0, le=100)
+
+
+class Targets(_Row):
+    """Everything that a paper publishes of itself, and baselines that it quotes."""
+
+    paper: str
+    targets: tuple[Target, ...]
+    baselines: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
+    """Accuracy and macro-F1 by data set, in the order of :data:`BenchName`."""
+
+
+@cache
+def published() -> Targets:
+    """The figures of the MemeCourt paper."""
+    return Targets.model_validate(tomllib.loads((files("eval.reproduce") / "targets.toml").read_text("utf-8")))
+
+
+def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
+    """True if some confusion matrix over these classes rounds to the target's accuracy and macro-F1.
+
+    All of them are tried: ``(benign + 1) * (harmful + 1)``.
+
+    Args:
+        target: Published figures, in percent, of two places.
+        benign: Memes that are not harmful.
+        harmful: Memes that are.
+    """
+    if not benign + harmful:
+        return False
+    right = np.mgrid[: benign + 1, : harmful + 1].reshape(2, -1).astype(np.int64)
+    cells = np.stack([np.stack([right[0], benign - right[0]]), np.stack([harmful - right[1], right[1]])])
+    rates = resampling.rates(np.moveaxis(cells, 2, 0))
+    near = (np.abs(100 * rates.accuracy - target.accuracy) <= _ROUNDING) & (
+        np.abs(100 * rates.macro_f1 - target.macro_f1) <= _ROUNDING
+    )
+    return bool(near.any())
+
+
+def has_accuracy(percent: float, n: int) -> bool:
+    """True if some number of right answers among ``n`` rounds to this accuracy."""
+    return bool(n) and bool(np.any(np.abs(100 * np.arange(n + 1) / n - percent) <= _ROUNDING))

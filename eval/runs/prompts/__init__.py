@@ -1,0 +1,1 @@
+"""Prompts of the comparators, one file each and version."""

@@ -1,0 +1,88 @@
+"""Presets: named sets of settings that come with the package, each value with where it is from."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from court.digests import digest
+from court.errors import BadRequest
+
+Source = Literal["as published", "not said"]
+"""Origin of a value: what the preset follows says so, or leaves it open, so that it is ours."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PresetValue(_Table):
+    """One setting of a preset."""
+
+    setting: str
+    """Its name, with a dot between a table and its setting."""
+    value: JsonValue
+    source: Source
+    why: str
+
+
+class PresetRemark(_Table):
+    """Something that a preset follows and that is no setting."""
+
+    thing: str
+    paper: str
+    here: str
+    source: Source
+
+
+class Preset(_Table):
+    """A named set of settings."""
+
+    id: str
+    what: str
+    values: tuple[PresetValue, ...]
+    others: tuple[PresetRemark, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it, as ``sha256:…``."""
+        return digest(self.model_dump(mode="json"))
+
+    def settings(self, **given: Any) -> dict[str, Any]:
+        """The values as arguments of :class:`serving.settings.Settings`.
+
+        Args:
+            given: Settings that go before the preset's: plain ones replace them, tables are merged.
+        """
+        values: dict[str, Any] = {}
+        for each in self.values:
+            table, dot, name = each.setting.partition(".")
+            if dot:
+                values.setdefault(table, {})[name] = each.value
+            else:
+                values[table] = policy_named(str(each.value)) if table == "policy" else each.value
+        for name, value in given.items():
+            if value is not None:
+                values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
+        return values
+
+
+def policy_named(name: str) -> Path:
+    """Path of a policy that comes with the package."""
+    return Path(str(files("court"))) / "policies" / f"{name}.toml"
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of all presets."""
+    return tuple(sorted(each.name.removesuffix(".toml") for each in files(__name__).iterdir() if ".toml" in each.name))
+
+
+def load_preset(name: str) -> Preset:
+    """A preset by its name. Raises BadRequest, which names those that there are."""
+    if name not in preset_names():
+        raise BadRequest(f"There is no preset {name!r}. There are: {', '.join(preset_names())}.", field="preset")
+    return Preset.model_validate(tomllib.loads((files(__name__) / f"{name}.toml").read_text("utf-8")))

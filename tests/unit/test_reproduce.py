@@ -1,0 +1,456 @@
+"""Reproducing the paper: what can be reached, the runs that are made, its claims, and mistakes told beforehand."""
+
+import asyncio
+import json
+import shutil
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest, Unavailable
+from court.policy import DEFAULT_POLICY, Policy
+from court.settings import TrialSettings
+from eval.cli import cli
+from eval.datasets.protocol import Level, Protocol
+from eval.reproduce.benches import Bench, public_benches
+from eval.reproduce.claims import ClaimVerdict, Judged, claims_of
+from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
+from eval.reproduce.hold import begin, hold, read_manifest
+from eval.reproduce.stages import (
+    ABLATIONS,
+    CONTROLS,
+    MODELS,
+    Reproduction,
+    Served,
+    Stage,
+    calls_of_arm,
+    named_servers,
+    stages_of,
+)
+from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
+from eval.runs.prediction import Outcome, SideCourse
+from eval.runs.progress import Progress
+from eval.runs.run import UNFINISHED
+from eval.scores.published import PUBLISHED
+from eval.studies.arms import ARMS
+from eval.synthetic.make import Layout, make
+from serving.presets import load_preset, policy_named, preset_names
+from serving.settings import Settings
+from tests.support.judged import H, N, results, write_run
+
+BOTH, NONE_ = frozenset({1, 2, 3}), frozenset()
+HARM_C = (230, 21), (230, 124), (116, 61), (116, 10)
+"""Classes of Harm-C's test and validation splits, extreme and merged."""
+
+
+def target(accuracy, macro_f1):
+    return Target(id="x", table=1, row="x", bench="harm-c", arm="full", size="3b", accuracy=accuracy, macro_f1=macro_f1)
+
+
+# What can be reached
+
+
+def plain_rates(benign, harmful, right_benign, right_harmful):
+    """Accuracy and macro-F1 in percent, by their definitions."""
+    missed, alarms = harmful - right_harmful, benign - right_benign
+    f1_benign = 2 * right_benign / max(1, 2 * right_benign + missed + alarms)
+    f1_harmful = 2 * right_harmful / max(1, 2 * right_harmful + missed + alarms)
+    return 100 * (right_benign + right_harmful) / (benign + harmful), 50 * (f1_benign + f1_harmful)
+
+
+def test_every_confusion_matrix_reaches_its_own_rounded_figures_and_no_others_are_reached():
+    benign, harmful = 7, 5
+    pairs = {
+        tuple(round(value, 2) for value in plain_rates(benign, harmful, *right))
+        for right in product(range(benign + 1), range(harmful + 1))
+    }
+    for accuracy, macro_f1 in pairs:
+        assert is_reachable(target(accuracy, macro_f1), benign=benign, harmful=harmful)
+        if macro_f1 < 99 and (accuracy, round(macro_f1 + 0.02, 2)) not in pairs:
+            assert not is_reachable(target(accuracy, macro_f1 + 0.02), benign=benign, harmful=harmful)
+    assert not is_reachable(target(50, 50), benign=0, harmful=0) and not has_accuracy(50, 0)
+
+
+def test_no_published_figure_of_harm_c_can_occur_on_its_public_splits():
+    for row in published().targets:
+        if row.bench == "harm-c":
+            assert not any(is_reachable(row, benign=benign, harmful=harmful) for benign, harmful in HARM_C)
+    by_id = {row.id: row for row in published().targets}
+    # The accuracies of two rows can occur on merged Harm-C, but not with their macro-F1.
+    assert {id_ for id_, row in by_id.items() if has_accuracy(row.accuracy, 354)} == {"T2.rag", "T2.cc"}
+    assert is_reachable(by_id["T1.hc"], benign=38, harmful=51)
+
+
+def test_published_figures_stand_apart_from_those_that_runs_are_compared_with():
+    assert len(published().targets) == 11 and len({row.id for row in published().targets}) == 11
+    assert {row.arm for row in published().targets} <= ARMS.keys()
+    assert all(len(pairs) == 3 for pairs in published().baselines.values())
+    assert not [row for row in PUBLISHED if "memecourt" in f"{row.system} {row.source}".lower()]
+
+
+# The plan
+
+
+def test_the_whole_matrix_is_three_stages_the_largest_first(tmp_path):
+    stages = stages_of(["3b", "32b", "7b"], public_benches(tmp_path), tables=BOTH, figures=NONE_, models={})
+    assert [(stage.size, stage.model) for stage in stages] == [(size, MODELS[size]) for size in ("32b", "7b", "3b")]
+    first, *others = stages
+    assert first.runs == {
+        "harm-c": ("full", "post-stance", *ABLATIONS, *CONTROLS),
+        "harm-p": ("full",),
+        "fhm-test-seen": ("full",),
+        "fhm-dev-seen": ("full",),
+    }
+    assert all(stage.runs == {"harm-c": ("full",)} for stage in others)
+    assert "equal-compute" in first.runs["harm-c"]
+    made = {(stage.size, bench, arm) for stage in stages for bench, arms in stage.runs.items() for arm in arms}
+    for row in published().targets:
+        assert any(
+            (row.size, bench.name, row.arm) in made for bench in public_benches(tmp_path) if bench.compared == row.bench
+        )
+
+
+@pytest.mark.parametrize(
+    ("tables", "figures", "runs"),
+    [
+        ({1}, (), {"harm-c": ("full",), "harm-p": ("full",), "fhm-test-seen": ("full",), "fhm-dev-seen": ("full",)}),
+        ({2}, (), {"harm-c": ("full", *ABLATIONS)}),
+        ({3}, (), {"harm-c": ("full", "post-stance")}),
+        ((), {3}, {"harm-c": ("full", "post-stance")}),
+        ((), {4}, {"harm-p": ("full",)}),
+        ((), {5}, {"harm-c": ("full",)}),
+    ],
+)
+def test_a_table_or_a_figure_alone_needs_these_runs(tables, figures, runs, tmp_path):
+    (stage,) = stages_of(
+        ["7b"],
+        public_benches(tmp_path),
+        tables=frozenset(tables),
+        figures=frozenset(figures),
+        models={"7b": "ours"},
+        controls=False,
+    )
+    assert stage == Stage("7b", "ours", runs)
+
+
+def test_calls_are_estimated_by_the_longest_and_the_shortest_examination():
+    settings = TrialSettings(rounds_min=2, rounds_max=10, score=False)
+    assert calls_of_arm("full", settings) == (1 + 2 * 2 * 3 + 1, 1 + 2 * 10 * 3 + 1)
+    assert calls_of_arm("full", TrialSettings()) == (16, 64)
+    assert calls_of_arm("no-precedents", settings) == calls_of_arm("dull-judge", settings) == (1, 1)
+    assert calls_of_arm("mars", settings) == (4, 4)
+
+
+def test_a_stage_without_a_server_is_told_and_one_with_it_is_asked_there():
+    stage = Stage("7b", "m", {})
+
+    async def opened(urls):
+        async with named_servers(urls)(stage) as served:
+            return served
+
+    assert asyncio.run(opened({"7b": "http://a/v1"})) == Served("http://a/v1", "m")
+    with pytest.raises(BadRequest, match="--llm-url 7b=URL"):
+        asyncio.run(opened({"32b": "http://a/v1"}))
+
+
+def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, monkeypatch):
+    log = []
+
+    @asynccontextmanager
+    async def server(stage):
+        log.append(f"open {stage.size}")
+        yield Served("http://a/v1", stage.model)
+        log.append(f"close {stage.size}")
+
+    async def run(study, progress):
+        log.append(f"{study.settings.llm.model} {study.out.name} {' '.join(arm.name for arm in study.arms)}")
+        assert study.settings.llm.url == ("http://a/v1",) and study.server == study.settings.llm.model
+
+    monkeypatch.setattr("eval.reproduce.hold.run_study", run)
+    monkeypatch.setattr(Bench, "judged", lambda *_: [None] * 5)
+    benches = public_benches(tmp_path)[:2]
+    settings = Settings(home=tmp_path, **load_preset("as-published").settings())
+    stages = stages_of(["3b", "7b"], benches, tables=frozenset({1, 3}), figures=NONE_, models={"3b": "s", "7b": "m"})
+    plan = Reproduction(
+        out=tmp_path / "study",
+        paper="memecourt",
+        mode="as-published",
+        settings=settings,
+        preset_digest="d",
+        benches=benches,
+        stages=stages,
+    )
+    asyncio.run(hold(plan, server, Progress()))
+    first = ["open 7b", "m harm-c full post-stance", "m harm-p full", "close 7b"]
+    last = ["open 3b", "s harm-c full", "close 3b"]
+    assert log == first + last
+    for bench, arm in (("harm-c", "full"), ("harm-c", "post-stance"), ("harm-p", "full")):
+        write_run(tmp_path / "study" / "7b" / bench / arm, results([True, False], [H, N]))
+    log.clear()
+    asyncio.run(hold(plan, server, Progress()))
+    assert log == last
+    with pytest.raises(BadRequest, match="the model of 7b") as refused:
+        begin(replace(plan, stages=(replace(stages[0], model="other"),)))
+    assert refused.value.reason == "STUDY_DIFFERS"
+    with pytest.raises(BadRequest, match="begun with something else: preset_digest"):
+        begin(replace(plan, preset_digest="other"))
+    begin(replace(plan, stages=(Stage("32b", "l", {"harm-c": ("full",)}),)))
+    assert [stage.size for stage in read_manifest(plan).stages] == ["7b", "3b", "32b"]
+
+
+# Claims
+
+
+def court(said, *, rounds=None, gold=None, name="full"):
+    """Results of memes, half of them harmful; ``rounds`` are pairs of Accuser and Defender."""
+    gold = gold or [number % 2 == 0 for number in range(len(said))]
+    sides = [
+        {"ACCUSER": SideCourse(rounds=one), "DEFENDER": SideCourse(rounds=other)}
+        for one, other in rounds or [(3, 3)] * len(said)
+    ]
+    return results(gold, said, name=name, sides=sides)
+
+
+def right_on(share, n=200):
+    """Outcomes of which this share is right, spread over both classes."""
+    gold = [number % 2 == 0 for number in range(n)]
+    return [(H if truth else N) if number < share * n else (N if truth else H) for number, truth in enumerate(gold)]
+
+
+def claim(id_, arms, sizes=None):
+    runs = {name: results_ for name, results_ in arms.items()}
+    judged = Judged(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
+    return next(one for one in claims_of(judged) if one.id == id_)
+
+
+def test_c1_holds_where_the_court_is_better_than_each_and_fails_where_one_is_better():
+    worse = {arm: court(right_on(0.7), name=arm) for arm in ABLATIONS}
+    arms = {"full": court(right_on(0.95)), **worse}
+    assert claim("C1", arms).verdict is ClaimVerdict.HOLDS
+    assert claim("C1", {**arms, "dull-judge": court(right_on(0.95))}).verdict is ClaimVerdict.OPEN
+    better = {**worse, "full": court(right_on(0.5)), "dull-judge": court(right_on(0.9))}
+    assert claim("C1", better).verdict is ClaimVerdict.FAILS
+    untested = claim("C1", {"full": arms["full"]})
+    assert untested.verdict is ClaimVerdict.UNTESTED and "dull-judge" in untested.why
+
+
+def test_c2_is_the_order_of_the_losses():
+    order = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")
+    apart = {arm: court(right_on(0.4 + place / 6), name=arm) for place, arm in enumerate(order)}
+    assert claim("C2", apart).verdict is ClaimVerdict.HOLDS
+    assert claim("C2", dict(zip(order, reversed(apart.values()), strict=True))).verdict is ClaimVerdict.FAILS
+    near = {arm: court(right_on(0.6 + place / 200), name=arm) for place, arm in enumerate(order)}
+    assert claim("C2", near).parts[0].figure.value > 0.05
+
+
+def test_c3_needs_three_sizes_in_order():
+    sizes = {size: court(right_on(share), name=size) for size, share in (("3b", 0.6), ("7b", 0.75), ("32b", 0.95))}
+    assert claim("C3", {}, sizes).verdict is ClaimVerdict.HOLDS
+    assert claim("C3", {}, {**sizes, "32b": sizes["7b"]}).verdict is ClaimVerdict.OPEN
+    del sizes["7b"]
+    assert claim("C3", {}, sizes).verdict is ClaimVerdict.UNTESTED
+
+
+def test_c4_is_below_the_court_below_chance_and_below_the_majority():
+    arms = {"full": court(right_on(0.9)), "post-stance": court(right_on(0.3), name="post-stance")}
+    found = claim("C4", arms)
+    assert found.verdict is ClaimVerdict.HOLDS and len(found.parts) == 3
+    arms["post-stance"] = court(right_on(0.7), name="post-stance")
+    assert claim("C4", arms).verdict is ClaimVerdict.FAILS
+    silent = results([True, False] * 40, [Outcome.FAILED] * 80)
+    assert claim("C4", {**arms, "full": court(right_on(0.9, 80)), "post-stance": silent}).verdict is ClaimVerdict.HOLDS
+
+
+def test_c5_compares_the_rounds_of_the_same_memes():
+    early = court(right_on(0.9), rounds=[(2, 3)] * 200)
+    late = court(right_on(0.5), rounds=[(4, 3 + number % 2) for number in range(200)], name="post-stance")
+    found = claim("C5", {"full": early, "post-stance": late})
+    assert [part.figure.value for part in found.parts] == [-2, -0.5]
+    assert found.verdict is ClaimVerdict.HOLDS
+    assert claim("C5", {"full": late, "post-stance": early}).verdict is ClaimVerdict.FAILS
+    assert claim("C5", {"full": early, "post-stance": early}).verdict is ClaimVerdict.OPEN
+    asked_nothing = results([True, False], [H, N])
+    assert "no meme was examined" in claim("C5", {"full": early, "post-stance": asked_nothing}).why
+
+
+def test_c6_is_the_lead_on_harmful_memes_less_that_on_others():
+    rng = np.random.default_rng(0)
+    favoured = [(2, 5) if number % 2 == 0 else (5, 2) for number in range(200)]
+    found = claim("C6", {"full": court(right_on(0.9), rounds=favoured)})
+    assert [round(part.figure.value, 6) for part in found.parts] == [-3, 3, -6]
+    assert found.verdict is ClaimVerdict.HOLDS
+    noise = [(int(one), int(other)) for one, other in rng.integers(2, 6, (200, 2))]
+    assert claim("C6", {"full": court(right_on(0.9), rounds=noise)}).verdict is ClaimVerdict.OPEN
+    backwards = [(other, one) for one, other in favoured]
+    assert claim("C6", {"full": court(right_on(0.9), rounds=backwards)}).verdict is ClaimVerdict.FAILS
+
+
+def test_c7_is_never_tested():
+    assert claim("C7", {"full": court(right_on(0.9))}).verdict is ClaimVerdict.UNTESTED
+
+
+# The preset
+
+
+def test_the_preset_is_a_court_that_can_be_held_and_says_of_each_value_where_it_is_from(tmp_path):
+    assert preset_names() == ("as-published",)
+    preset = load_preset("as-published")
+    settings = Settings(**preset.settings(home=tmp_path))
+    trial = settings.trial
+    assert (trial.tally_shown, trial.similarity_shown, trial.score) == (False, False, False)
+    assert (trial.judge_order, trial.exhibit_labels, trial.alpha) == ("defender first", "original", 0.5)
+    assert all(value.why and value.source in ("as published", "not said") for value in preset.values)
+    assert {value.setting.partition(".")[2] for value in preset.values if value.setting.startswith("trial.")} <= set(
+        TrialSettings.model_fields
+    )
+    policy = Policy.load(settings.policy)
+    assert settings.policy == policy_named("paper") and policy.digest != DEFAULT_POLICY.digest
+    assert len(policy.clauses) == 1
+    merged = preset.settings(encoder="builtin", trial={"rounds_max": 4})
+    assert merged["encoder"] == "builtin" and merged["trial"] == {**preset.settings()["trial"], "rounds_max": 4}
+    with pytest.raises(BadRequest, match="as-published"):
+        load_preset("as-wished")
+
+
+def test_memecourt_settings_shows_it():
+    from serving.cli.main import cli as memecourt
+
+    told = CliRunner().invoke(memecourt, ["settings", "--preset", "as-published"])
+    assert told.exit_code == 0, told.output
+    preset = load_preset("as-published")
+    assert 'judge_order = "defender first"' in told.output and preset.digest in told.output
+    for value in preset.values:
+        said = "as published" if value.source == "as published" else "not said; ours"
+        assert f"# {value.setting} = {json.dumps(value.value)} ({said}): {value.why}" in told.output
+    shown = json.loads(CliRunner().invoke(memecourt, ["settings", "--preset", "as-published", "--json"]).output)
+    assert shown["preset"]["digest"] == preset.digest and shown["trial"]["tally_shown"] is False
+    assert CliRunner().invoke(memecourt, ["settings", "--preset", "no"]).exit_code == 1
+
+
+# The document
+
+
+def test_words_of_strangers_stay_words_on_the_page_and_in_markdown():
+    wild = "<script>alert(1)</script> | [a](b) `x`\nnext"
+    grid = Grid("Answers", ["who", "said"], [["accuser", wild]], words=True)
+    document = Document("A title", ["lead"], [Section("s", "S", "Section", [wild], [grid])])
+    page, text = as_html(document), as_markdown(document)
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    assert "<script>" not in text and "\\|" in text and "\\[a\\](b)" in text
+    assert text.count("\n| accuser |") == 1
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def drawn_once(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drawn")
+    for place, (name, layout) in enumerate((("harm-c", "harmeme"), ("harm-p", "harmeme"), ("fhm", "fhm"))):
+        make(root / name, Layout(layout), train=4, val=0, test=8, seed=place, size=(320, 240))
+    return root
+
+
+@pytest.fixture
+def data(drawn_once, tmp_path):
+    return shutil.copytree(drawn_once, tmp_path / "data")
+
+
+def told(*words, code=0):
+    result = CliRunner().invoke(cli, ["reproduce", "memecourt", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_a_dry_run_shows_the_plan_and_touches_nothing(data, tmp_path):
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    plan = json.loads(told(*drawn, "--dry-run", "--json", "--calls-per-minute", "60"))
+    assert [run["size"] for run in plan["runs"]] == ["32b"] * 14 + ["7b", "3b"]
+    memes = next(run["memes"] for run in plan["runs"] if run["dataset"] == "synthetic-fhm")
+    assert memes == 8
+    extreme = plan["runs"][0]["memes"]
+    assert 4 <= extreme < 8  # without those that are somewhat harmful
+    assert plan["calls"] == [sum(run["calls"][place] for run in plan["runs"]) for place in (0, 1)]
+    assert plan["hours"] == pytest.approx([calls / 3600 for calls in plan["calls"]])
+    text = told(*drawn, "--dry-run", "--size", "7b")
+    assert "oracle-7b" in text and "post-stance" in text and "Still to run" in text
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_data_set_that_is_not_there_is_told_and_leaves_its_rows_empty(data, tmp_path):
+    (data / "fhm" / "test_seen.jsonl").unlink()
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    (data / "harm-p" / "train.jsonl").unlink()
+    said = told(*drawn, "--dry-run", "--size", "7b")
+    assert "fhm is left out, its rows stay empty" in said and "harm-p is left out" in said
+    assert "harm-c, test" in said and "fhm, test_seen" not in said
+    (data / "harm-c" / "test.jsonl").write_text("no JSON\n")
+    assert "can be used" in told(*drawn, "--dry-run", code=1)
+    (data / "harm-c" / "test.jsonl").unlink()
+    assert "no split" in told(*drawn, "--dry-run", code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told_of"),
+    [
+        ((), 2, "No server is named"),
+        (("--llm-url", "http://a/v1"), 2, "--llm-url 7b="),
+        (("--llm-url", "7b=http://a/v1", "--llm-url", "7b=http://b/v1"), 2, "one for each size"),
+        (("--llm-url", "7b=nonsense"), 1, "no model server"),
+        (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "4"), 2, "of 1, 2, 3"),
+        (("--size", "7b", "--llm-url", "http://a/v1", "--figures", "x"), 2, "of 3, 4, 5"),
+        (("--size", "7b", "--llm-url", "http://a/v1", "--tables", "", "--figures", ""), 2, "leave nothing to run"),
+        (("--size", "7b", "--llm-url", "http://a/v1", "--retry-failed"), 2, "goes with --resume"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_done(words, code, told_of, data, tmp_path):
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    assert told_of in told(*drawn, *words, code=code)
+    assert not (tmp_path / "study").exists()
+
+
+def test_memes_without_an_answer_leave_the_report_unfinished_and_an_exit_code_that_says_so(data, tmp_path, monkeypatch):
+    async def away(plan, servers, progress):
+        begin(plan)
+        write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
+        raise Unavailable("3 memes have no answer yet.", reason=UNFINISHED)
+
+    monkeypatch.setattr("eval.reproduce.hold.hold", away)
+    drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
+    said = told(*drawn, "--llm-url", "7b=http://127.0.0.1:9/v1", "--yes", code=3)
+    assert "3 memes have no answer yet." in said and "--resume goes on" in said
+    kept = json.loads((tmp_path / "study" / "reproduction.json").read_text())
+    assert kept["finished"] is False
+    rows = {row["id"]: row for row in kept["rows"] if row["id"]}
+    assert rows["T3.7b"]["ours"]["accuracy"]["value"] == 1 and rows["T3.7b"]["ours"]["n"] == 2
+    assert rows["T1.hp"]["reached"] == "not run" and rows["T1.hp"]["ours"] is None
+    assert "Not finished" in (tmp_path / "study" / "reproduction.md").read_text()
+
+
+def test_a_folder_without_drawn_benchmarks_and_one_that_holds_something_else(data, tmp_path):
+    server = (
+        "--llm-url",
+        "7b=http://127.0.0.1:9/v1",
+        "--dataset",
+        "synthetic-harmeme",
+        "--encoder",
+        "builtin",
+        "--yes",
+    )
+    (tmp_path / "empty").mkdir()
+    assert "is no directory" in told("--data", tmp_path / "empty", "--out", tmp_path / "study", *server, code=1)
+    (data / "harm-p" / "key.jsonl").rename(data / "harm-p" / "other.jsonl")
+    assert "holds no drawn benchmarks" in told("--data", data, "--out", tmp_path / "study", *server, code=1)
+    (data / "harm-p" / "other.jsonl").rename(data / "harm-p" / "key.jsonl")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    assert "is not empty" in told("--data", data, "--out", other, *server, code=1)
+    (other / "notes.txt").unlink()
+    (other / "study.json").write_text("{}")
+    assert "--resume" in told("--data", data, "--out", other, *server, code=2)
+    assert "no reproduction's file" in told("--data", data, "--out", other, *server, "--resume", code=1)
