@@ -31,7 +31,7 @@ from serving.telemetry import SILENT, Telemetry
 if TYPE_CHECKING:
     from court.record import TrialRecord
     from serving.rpc.calls import Handler
-    from serving.rpc.flow_control import Context
+    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
@@ -118,16 +118,16 @@ class CourtService:
             SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
         )
 
-    async def judge(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+    async def judge(self, _: AsyncIterator[bytes], context: ServiceCall) -> bytes:
         """Answers one request."""
         return await finish_call(context, self._judge(context))
 
-    async def judge_stream(self, _: AsyncIterator[bytes], context: Context) -> None:
+    async def judge_stream(self, _: AsyncIterator[bytes], context: ServiceCall) -> None:
         """Answers requests as they come."""
         await finish_call(context, self._judge_stream(context))
 
     async def watch_trial(
-        self, request: wire.WatchTrialRequest, _: Context
+        self, request: wire.WatchTrialRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
         """Tells the events of a trial."""
         with self._session.call() as sitting:
@@ -140,7 +140,7 @@ class CourtService:
             ):
                 yield response
 
-    async def _judge(self, context: Context) -> bytes:
+    async def _judge(self, context: ServiceCall) -> bytes:
         with self._session.call() as sitting:
             received = await self._memory.receive(context, of=SERVICE)
             if received is None:
@@ -166,7 +166,7 @@ class CourtService:
             finally:
                 lot.release()
 
-    async def _judge_stream(self, context: Context) -> None:
+    async def _judge_stream(self, context: ServiceCall) -> None:
         with self._session.call() as sitting:
 
             def tried(request: wire.JudgeRequest) -> Judging:
@@ -189,7 +189,7 @@ class CourtService:
                 told=self._telemetry.streamed,
             )
 
-    def _request_of(self, request: wire.JudgeRequest, context: Context) -> TrialRequest:
+    def _request_of(self, request: wire.JudgeRequest, context: ServiceCall) -> TrialRequest:
         ask = ask_of(
             request,
             default=self._settings.procedure,
