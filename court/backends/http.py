@@ -9,8 +9,11 @@ A pool of httpcore2 looks at every connection that it has, idle sockets one by o
 
 from __future__ import annotations
 
+import email.utils
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -29,7 +32,9 @@ _POOLS = 32
 _LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
 
 
-def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncClient:
+def http_client(
+    connections: int = 1024, *, base_url: str = "", public_only: bool = False, ca_file: str | None = None
+) -> httpx2.AsyncClient:
     """Connections that several models may share; whatever this service asks over HTTP, it asks through these.
 
     Keep-alive outlasts the pauses within a trial. The environment is not looked at: a proxy that happens to be set
@@ -38,6 +43,8 @@ def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncC
     Args:
         connections: At once, at most; up to 31 more where they can't be divided evenly.
         base_url: Base address for addresses without a host.
+        public_only: True to refuse names that lead to an address inside some network, however they come to do so.
+        ca_file: Certificate authorities to trust in place of the usual ones, PEM.
     """
     # What it stands on need not be loaded where nothing is asked over HTTP.
     from court.backends.http_transport import BoundedTransport
@@ -45,15 +52,32 @@ def http_client(connections: int = 1024, *, base_url: str = "") -> httpx2.AsyncC
     pools = max(1, min(_POOLS, connections // _LEAST))
     each = math.ceil(connections / pools)
     limits = httpx2.Limits(max_connections=each, max_keepalive_connections=max(1, each // 4), keepalive_expiry=30.0)
-    context = httpx2.create_ssl_context(trust_env=False)  # takes long to make; one does for all
+    # Takes long to make; one does for all.
+    if ca_file is None:
+        context = httpx2.create_ssl_context(trust_env=False)
+    else:
+        context = ssl.create_default_context(cafile=ca_file)
     return httpx2.AsyncClient(
-        transport=Spread([BoundedTransport(context, limits) for _ in range(pools)]),
+        transport=Spread([BoundedTransport(context, limits, public_only=public_only) for _ in range(pools)]),
         # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
         base_url=base_url,
         trust_env=False,
         follow_redirects=False,
     )
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a ``Retry-After`` asks for, given as such or as a date; 0 where there is none to be read."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 class Spread(httpx2.AsyncBaseTransport):

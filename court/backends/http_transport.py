@@ -1,7 +1,8 @@
-"""Connections that end where the head of an answer has no end."""
+"""Connections that end where the head of an answer has no end, and that lead only where they may."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterable
 from typing import Any
@@ -9,14 +10,21 @@ from typing import Any
 import httpcore2
 import httpx2
 
+from court.backends import http_addresses
 from court.backends.http_head import UnreadableAnswer, head_bytes_left
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
     """A pool of such connections."""
 
-    def __init__(self, context: ssl.SSLContext, limits: httpx2.Limits) -> None:
-        """Opens nothing yet."""
+    def __init__(self, context: ssl.SSLContext, limits: httpx2.Limits, *, public_only: bool = False) -> None:
+        """Opens nothing yet.
+
+        Args:
+            context: Settings of TLS.
+            limits: Bounds of the pool.
+            public_only: True to connect to public addresses alone.
+        """
         super().__init__(verify=context, limits=limits)
         # httpcore2 counts no interim answers, and httpx2 hands no backend on to it.
         self._pool = httpcore2.AsyncConnectionPool(
@@ -24,7 +32,7 @@ class BoundedTransport(httpx2.AsyncHTTPTransport):
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
-            network_backend=_BoundedBackend(),
+            network_backend=_PublicBackend() if public_only else _BoundedBackend(),
         )
 
 
@@ -49,6 +57,34 @@ class _BoundedBackend(httpcore2.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await self._backend.sleep(seconds)
+
+
+class _PublicBackend(_BoundedBackend):
+    """Opens connections to public addresses alone; the name is still the one that a certificate must be for."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception = httpcore2.ConnectError("the name has no address")
+        try:
+            async with asyncio.timeout(timeout):
+                for address in await http_addresses.public_addresses(host, port):
+                    try:
+                        return await super().connect_tcp(
+                            address, port, local_address=local_address, socket_options=socket_options
+                        )
+                    except httpcore2.ConnectError as error:
+                        failure = error
+        except TimeoutError:
+            failure = httpcore2.ConnectTimeout("no connection in time")
+        except OSError:
+            failure = httpcore2.ConnectError("the name can't be resolved")
+        raise failure
 
 
 class _BoundedStream(httpcore2.AsyncNetworkStream):

@@ -5,16 +5,14 @@ Nothing that a server or the SDK wrote goes into a message: servers echo prompts
 
 from __future__ import annotations
 
-import email.utils
-import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 
 import httpx2
 import openai
 
+from court.backends.http import retry_after
 from court.backends.http_head import UnreadableAnswer
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 
@@ -183,19 +181,6 @@ def _too_long(limit: int | None, asked: int | None) -> str:
         f"The model's context {known}; {request}. Start the server with a longer one (vLLM: --max-model-len), lower "
         "trial.exhibits or trial.reply_chars, or name a model with more."
     )
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a ``Retry-After`` asks for, given as such or as a date; 0 where there is none to be read."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _of_status_error(error: openai.OpenAIError) -> Failure:
