@@ -21,6 +21,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Court/Judge": Scope.JUDGE,
     "/memecourt.v1.Court/JudgeStream": Scope.JUDGE,
     "/memecourt.v1.Court/WatchTrial": Scope.JUDGE,
+    "/memecourt.v1.Court/GetVerdict": Scope.JUDGE,
     "/memecourt.v1.Docket/GetTrial": Scope.REVIEW,
     "/memecourt.v1.Docket/ListTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ExportTrials": Scope.REVIEW,
