@@ -29,6 +29,7 @@ from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, Health, run_health_checks
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
@@ -94,12 +95,15 @@ async def serve(
             DocketService(telemetry, memory=memory),
             PrecedentsService(memory),
         )
-        server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
+        methods = Methods(*services, tokens=tokens, telemetry=telemetry)
+        server, health = await make_server(methods=methods, reflect=settings.reflection)
         port = _listen(server, address, certificates)
         stopping = stop_signals()
         await server.start()
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
+        if settings.http:
+            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, settings.http))}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
@@ -151,6 +155,17 @@ def held_alone(docket: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+def _http(methods: Methods, health: Health, settings: Settings, address: str) -> AbstractAsyncContextManager[str]:
+    """The HTTP API beside gRPC, over the same methods."""
+    try:
+        from serving.rest.serve import open_api
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
+        ) from None
+    return open_api(methods, health, settings, address)
 
 
 def _console(

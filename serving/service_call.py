@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 class ServiceCall(Protocol):
-    """What methods, and what stands in front of them, have of a call."""
+    """Parts of a call that methods, and what stands in front of them, use.
+
+    A transport that knows beforehand how long a request is says so in ``announced_bytes``: as much is then reserved.
+    """
 
     def peer(self) -> str:
         """The connection that it came over."""
         ...
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
-        """What came with it besides the request, by names in lower case; a name may come twice."""
+        """Names, in lower case, and values that came besides the request; a name may come twice."""
         ...
 
     def time_remaining(self) -> float | None:
@@ -43,16 +46,12 @@ class ServiceCall(Protocol):
         """Sends a response of many, once flow control lets it go."""
         ...
 
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> Never:
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
+    ) -> Never:
         """Ends the call with a status, by raising what the transport knows; the status's details in the metadata."""
         ...
 
     def code(self) -> object:
         """The status that it was ended with, by name or number; none yet is 0 or None."""
         ...
-
-
-def announced_bytes(call: ServiceCall) -> int | None:
-    """Bytes that the caller has said its request will have; None where the transport does not say, as gRPC's."""
-    announced: int | None = getattr(call, "announced_bytes", None)
-    return announced

@@ -54,5 +54,8 @@ async def public_addresses(host: str, port: int) -> Sequence[str]:
 
 async def resolve(host: str, port: int) -> Sequence[str]:
     """Resolves a name to addresses as this machine does it. Raises OSError where it can't be."""
-    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError("this is no name") from None
     return list(dict.fromkeys(str(place[0]) for *_, place in answers))

@@ -151,7 +151,8 @@ class _Server(uvicorn.Server):
 def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.socket(found[0], found[1])
+        # With the protocol: only where it is named does asyncio send small parts at once (TCP_NODELAY).
+        listening = socket.socket(*found[:3])
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(found[4])

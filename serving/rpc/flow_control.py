@@ -33,7 +33,6 @@ import grpc
 from court.errors import BadRequest, CourtError
 from court.meme import LIMITS
 from serving.errors import Busy, not_in_session
-from serving.service_call import announced_bytes
 
 if TYPE_CHECKING:
     from serving.service_call import ServiceCall
@@ -288,8 +287,10 @@ class ReceiveBudget:
         """
         lot = await self._room(context.peer(), in_call, of)
         lot.busy_until = busy_until
-        if (size := announced_bytes(context)) is not None:
-            lot.holds(size)
+        # HTTP says beforehand how long a request is, and gRPC does not.
+        announced: int | None = getattr(context, "announced_bytes", None)
+        if announced is not None:
+            lot.holds(announced)
         if self._idling is None:
             self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
         data = None
