@@ -45,6 +45,7 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/lint-imports --no-cache
 	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against first_release.binpb
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py --check
+	$(BIN)/python scripts/openapi.py --check
 	$(BIN)/python scripts/encoder_graph.py --check
 	$(BIN)/python scripts/plain_words.py
 
@@ -63,8 +64,9 @@ corpus: .venv/dev ## Download Pillow's own test pictures and public prompt injec
 clients: .venv/dev ## Install what Node asks the service with (needs npm), for the test of docs/calling
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/node_client.py
 
-proto: .venv/dev ## Regenerate the code for the wire contract
+proto: .venv/dev ## Regenerate the code for the wire contract, and the description of the HTTP API
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/generate_proto.py
+	$(BIN)/python scripts/openapi.py
 
 perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list them
 	$(BIN)/memecourt-eval perf $(NAME)

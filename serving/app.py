@@ -31,6 +31,7 @@ from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
@@ -102,7 +103,8 @@ async def serve(
             DocketService(telemetry, memory=memory),
             PrecedentsService(memory),
         )
-        server, health = await make_server(*services, reflect=settings.reflection, tokens=tokens, telemetry=telemetry)
+        methods = Methods(*services, tokens=tokens, telemetry=telemetry)
+        server, health = await make_server(methods=methods, reflect=settings.reflection)
         telemetry.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
         if certificates is not None:
             telemetry.observe_certificate(lambda: certificates.expires)
@@ -111,6 +113,8 @@ async def serve(
         await server.start()
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
+        if settings.http:
+            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, settings.http))}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
@@ -179,6 +183,17 @@ def held_alone(docket: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+def _http(methods: Methods, health: Health, settings: Settings, address: str) -> AbstractAsyncContextManager[str]:
+    """The HTTP API beside gRPC, over the same methods."""
+    try:
+        from serving.rest.serve import open_api
+    except ModuleNotFoundError as error:
+        raise NotLoaded(
+            f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
+        ) from None
+    return open_api(methods, health, settings, address)
 
 
 def _console(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -23,6 +24,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -77,6 +79,14 @@ Urls = Annotated[
     PlainSerializer(lambda urls: urls[0] if len(urls) == 1 else list(urls), return_type=str | list[str]),
 ]
 """One server, or several of the same model and key; written as one address where it is one."""
+
+
+def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuses what is no name of a host."""
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9.\-]*[a-z0-9])?", name):
+            raise ValueError("a host is its name in lower case, cdn.example.org: no address, port, path or wildcard")
+    return names
 
 
 def _place(given: Any) -> Any:
@@ -283,6 +293,10 @@ class Settings(BaseSettings):
     (something in front knows the callers)."""
     tokens: Path | None = None
     """The file of the callers' tokens, by hash, with what each may do; without it, whoever can connect may do all."""
+    http: str | None = None
+    """``host:port`` where HTTP and JSON are served beside gRPC; not at all if not given."""
+    http_fetch_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_hosts)] = ()
+    """Hosts whose pictures are fetched where a request over HTTP names an https address in place of a picture."""
     console: str | None = None
     """``host:port`` where the console is served beside gRPC; not at all if not given."""
     console_origin: str | None = Field(default=None, pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")

@@ -33,7 +33,12 @@ _LEAST = 16  # connections of a pool: where few are allowed in all, there are fe
 
 
 def http_client(
-    connections: int = 1024, *, base_url: str = "", public_only: bool = False, ca_file: str | None = None
+    connections: int = 1024,
+    *,
+    base_url: str = "",
+    public_only: bool = False,
+    ca_file: str | None = None,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> httpx2.AsyncClient:
     """Connections that several models may share; whatever this service asks over HTTP, it asks through these.
 
@@ -45,6 +50,7 @@ def http_client(
         base_url: Base address for addresses without a host.
         public_only: True to refuse names that lead to an address inside some network, however they come to do so.
         ca_file: Certificate authorities to trust in place of the usual ones, PEM.
+        max_answer_bytes: Longest body of an answer.
     """
     # What it stands on need not be loaded where nothing is asked over HTTP.
     from court.backends.http_transport import BoundedTransport
@@ -58,7 +64,9 @@ def http_client(
     else:
         context = ssl.create_default_context(cafile=ca_file)
     return httpx2.AsyncClient(
-        transport=Spread([BoundedTransport(context, limits, public_only=public_only) for _ in range(pools)]),
+        transport=Spread(
+            [BoundedTransport(context, limits, public_only=public_only) for _ in range(pools)], max_answer_bytes
+        ),
         # All but connecting is bounded by the deadline of the call, which holds for the whole of it.
         timeout=httpx2.Timeout(None, connect=CONNECT_S),
         base_url=base_url,
@@ -84,8 +92,9 @@ class Spread(httpx2.AsyncBaseTransport):
     """Gives each request to the pool with the fewest in flight, and of these to the first: few requests keep to few
     pools, where they find connections that are open."""  # noqa: D205, D209
 
-    def __init__(self, pools: Sequence[httpx2.AsyncBaseTransport]) -> None:
+    def __init__(self, pools: Sequence[httpx2.AsyncBaseTransport], max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._pools = pools
+        self._max_answer_bytes = max_answer_bytes
         self._in_flight = [0] * len(pools)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -112,7 +121,7 @@ class Spread(httpx2.AsyncBaseTransport):
         finally:
             head_bytes_left.reset(looking)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream, over, failed=response.is_error)
+        response.stream = _Bounded(response.stream, over, self._max_answer_bytes, failed=response.is_error)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             raise UnreadableAnswer("the answer is compressed", request=request)
@@ -140,13 +149,16 @@ class Spread(httpx2.AsyncBaseTransport):
 class _Bounded(httpx2.AsyncByteStream):
     """The body of an answer, up to a bound; its request is in flight until it is closed."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, over: Callable[[], None], *, failed: bool) -> None:
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, over: Callable[[], None], max_bytes: int, *, failed: bool
+    ) -> None:
         self._stream = stream
         self._over: Callable[[], None] | None = over
+        self._max_bytes = max_bytes
         self._failed = failed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_ERROR_BYTES if self._failed else MAX_ANSWER_BYTES
+        left = MAX_ERROR_BYTES if self._failed else self._max_bytes
         async for chunk in self._stream:
             if len(chunk) > left:
                 if not self._failed:

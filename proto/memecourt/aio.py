@@ -15,7 +15,16 @@ from google.protobuf.message import Message
 from memecourt.connection import Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
-from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
+from memecourt.requests import (
+    About,
+    Export,
+    added,
+    judge_request,
+    named,
+    named_precedent,
+    verdict_request,
+    watch_request,
+)
 from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -93,6 +102,12 @@ class AsyncClient:
                 yield response.event
 
     # The docket
+
+    async def verdict(
+        self, trial_id: str = "", *, request_id: str = "", namespace: str = "", timeout: float = 60.0
+    ) -> wire.GetVerdictResponse:
+        """See :meth:`memecourt.client.Client.verdict`."""
+        return await self._call(self._court.GetVerdict, verdict_request(trial_id, request_id, namespace), timeout)
 
     async def trial(self, trial_id: str, *, timeout: float = 60.0) -> wire.Trial:
         """See :meth:`memecourt.client.Client.trial`."""

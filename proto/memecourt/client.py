@@ -27,7 +27,16 @@ from memecourt.aio import AsyncClient
 from memecourt.connection import MESSAGE_BYTES, Connection, Options, Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.many import TO_END_S, Book, Outcome, not_opened
-from memecourt.requests import About, Export, added, judge_request, named, named_precedent, watch_request
+from memecourt.requests import (
+    About,
+    Export,
+    added,
+    judge_request,
+    named,
+    named_precedent,
+    verdict_request,
+    watch_request,
+)
 from memecourt.retries import HEALTH, NOT_THERE, Attempts, Budget, Retries, connect_again_s, patient
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
@@ -164,6 +173,22 @@ class Client:
             attempts.progress()
             asked.from_seq = response.event.seq + 1
             yield response.event
+
+    def verdict(
+        self, trial_id: str = "", *, request_id: str = "", namespace: str = "", timeout: float = 60.0
+    ) -> wire.GetVerdictResponse:
+        """Asks what a trial has come to so far, without waiting for it.
+
+        Args:
+            trial_id: The trial's own id, or
+            request_id: that of a request that it answers,
+            namespace: and of its content.
+            timeout: Seconds that the call may take.
+
+        Raises:
+            CallError: NOT_FOUND where there is no such trial, or none was begun yet.
+        """
+        return self._call(self._court.GetVerdict, verdict_request(trial_id, request_id, namespace), timeout)
 
     # The docket
 

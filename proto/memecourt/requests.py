@@ -112,6 +112,14 @@ def watch_request(trial_id: str, request_id: str, namespace: str, from_seq: int)
     )
 
 
+def verdict_request(trial_id: str, request_id: str, namespace: str) -> wire.GetVerdictRequest:
+    """Builds the request for the verdict of a trial, named by either id. Raises ValueError as :func:`watch_request`."""
+    named = watch_request(trial_id, request_id, namespace, 0)
+    if trial_id:
+        return wire.GetVerdictRequest(trial_id=trial_id)
+    return wire.GetVerdictRequest(request=named.request)
+
+
 class Export:
     """Position of an export: after a break it goes on with trials opened then or later that are not exported yet."""
 

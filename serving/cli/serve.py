@@ -37,6 +37,7 @@ _SERVING = (
     "tls_client_ca",
     "tokens",
     "insecure",
+    "http",
     "console",
     "console_origin",
     "reflection",
@@ -69,6 +70,7 @@ _SERVING = (
 @click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which callers must show a certificate.")
 @click.option("--tokens", type=_FILE, help="The file of the callers' tokens: see `memecourt tokens`.")
 @insecure_option
+@click.option("--http", metavar="HOST:PORT", help="Where to serve HTTP and JSON too: docs/http.md.")
 @click.option("--console", metavar="HOST:PORT", help="Where to serve the console too: see `memecourt console`.")
 @click.option("--console-origin", metavar="URL", help="How people reach the console, where that is another name.")
 @click.option("--reflection/--no-reflection", default=None, help="Whether the server tells what calls there are.")
@@ -95,7 +97,7 @@ def serve(
 
     Says "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. A
     model server that is not there yet is waited for. One line is logged for every event of a trial, once it is kept;
-    nothing of a meme is ever logged.
+    nothing of a meme is ever logged. With --http the same methods are served over HTTP and JSON too.
 
     Whatever else can be set stands in the file of settings or in the environment: see `memecourt settings`.
     """

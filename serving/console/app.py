@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,6 +27,7 @@ from serving.docket.open import Docket
 from serving.docket.ports import NotDecided, TrialUnknown
 from serving.docket.review.locks import CaseError
 from serving.export.source import PictureSource
+from serving.http.hosts import own_names
 
 PAGES: Sequence[Page] = (*pages.PAGES, *review.PAGES, *exports.PAGES)
 """All of them, in the order of the navigation."""
@@ -68,16 +68,13 @@ def create_app(
     """
     if tokens is None and not only_here(host):
         raise ValueError("without tokens the console is for this machine alone")
-    hosts = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else None
-    if origin:
-        hosts = {*(hosts or ()), urlsplit(origin).hostname or ""}
     routes: list[BaseRoute] = [
         Route(page.path, guarded(page), methods=list(page.methods), name=page.name or None) for page in PAGES
     ]
     routes.append(Mount("/static", _Files(directory=_STATIC), name="static"))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=hosts)],
+        middleware=[Middleware(Guard, hosts=own_names(host, origin))],
         exception_handlers={CourtError: _refusal, HTTPException: _http_error},
     )
     app.state.console = Console(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Collection
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from starlette.datastructures import ImmutableMultiDict, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from court.errors import BadRequest, CourtError
 from serving.access.callers import NotAllowed
 from serving.console.registry import Form, Page, console_of
 from serving.console.visitors import Visitor
+from serving.http.hosts import host_of
 
 POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -73,20 +74,11 @@ class Guard:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        if self._hosts is not None and _host_of(scope) not in self._hosts:
+        if self._hosts is not None and host_of(scope) not in self._hosts:
             refusal = PlainTextResponse("This console is not reached under that name.\n", status_code=421)
             await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
-
-
-def _host_of(scope: Scope) -> str:
-    """The name in the Host header, without the port."""
-    given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
-    try:
-        return urlsplit(f"//{given}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def cookie_name(request: Request) -> str:

@@ -21,6 +21,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Court/Judge": Scope.JUDGE,
     "/memecourt.v1.Court/JudgeStream": Scope.JUDGE,
     "/memecourt.v1.Court/WatchTrial": Scope.JUDGE,
+    "/memecourt.v1.Court/GetVerdict": Scope.JUDGE,
     "/memecourt.v1.Docket/GetTrial": Scope.REVIEW,
     "/memecourt.v1.Docket/ListTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ExportTrials": Scope.REVIEW,
@@ -43,6 +44,8 @@ WITH_ANY_TOKEN = frozenset({"/grpc.reflection.v1alpha.ServerReflection/ServerRef
 _log = logging.getLogger("memecourt.access")
 
 if TYPE_CHECKING:
+    from serving.service_call import ServiceCall
+
     _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
     _Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]
 
@@ -107,7 +110,7 @@ def _check(caller: Caller, method: str) -> None:
 def _refusing(error: CourtError) -> _Handler:
     """Answers a call of any form without reading what it sends."""
 
-    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    async def refuse(_: object, context: ServiceCall) -> NoReturn:
         await abort(context, error)
 
     handler: _Handler = grpc.stream_stream_rpc_method_handler(refuse)

@@ -39,11 +39,12 @@ Response = TypeVar("Response", bound=Message)
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from serving.rpc.flow_control import Context, ReceiveBudget
+    from serving.rpc.flow_control import ReceiveBudget
+    from serving.service_call import ServiceCall
 
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
-    Streaming: TypeAlias = Callable[[Request, Context], AsyncGenerator[Response, None]]
+    Unary: TypeAlias = Callable[[Request, ServiceCall], Awaitable[Response]]
+    Streaming: TypeAlias = Callable[[Request, ServiceCall], AsyncGenerator[Response, None]]
 
 
 def parse_request(kind: type[Request], data: bytes) -> Request:
@@ -70,7 +71,7 @@ def to_court_error(error: Exception) -> CourtError:
     return CourtError("The server made a mistake.", reason="INTERNAL")
 
 
-async def abort(context: Context, error: CourtError) -> NoReturn:
+async def abort(context: ServiceCall, error: CourtError) -> NoReturn:
     """Ends a call with the status of an error."""
     status = rpc_status.to_status(status_of(error))
     # The library keeps what it raises now for as long as the call, which is in its frames: each holds the other. Let it
@@ -79,7 +80,7 @@ async def abort(context: Context, error: CourtError) -> NoReturn:
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-async def finish_call(context: Context, answer: Awaitable[T]) -> T:
+async def finish_call(context: ServiceCall, answer: Awaitable[T]) -> T:
     """Awaits an answer, or ends the call with the status of the raised error.
 
     A caller that vanishes cancels its call. Where it does while something is being sent to it, the library raises an
@@ -115,11 +116,11 @@ def unary(kind: type[Request], method: Unary[Request, Response], memory: Receive
         memory: Memory budget that is waited for before the request is read.
     """
 
-    async def answer(context: Context) -> Response:
+    async def answer(context: ServiceCall) -> Response:
         async with _only_request(memory, context) as data:
             return await method(parse_request(kind, data), context)
 
-    async def call(_: AsyncIterator[bytes], context: Context) -> Response:
+    async def call(_: AsyncIterator[bytes], context: ServiceCall) -> Response:
         return await finish_call(context, answer(context))
 
     return grpc.stream_unary_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
@@ -137,7 +138,7 @@ def streaming(
     """
     answering = 0
 
-    async def tell(data: bytes, context: Context) -> None:
+    async def tell(data: bytes, context: ServiceCall) -> None:
         nonlocal answering
         request = parse_request(kind, data)
         if answering >= _MOST_STREAMS:
@@ -151,11 +152,11 @@ def streaming(
         finally:
             answering -= 1
 
-    async def answer(context: Context) -> None:
+    async def answer(context: ServiceCall) -> None:
         async with _only_request(memory, context, of) as data:
             await tell(data, context)
 
-    async def call(_: AsyncIterator[bytes], context: Context) -> None:
+    async def call(_: AsyncIterator[bytes], context: ServiceCall) -> None:
         await finish_call(context, answer(context))
 
     return grpc.stream_stream_rpc_method_handler(call, request_deserializer=None, response_serializer=serialized)
@@ -165,12 +166,12 @@ class Responses:
     """Responses of a call with many of them.
 
     Args:
-        context: Context of the call.
+        context: ServiceCall of the call.
         idle_s: Seconds in which the caller must take a response.
         advice: Advice to a caller that took no response for too long.
     """
 
-    def __init__(self, context: Context, idle_s: float, advice: str) -> None:
+    def __init__(self, context: ServiceCall, idle_s: float, advice: str) -> None:
         self._context = context
         self._idle_s = idle_s
         self._advice = advice
@@ -203,7 +204,7 @@ class Responses:
 
 
 @asynccontextmanager
-async def _only_request(memory: ReceiveBudget, context: Context, of: str = "") -> AsyncIterator[bytes]:
+async def _only_request(memory: ReceiveBudget, context: ServiceCall, of: str = "") -> AsyncIterator[bytes]:
     received = await memory.receive(context, of=of)
     if received is None:
         raise no_request()
@@ -244,13 +245,13 @@ def serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def time_left(context: Context) -> float | None:
+def time_left(context: ServiceCall) -> float | None:
     """Seconds until an answer must be on its way; None where the caller gave no deadline."""
     left = context.time_remaining()
     return None if left is None else left - _TO_ANSWER_S
 
 
-def traceparent(context: Context) -> str:
+def traceparent(context: ServiceCall) -> str:
     """The W3C header of that name, or empty."""
     for key, value in context.invocation_metadata() or ():
         if key == "traceparent" and isinstance(value, str):

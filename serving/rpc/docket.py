@@ -27,7 +27,8 @@ from serving.telemetry import SILENT, Telemetry
 
 if TYPE_CHECKING:
     from serving.docket.review.corrections import Corrections
-    from serving.rpc.flow_control import Context, ReceiveBudget
+    from serving.rpc.flow_control import ReceiveBudget
+    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Docket"].full_name
 
@@ -101,12 +102,12 @@ class DocketService:
             },
         )
 
-    async def get_trial(self, request: wire.GetTrialRequest, _: Context) -> wire.GetTrialResponse:
+    async def get_trial(self, request: wire.GetTrialRequest, _: ServiceCall) -> wire.GetTrialResponse:
         """One trial with all of its events."""
         with self._session.call() as docket:
             return wire.GetTrialResponse(trial=trial_of(await _visible_record(docket.trials, request.trial_id)))
 
-    async def list_trials(self, request: wire.ListTrialsRequest, _: Context) -> wire.ListTrialsResponse:
+    async def list_trials(self, request: wire.ListTrialsRequest, _: ServiceCall) -> wire.ListTrialsResponse:
         """Trials, the last opened first, page by page.
 
         A page goes on behind the last trial of the one before, so that trials which are opened meanwhile, before it in
@@ -126,7 +127,7 @@ class DocketService:
             )
 
     async def export_trials(
-        self, request: wire.ExportTrialsRequest, _: Context
+        self, request: wire.ExportTrialsRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.ExportTrialsResponse, None]:
         """Every trial that a filter lets through, the first opened first; those opened by the time of the call.
 
@@ -153,7 +154,7 @@ class DocketService:
                     return
                 after = (lines[-1].opened_at, lines[-1].trial_id)
 
-    async def review_verdict(self, request: wire.ReviewVerdictRequest, _: Context) -> wire.ReviewVerdictResponse:
+    async def review_verdict(self, request: wire.ReviewVerdictRequest, _: ServiceCall) -> wire.ReviewVerdictResponse:
         """Upholds or overrules a verdict."""
         with self._session.call() as docket:
             outcome = _OUTCOMES.get(request.outcome)
@@ -210,7 +211,7 @@ class DocketService:
             _log.error("precedent of trial=%s not changed reason=%s", record.trial_id, error.reason)
 
     async def watch_reviews(
-        self, request: wire.WatchReviewsRequest, _: Context
+        self, request: wire.WatchReviewsRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
         """Reviews as they are kept, at whichever server."""
         with self._session.call() as docket:

@@ -26,7 +26,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -35,8 +35,7 @@ from court.meme import LIMITS
 from serving.errors import Busy, not_in_session
 
 if TYPE_CHECKING:
-    # Requests are bytes; responses are messages, or bytes where the method has made them itself.
-    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+    from serving.service_call import ServiceCall
 
 MESSAGE_BYTES = LIMITS.max_bytes + 64 * 1024
 """Largest message: a picture at its limit, and room for everything else. gRPC's default of 4 MiB is too small."""
@@ -97,7 +96,7 @@ class Reservation:
         """Releases the reservation when a task is done."""
         self.release()
 
-    async def read(self, context: Context) -> bytes | None:
+    async def read(self, context: ServiceCall) -> bytes | None:
         """The next message of a call, which this is then the memory of; None where there is none to come."""
         if self._why is not None:
             raise self._why
@@ -262,7 +261,7 @@ class ReceiveBudget:
 
     async def receive(
         self,
-        context: Context,
+        context: ServiceCall,
         *,
         of: str = "",
         in_call: bool = False,
@@ -271,7 +270,7 @@ class ReceiveBudget:
         """Waits for room and reads a request.
 
         Args:
-            context: Context of the call.
+            context: ServiceCall of the call.
             of: Name of the service that the request is for.
             in_call: True if the call has sent a request before: then it waits for room as long as it takes.
             busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not
@@ -288,6 +287,10 @@ class ReceiveBudget:
         """
         lot = await self._room(context.peer(), in_call, of)
         lot.busy_until = busy_until
+        # HTTP says beforehand how long a request is, and gRPC does not.
+        announced: int | None = getattr(context, "announced_bytes", None)
+        if announced is not None:
+            lot.holds(announced)
         if self._idling is None:
             self._idling = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
         data = None

@@ -16,11 +16,22 @@ import grpc
 from court.digests import HASHED_AT_ONCE
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_namespace, current
-from serving.rpc.calls import Session, finish_call, no_request, parse_request, streaming, time_left, traceparent
+from serving.docket.ports import TrialUnknown
+from serving.rpc.calls import (
+    Session,
+    finish_call,
+    no_request,
+    parse_request,
+    streaming,
+    time_left,
+    traceparent,
+    unary,
+)
 from serving.rpc.convert import answer_of, ask_of, check_request_id, duration, receipt_of, verdict_of
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge_stream import Judging, judge_stream
-from serving.rpc.watch import watch_trial
+from serving.rpc.listings import line_of, summary_of
+from serving.rpc.watch import trial_named, unknown_trial, watch_trial
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import Answer, CachedAnswer, TrialRequest
 from serving.runner.runner import TrialRunner
@@ -31,7 +42,7 @@ from serving.telemetry import SILENT, Telemetry
 if TYPE_CHECKING:
     from court.record import TrialRecord
     from serving.rpc.calls import Handler
-    from serving.rpc.flow_control import Context
+    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Court"].full_name
 
@@ -114,20 +125,21 @@ class CourtService:
             self.judge_stream, request_deserializer=None, response_serializer=None
         )
         watch = streaming(wire.WatchTrialRequest, self.watch_trial, self._memory, of=SERVICE)
+        get = unary(wire.GetVerdictRequest, self.get_verdict, self._memory)
         return grpc.method_handlers_generic_handler(
-            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch}
+            SERVICE, {"Judge": judge, "JudgeStream": stream, "WatchTrial": watch, "GetVerdict": get}
         )
 
-    async def judge(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+    async def judge(self, _: AsyncIterator[bytes], context: ServiceCall) -> bytes:
         """Answers one request."""
         return await finish_call(context, self._judge(context))
 
-    async def judge_stream(self, _: AsyncIterator[bytes], context: Context) -> None:
+    async def judge_stream(self, _: AsyncIterator[bytes], context: ServiceCall) -> None:
         """Answers requests as they come."""
         await finish_call(context, self._judge_stream(context))
 
     async def watch_trial(
-        self, request: wire.WatchTrialRequest, _: Context
+        self, request: wire.WatchTrialRequest, _: ServiceCall
     ) -> AsyncGenerator[wire.WatchTrialResponse, None]:
         """Tells the events of a trial."""
         with self._session.call() as sitting:
@@ -140,7 +152,28 @@ class CourtService:
             ):
                 yield response
 
-    async def _judge(self, context: Context) -> bytes:
+    async def get_verdict(self, request: wire.GetVerdictRequest, _: ServiceCall) -> wire.GetVerdictResponse:
+        """Tells the state of a trial, and its verdict."""
+        with self._session.call() as sitting:
+            trial_id = await trial_named(request, sitting.reception)
+            by_request = request.WhichOneof("trial") == "request"
+            try:
+                record = await sitting.house.docket.trials.record(trial_id)
+            except TrialUnknown:
+                raise unknown_trial() from None  # erased, or not opened yet: what is lost then has to be asked again
+            if not (by_request or current().sees(record.opened.meme.namespace)):
+                raise unknown_trial()
+            response = wire.GetVerdictResponse(trial_id=trial_id)
+            stands = summary_of(line_of(record))
+            response.state, response.failure_reason = stands.state, stands.failure_reason
+            if record.verdict is not None:
+                response.verdict.MergeFromString(await self._sent(sitting, record))
+                response.verdict.request_id = request.request.request_id or record.opened.request_id
+                if current().sees(record.opened.meme.namespace):
+                    response.verdict.content.CopyFrom(stands.content)
+            return response
+
+    async def _judge(self, context: ServiceCall) -> bytes:
         with self._session.call() as sitting:
             received = await self._memory.receive(context, of=SERVICE)
             if received is None:
@@ -166,7 +199,7 @@ class CourtService:
             finally:
                 lot.release()
 
-    async def _judge_stream(self, context: Context) -> None:
+    async def _judge_stream(self, context: ServiceCall) -> None:
         with self._session.call() as sitting:
 
             def tried(request: wire.JudgeRequest) -> Judging:
@@ -189,7 +222,7 @@ class CourtService:
                 told=self._telemetry.streamed,
             )
 
-    def _request_of(self, request: wire.JudgeRequest, context: Context) -> TrialRequest:
+    def _request_of(self, request: wire.JudgeRequest, context: ServiceCall) -> TrialRequest:
         ask = ask_of(
             request,
             default=self._settings.procedure,

@@ -15,7 +15,7 @@ from serving.rpc.flow_control import ReceiveBudget, Reservation
 from serving.rpc.status import DEADLINE, failure_of
 
 if TYPE_CHECKING:
-    from serving.rpc.flow_control import Context
+    from serving.service_call import ServiceCall
 
 Judging: TypeAlias = Callable[[float | None], Awaitable[tuple[bytes, wire.JudgeResponse]]]
 """Tries a meme within so many seconds: gives a verdict as it is sent, and what is said of the request besides."""
@@ -27,7 +27,7 @@ _TO_ANSWER_S = 0.1
 
 
 async def judge_stream(
-    context: Context,
+    context: ServiceCall,
     memory: ReceiveBudget,
     of: str,
     tried: Callable[[wire.JudgeRequest], Judging],
@@ -42,7 +42,7 @@ async def judge_stream(
     Whatever ends the requests, those that were read are still answered first; unless the caller takes no answers.
 
     Args:
-        context: Context of the call.
+        context: ServiceCall of the call.
         memory: Memory budget for requests.
         of: Name of the service for :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
         tried: Function that judges the meme of a request; raises the fault of the request.
@@ -91,7 +91,7 @@ class _NotTaken(Exception):
 class _OpenStream:
     def __init__(
         self,
-        context: Context,
+        context: ServiceCall,
         memory: ReceiveBudget,
         of: str,
         tried: Callable[[wire.JudgeRequest], Judging],

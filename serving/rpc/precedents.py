@@ -29,7 +29,8 @@ from serving.runner.decoding import DecodingPool
 from serving.runner.executor import TrialExecutor
 
 if TYPE_CHECKING:
-    from serving.rpc.flow_control import Context, ReceiveBudget
+    from serving.rpc.flow_control import ReceiveBudget
+    from serving.service_call import ServiceCall
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Precedents"].full_name
 
@@ -106,7 +107,7 @@ class PrecedentsService:
         )
 
     async def search_precedents(
-        self, request: wire.SearchPrecedentsRequest, _: Context
+        self, request: wire.SearchPrecedentsRequest, _: ServiceCall
     ) -> wire.SearchPrecedentsResponse:
         """The precedents most like a text, a picture or both."""
         with self._session.call() as court:
@@ -138,7 +139,7 @@ class PrecedentsService:
                 notes=findings.notes,
             )
 
-    async def get_library(self, _: wire.GetLibraryRequest, __: Context) -> wire.GetLibraryResponse:
+    async def get_library(self, _: wire.GetLibraryRequest, __: ServiceCall) -> wire.GetLibraryResponse:
         """Describes the library."""
         with self._session.call() as court:
             account = await _finder(court.house).account()
@@ -151,7 +152,7 @@ class PrecedentsService:
                 voters=account.tuning.vote.k,
             )
 
-    async def add_precedent(self, request: wire.AddPrecedentRequest, _: Context) -> wire.AddPrecedentResponse:
+    async def add_precedent(self, request: wire.AddPrecedentRequest, _: ServiceCall) -> wire.AddPrecedentResponse:
         """Adds a labelled meme."""
         with self._session.call() as court:
             finder = _finder(court.house)
@@ -177,14 +178,16 @@ class PrecedentsService:
                     )
             return wire.AddPrecedentResponse(id=change.meme, change=change.number)
 
-    async def remove_precedent(self, request: wire.RemovePrecedentRequest, _: Context) -> wire.RemovePrecedentResponse:
+    async def remove_precedent(
+        self, request: wire.RemovePrecedentRequest, _: ServiceCall
+    ) -> wire.RemovePrecedentResponse:
         """Takes a meme out."""
         who, why = signed(request.who, "who"), required(request.why, MOST_WHY, "why")
         change = await self._changed(request.id, lambda writer: writer.remove(request.id, who=who, why=why))
         return wire.RemovePrecedentResponse(change=change.number)
 
     async def relabel_precedent(
-        self, request: wire.RelabelPrecedentRequest, _: Context
+        self, request: wire.RelabelPrecedentRequest, _: ServiceCall
     ) -> wire.RelabelPrecedentResponse:
         """Gives a meme another label."""
         label = found_to_be(request.label)

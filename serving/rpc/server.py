@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from serving.access.tokens import Tokens
-from serving.rpc.auth import Access
 from serving.rpc.flow_control import MESSAGE_BYTES, WINDOWS
 from serving.rpc.health import Health
+from serving.rpc.methods import Methods, Service
 from serving.telemetry import SILENT, Telemetry
 
 _MOST_UNSEEN = 32_768
@@ -32,16 +30,12 @@ _ALIVE = (
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class Service(Protocol):
-    """Service of a server."""
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Its methods."""
-        ...
-
-
 async def make_server(
-    *services: Service, reflect: bool = True, tokens: Tokens | None = None, telemetry: Telemetry = SILENT
+    *services: Service,
+    reflect: bool = True,
+    tokens: Tokens | None = None,
+    telemetry: Telemetry = SILENT,
+    methods: Methods | None = None,
 ) -> tuple[grpc.aio.Server, Health]:
     """A server with these services, health and reflection, not yet listening; its health says NOT_SERVING.
 
@@ -50,11 +44,12 @@ async def make_server(
         reflect: True to enable reflection.
         tokens: Tokens of its callers; None for a server that knows none.
         telemetry: Is told of every call.
+        methods: Methods that another transport serves too, in place of services, tokens and telemetry.
     """
     health = Health()
+    methods = methods or Methods(*services, tokens=tokens, telemetry=telemetry)
     server = grpc.aio.server(
-        # What is refused for want of a token is counted too.
-        interceptors=[telemetry.interceptor(), Access(tokens)],
+        interceptors=methods.interceptors,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
             ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -71,7 +66,7 @@ async def make_server(
             *WINDOWS,
         ],
     )
-    server.add_generic_rpc_handlers([service.handler() for service in services])
+    server.add_generic_rpc_handlers(methods.handlers)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if reflect:
         names = [*(name for name in health.services if name.startswith("memecourt.")), _HEALTH, reflection.SERVICE_NAME]

@@ -67,7 +67,7 @@ async def watch_trial(
     """
     if request.from_seq < 0:
         raise BadRequest("from_seq counts from 0.", reason="OUT_OF_RANGE", field="from_seq")
-    trial_id = await _trial_of(request, reception)
+    trial_id = await trial_named(request, reception)
     with hub.watching(trial_id, log) as woken:
         seq, over = 0, False
         while True:
@@ -77,7 +77,7 @@ async def watch_trial(
             check_in_force()
             for event in await _events(trials, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
-                    raise _unknown()
+                    raise unknown_trial()
                 over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
                 seq = event.seq + 1
                 if event.seq >= request.from_seq:
@@ -97,7 +97,7 @@ async def _events(trials: TrialReader, trial_id: str, seq: int) -> Sequence[AnyE
         if current().namespaces is None:
             raise
         # Said like of a trial that is another's: what was erased, or is not there, may be told from that by nobody.
-        raise _unknown() from None
+        raise unknown_trial() from None
 
 
 async def watch_reviews(
@@ -165,7 +165,14 @@ async def _reviewed(trials: TrialReader, entry: Entry, *, overruled_only: bool) 
     return listings.reviewed_of(record, event)
 
 
-async def _trial_of(request: wire.WatchTrialRequest, reception: TrialRunner) -> str:
+async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, reception: TrialRunner) -> str:
+    """The id of the trial that a request names.
+
+    Raises:
+        BadRequest: No trial is named.
+        NotAllowed: The request that is named is none of the caller's business.
+        TrialUnknown: None was begun for that request.
+    """
     if request.WhichOneof("trial") == "trial_id":
         return within(request.trial_id, _LONGEST_ID, "trial_id")
     if not request.request.request_id:
@@ -177,9 +184,10 @@ async def _trial_of(request: wire.WatchTrialRequest, reception: TrialRunner) -> 
     name = RequestName(namespace, within(request.request.request_id, _LONGEST_ID, "request.request_id"))
     trial_id = await reception.trial_of(name)
     if trial_id is None:
-        raise _unknown()
+        raise unknown_trial()
     return trial_id
 
 
-def _unknown() -> TrialUnknown:
+def unknown_trial() -> TrialUnknown:
+    """Builds the error for a trial that is not there, or is not the caller's business: the two can't be told apart."""
     return TrialUnknown("There is no such trial, or it has not begun yet.")

@@ -18,11 +18,11 @@ from serving.telemetry.metrics import CODES
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from serving.service_call import ServiceCall
     from serving.telemetry.metrics import Metrics
     from serving.telemetry.tracing import Tracing
 
     _Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _OTHER = ("_OTHER", "_OTHER")
 """Names of a service and a method that the server does not have: anybody may make such up."""
@@ -75,12 +75,12 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         answer = getattr(handler, shape)
         tracing = self._tracing if name[0] in _OURS else None
 
-        async def generated(request: Any, context: _Context) -> AsyncIterator[Any]:
+        async def generated(request: Any, context: ServiceCall) -> AsyncIterator[Any]:
             with _Call(name, context, self._metrics, tracing):
                 async for response in answer(request, context):
                     yield response
 
-        async def awaited(request: Any, context: _Context) -> Any:
+        async def awaited(request: Any, context: ServiceCall) -> Any:
             with _Call(name, context, self._metrics, tracing):
                 return await answer(request, context)
 
@@ -95,7 +95,7 @@ class _Call:
     """A call while it is answered. A class and not a generator: it stands in the way of every call, known memes too."""
 
     def __init__(
-        self, name: tuple[str, str], context: _Context, metrics: Metrics | None, tracing: Tracing | None
+        self, name: tuple[str, str], context: ServiceCall, metrics: Metrics | None, tracing: Tracing | None
     ) -> None:
         self._name = name
         self._context = context
@@ -127,7 +127,7 @@ class _Call:
         return _status_name(self._context) or ("UNKNOWN" if error else "OK")
 
 
-def _status_name(context: _Context) -> str:
+def _status_name(context: ServiceCall) -> str:
     """The name of the status that the answering has set, or empty."""
     code: Any = context.code()
     number = code.value[0] if isinstance(code, grpc.StatusCode) else code

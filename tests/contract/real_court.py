@@ -1,4 +1,7 @@
-"""All three services as they are served, over a real socket: docket and library are real, pictures are not decoded."""
+"""All three services as they are served, over a real socket: docket and library are real, pictures are not decoded.
+
+With ``http`` in the settings they are served over HTTP too.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from memecourt.v1.court_pb2_grpc import CourtStub, DocketStub, PrecedentsStub
 from retrieval.precedents.finder import LibraryFinder
 from serving.access.tokens import Tokens
 from serving.docket.open import Docket
+from serving.rest.serve import open_api
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
@@ -54,6 +59,7 @@ class RealCourt:
     tokens: Tokens | None
     reader: FakeReader
     reception: TrialRunner
+    http: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge", CourtStub(self.channel))
@@ -70,7 +76,8 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     court = CourtService(settings, memory=memory)
     docket, precedents = DocketService(memory=memory), PrecedentsService(memory)
     tokens = Tokens.of(settings.tokens) if settings.tokens else None
-    server, health = await make_server(court, docket, precedents, tokens=tokens)
+    methods = Methods(court, docket, precedents, tokens=tokens)
+    server, health = await make_server(methods=methods)
     port = server.add_insecure_port("127.0.0.1:0")
     async with AsyncExitStack() as stack:
         await server.start()
@@ -90,7 +97,10 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
         address = f"127.0.0.1:{port}"
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         threads = stack.enter_context(grpc.insecure_channel(address))
-        yield RealCourt(address, channel, threads, records, court, finder, tokens, reader, reception)
+        http = ""
+        if settings.http:
+            http = await stack.enter_async_context(open_api(methods, health, settings, settings.http))
+        yield RealCourt(address, channel, threads, records, court, finder, tokens, reader, reception, http)
         for service in (court, docket, precedents):
             service.close()
         for service in (court, docket, precedents):

@@ -394,6 +394,17 @@ def test_a_trial_that_can_t_be_watched(client):
     assert court.asked[0].request == wire.RequestName(namespace="n", request_id="r")
 
 
+def test_a_verdict_is_asked_for_by_either_id(client):
+    court = FakeCourt(lambda method, request, number: wire.GetVerdictResponse(trial_id="t"))
+    with served(court) as address:
+        assert client.call(address, "verdict", "t").trial_id == "t"
+        assert client.call(address, "verdict", request_id="r", namespace="n").trial_id == "t"
+        with pytest.raises(ValueError):
+            client.call(address, "verdict")
+    name = wire.RequestName(namespace="n", request_id="r")
+    assert court.asked == [wire.GetVerdictRequest(trial_id="t"), wire.GetVerdictRequest(request=name)]
+
+
 def test_reviews_go_on_where_they_broke_off_however_often(client):
     def answer(method, request, number):
         first = request.from_entry if request.HasField("from_entry") else 40

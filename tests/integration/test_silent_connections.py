@@ -65,10 +65,13 @@ def listeners_of(server, authority):
     metrics = int(server.wait_for(lambda said: "metrics are served" in said).rpartition("=")[2])
     url = f"http://127.0.0.1:{metrics}/metrics"
     found = {"metrics": Listener(metrics, (b"", HALF_A_HEAD), lambda: fetch(url))}
-    console_port = int(console.rpartition(":")[2])
+    api = server.wait_for(lambda said: "http on http" in said).split("http on ")[1].strip()
+    api = f"{api.replace('127.0.0.1', 'localhost')}/v1/readyz"
+    console_port, api_port = (int(where.split(":")[2].partition("/")[0]) for where in (console, api))
     if authority is None:
         found["grpc"] = Listener(port, (b"", PREFACE[:10], PREFACE), lambda: check_health(f"localhost:{port}"))
         found["console"] = Listener(console_port, (b"", HALF_A_HEAD), lambda: fetch(console))
+        found["http"] = Listener(api_port, (b"", HALF_A_HEAD), lambda: fetch(api))
     else:
         trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         context = ssl.create_default_context()
@@ -76,6 +79,7 @@ def listeners_of(server, authority):
         hello = (b"", CLIENT_HELLO)
         found["grpc"] = Listener(port, hello, lambda: check_health(f"localhost:{port}", trusted))
         found["console"] = Listener(console_port, hello, lambda: fetch(console, context))
+        found["http"] = Listener(api_port, hello, lambda: fetch(api, context))
     return found
 
 
@@ -97,7 +101,7 @@ def closed(connection):
 def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(20_000, hard), hard))
-    options, authority = ["--console", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], None
+    options, authority = ["--console", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], None
     if secured:
         authority = trustme.CA()
         issued = authority.issue_cert("localhost", "127.0.0.1")
@@ -126,6 +130,6 @@ def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
             late = {name for opened, name, _, _ in silent if now - opened > CLOSED_S}
             assert not late, f"still open after {CLOSED_S} s: {late}"
             time.sleep(0.5)
-    assert answered >= 3 * len(listeners)
+    assert answered >= 3 * len(listeners) == 12
     for listener in listeners.values():
         listener.ask()

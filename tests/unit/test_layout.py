@@ -43,6 +43,7 @@ def test_only_the_wire_s_neighbours_import_it():
             "telemetry/rpc_calls",
             *(f"rpc/{part}" for part in ("convert", "status", "judge", "judge_stream", "watch")),
             *(f"rpc/{part}" for part in ("docket", "precedents", "listings", "server")),
+            *(f"rest/{part}" for part in ("app", "judging", "messages", "moderations", "operations")),
         )
     }
     importers = {
@@ -92,6 +93,11 @@ def test_the_folders_that_hide_other_names():
 
 def test_generated_code_is_that_of_the_contract():
     checked = run(sys.executable, "scripts/generate_proto.py", "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_description_of_the_http_api_is_that_of_the_contract():
+    checked = run(sys.executable, "scripts/openapi.py", "--check")
     assert checked.returncode == 0, checked.stderr
 
 

@@ -269,3 +269,17 @@ def test_with_the_smallest_budget_a_request_is_read_whatever_pictures_take():
         assert read.result() is not None
 
     run(scene())
+
+
+def test_what_announces_its_length_reserves_no_more_than_that():
+    class Announced(Call):
+        announced_bytes = 3 * MIB
+
+    async def scene():
+        memory = ReceiveBudget(BUDGET, 60.0)
+        silent = await begun(memory, [Announced(f"http:{number}") for number in range(NEW_AT_ONCE)])
+        assert NEW_AT_ONCE * 3 * MIB <= memory.held < NEW_AT_ONCE * 4 * MIB
+        await gone(silent)
+        assert memory.held == 0
+
+    run(scene())

@@ -1335,6 +1335,74 @@ class WatchTrialRequest(_message.Message):
 Global___WatchTrialRequest: _TypeAlias = WatchTrialRequest  # noqa: Y015
 
 @_typing.final
+class GetVerdictRequest(_message.Message):
+    """Which trial's verdict is wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """By its id."""
+    @_builtins.property
+    def request(self) -> Global___RequestName:
+        """By the request that it is held for, or that was answered with its verdict."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        request: Global___RequestName | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "trial", b"trial", "trial_id", b"trial_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "trial", b"trial", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_trial: _TypeAlias = _typing.Literal["trial_id", "request"]  # noqa: Y015
+    _WhichOneofArgType_trial: _TypeAlias = _typing.Literal["trial", b"trial"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_trial) -> _WhichOneofReturnType_trial | None: ...
+
+Global___GetVerdictRequest: _TypeAlias = GetVerdictRequest  # noqa: Y015
+
+@_typing.final
+class GetVerdictResponse(_message.Message):
+    """Where a trial stands, and its verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    FAILURE_REASON_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """Its id: that of the verdict and of the record."""
+    state: Global___TrialState.ValueType
+    """Where it stands."""
+    failure_reason: _builtins.str
+    """Why it failed, for machines; empty where it did not. The request can be made again."""
+    @_builtins.property
+    def verdict(self) -> Global___JudgeResponse:
+        """The verdict, without what Judge tells of a request: timings, client_token, reused_from. Absent where there is none.
+        No verdict is never "not harmful".
+        """
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        state: Global___TrialState.ValueType = ...,
+        verdict: Global___JudgeResponse | None = ...,
+        failure_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure_reason", b"failure_reason", "state", b"state", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVerdictResponse: _TypeAlias = GetVerdictResponse  # noqa: Y015
+
+@_typing.final
 class RequestName(_message.Message):
     """Names a request."""
 

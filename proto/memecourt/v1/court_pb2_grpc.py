@@ -50,6 +50,11 @@ class CourtStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.FromString,
                 _registered_method=True)
+        self.GetVerdict = channel.unary_unary(
+                '/memecourt.v1.Court/GetVerdict',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.GetVerdictRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.GetVerdictResponse.FromString,
+                _registered_method=True)
 
 
 class CourtServicer:
@@ -103,6 +108,15 @@ class CourtServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVerdict(self, request, context):
+        """What a trial has come to so far, without waiting for it: for who asked and could not wait.
+
+        NOT_FOUND: there is no such trial, or none was begun yet for that request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CourtServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -120,6 +134,11 @@ def add_CourtServicer_to_server(servicer, server):
                     servicer.WatchTrial,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.SerializeToString,
+            ),
+            'GetVerdict': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVerdict,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.GetVerdictRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.GetVerdictResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -204,6 +223,33 @@ class Court:
             '/memecourt.v1.Court/WatchTrial',
             memecourt_dot_v1_dot_court__pb2.WatchTrialRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.WatchTrialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVerdict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Court/GetVerdict',
+            memecourt_dot_v1_dot_court__pb2.GetVerdictRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.GetVerdictResponse.FromString,
             options,
             channel_credentials,
             insecure,

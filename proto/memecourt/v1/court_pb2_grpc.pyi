@@ -80,6 +80,11 @@ class CourtStub:
     NOT_FOUND: there is no such trial, or none was begun yet for that request.
     INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
     """
+    GetVerdict: _grpc.UnaryUnaryMultiCallable[_court_pb2.GetVerdictRequest, _court_pb2.GetVerdictResponse]
+    """What a trial has come to so far, without waiting for it: for who asked and could not wait.
+
+    NOT_FOUND: there is no such trial, or none was begun yet for that request.
+    """
 
 @_typing.type_check_only
 class CourtAsyncStub(CourtStub):
@@ -120,6 +125,11 @@ class CourtAsyncStub(CourtStub):
 
     NOT_FOUND: there is no such trial, or none was begun yet for that request.
     INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
+    """
+    GetVerdict: _aio.UnaryUnaryMultiCallable[_court_pb2.GetVerdictRequest, _court_pb2.GetVerdictResponse]  # type: ignore[assignment]
+    """What a trial has come to so far, without waiting for it: for who asked and could not wait.
+
+    NOT_FOUND: there is no such trial, or none was begun yet for that request.
     """
 
 class CourtServicer(metaclass=_abc_1.ABCMeta):
@@ -176,6 +186,17 @@ class CourtServicer(metaclass=_abc_1.ABCMeta):
 
         NOT_FOUND: there is no such trial, or none was begun yet for that request.
         INVALID_ARGUMENT: no response was taken for as long as the server waits (IDLE); go on from the last event that was.
+        """
+
+    @_abc_1.abstractmethod
+    def GetVerdict(
+        self,
+        request: _court_pb2.GetVerdictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.GetVerdictResponse, _abc.Awaitable[_court_pb2.GetVerdictResponse]]:
+        """What a trial has come to so far, without waiting for it: for who asked and could not wait.
+
+        NOT_FOUND: there is no such trial, or none was begun yet for that request.
         """
 
 def add_CourtServicer_to_server(servicer: CourtServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""Connections to the console that say nothing: closed in time, and first of all where room is short."""
+"""HTTP connections that say nothing: closed in time, and first of all where room is short."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_S = 10.0
 """Seconds that a request's head may take, from the connection or the answer before it."""
 BODY_S = 30.0
-"""Seconds that a request's body may take after its head."""
+"""Seconds that a request's body may take after its head, where nothing else is said."""
 
 
-class ConsoleProtocol(H11Protocol):
+class GuardedConnection(H11Protocol):
     """HTTP/1.1 that waits for nobody for ever.
 
-    A connection is silent while no request of it is being answered. One that is silent for too long is closed; where
-    as many connections stand as are answered at once, the one that has been silent for longest gives way to the next.
-    All may come from one address: behind a proxy, everybody does.
+    A connection is silent while no request of it is being answered, and while a body has not come. One that is silent
+    for too long is closed, whatever it sends a byte of now and then; where as many connections stand as are answered at
+    once, one that is silent gives way to the next: the one that has been for longest, and before others those that have
+    announced no body. All may come from one address: behind a proxy, everybody does.
+
+    An application finds its connection in the state of the scope, as ``connection``.
+
+    Attributes:
+        lost: Is set when the connection is gone, also while nothing is read of it.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, body_s: float = BODY_S, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.lost = asyncio.Event()
+        self.app_state = {**self.app_state, "connection": self}
+        self._body_s = body_s
         self._silent_since: float | None = None
+        self._awaits_body = False
         self._timer: asyncio.TimerHandle | None = None
 
     @override
@@ -39,12 +49,14 @@ class ConsoleProtocol(H11Protocol):
     @override
     def handle_events(self) -> None:
         super().handle_events()
-        if self.conn.their_state is h11.SEND_BODY:
-            self._wait(BODY_S)
-            self._silent_since = None
-        elif self._answering():
+        if not self._answering():
+            return  # what still comes of the body of an answered request buys no time
+        if self.conn.their_state is not h11.SEND_BODY:
             self._wait(None)
-            self._silent_since = None
+            self._silent_since, self._awaits_body = None, False
+        elif not self._awaits_body:
+            self._wait(self._body_s)
+            self._silent_since, self._awaits_body = self.loop.time(), True
 
     @override
     def on_response_complete(self) -> None:
@@ -54,13 +66,14 @@ class ConsoleProtocol(H11Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait(None)
+        self.lost.set()
         super().connection_lost(exc)
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _begin_silence(self) -> None:
-        self._silent_since = self.loop.time()
+        self._silent_since, self._awaits_body = self.loop.time(), False
         self._wait(HEAD_S)
 
     def _wait(self, seconds: float | None) -> None:
@@ -71,12 +84,12 @@ class ConsoleProtocol(H11Protocol):
 
     def _make_room(self) -> None:
         silent = [
-            (other._silent_since, id(other), other)
+            (other._awaits_body, other._silent_since, id(other), other)
             for other in self.connections
-            if isinstance(other, ConsoleProtocol) and other is not self and other._silent_since is not None
+            if isinstance(other, GuardedConnection) and other is not self and other._silent_since is not None
         ]
         if silent:
-            _, _, other = min(silent)
+            *_, other = min(silent)
             other._silent_since = None
             other.transport.abort()
             # Not only when the loop comes to it: until then it would count against the request that is about to come.

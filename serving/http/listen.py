@@ -1,0 +1,183 @@
+"""Listens for HTTP, by itself or beside the gRPC server, on an address that is fit for whoever can reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from court.errors import BadRequest
+from serving.access.exposure import require_guarded
+from serving.http.connections import BODY_S, HEAD_S, GuardedConnection
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_LAST_S = 2
+"""Seconds that answers which are on their way have when the listener is told to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Name and limits of a listener.
+
+    Attributes:
+        name: Name to begin a sentence with.
+        field: Setting that its address comes from.
+        example: Address, as an example.
+        at_once: Connections that are answered at once; beyond, a caller is told to come again.
+        body_s: Seconds that a request's body may take after its head.
+    """
+
+    name: str
+    field: str
+    example: str
+    at_once: int
+    body_s: float = BODY_S
+
+
+@asynccontextmanager
+async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, address: str) -> AsyncIterator[str]:
+    """An application, served while the block lasts; gives its URL.
+
+    Args:
+        listener: Name and limits.
+        app: Application.
+        settings: TLS, tokens and what was lifted.
+        address: ``host:port``; port 0 for a free one.
+
+    Raises:
+        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
+    """
+    host, port = split_address(listener, address)
+    require_guarded(listener.name, host, settings, field=listener.field)
+    with _listening(listener, host, port) as listening:
+        server = _Server(_config(listener, app, settings), listener.body_s)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            begun = asyncio.create_task(server.begun.wait())
+            await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
+            begun.cancel()
+            if serving.done():
+                serving.result()
+            scheme = "https" if settings.tls_certificate else "http"
+            shown = f"[{host}]" if ":" in host else host
+            yield f"{scheme}://{shown}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await asyncio.wait((serving,))
+
+
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secrecy, and authenticated encryption alone (BSI TR-02102-2, Mozilla "intermediate" less DHE)."""
+
+
+def _config(listener: Listener, app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # the log is set up by whoever serves; lines of access would hold ids of trials
+        access_log=False,
+        proxy_headers=False,  # whom it is reached by is said by the settings, and not by a header
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=listener.at_once,
+        timeout_keep_alive=20,
+        timeout_graceful_shutdown=_LAST_S,
+        ssl_ciphers=_CIPHERS,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise BadRequest(
+            f"The certificate of {listener.name[0].lower()}{listener.name[1:]} can't be used: it and its key are PEM "
+            "files that belong together.",
+            reason="CERTIFICATE_UNUSABLE",
+            field="tls_certificate",
+        ) from error
+    return config
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it: beside it others must hear them too; and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, body_s: float) -> None:
+        super().__init__(config)
+        self._body_s = body_s
+        self.begun = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on these sockets.
+
+        uvicorn would wait a minute for the TLS handshake of each connection, and can't be told otherwise.
+        """
+        within = HEAD_S if self.config.ssl else None
+
+        def protocol() -> asyncio.Protocol:
+            return GuardedConnection(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                body_s=self._body_s,
+            )
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=each, ssl=self.config.ssl, ssl_handshake_timeout=within, backlog=self.config.backlog
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+        self.begun.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # With the protocol: only where it is named does asyncio send small parts at once (TCP_NODELAY).
+        listening = socket.socket(*found[:3])
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(found[4])
+        except OSError:
+            listening.close()
+            raise
+    except OSError:
+        raise BadRequest(
+            f"Can't listen on {host}:{port}: it is taken, or no address of this machine. Give host:port, port 0 for a "
+            "free one.",
+            reason="ADDRESS_UNUSABLE",
+            field=listener.field,
+        ) from None
+    with listening:
+        yield listening
+
+
+def split_address(listener: Listener, address: str) -> tuple[str, int]:
+    """Splits an address into host and port. Raises BadRequest where it is none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise BadRequest(
+            f"The address of {listener.name[0].lower()}{listener.name[1:]} is host:port, port 0 for a free one: "
+            f"{listener.example}.",
+            reason="ADDRESS_UNUSABLE",
+            field=listener.field,
+        )
+    return host.strip("[]"), int(port)

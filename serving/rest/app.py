@@ -1,0 +1,133 @@
+"""The application: addresses, and what stands in front of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from court.errors import BadRequest
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import NotAllowed
+from serving.http.hosts import host_of
+from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
+from serving.rest.http_call import EventForm
+from serving.rest.judging import JudgeEndpoint
+from serving.rest.messages import json_of
+from serving.rest.moderations import PATH as MODERATIONS
+from serving.rest.moderations import ModerationsEndpoint
+from serving.rest.operations import JUDGE, OPERATIONS
+from serving.rpc.health import COURT, LIVENESS, SERVING, Health
+
+OPENAPI = Path(__file__).with_name("openapi.json")
+"""The description that ``scripts/openapi.py`` writes."""
+_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+
+def create_api(
+    api: Api, judging: JudgeEndpoint, health: Health, *, names: frozenset[str] | None, described: bool
+) -> Starlette:
+    """The HTTP API as an ASGI application.
+
+    Args:
+        api: Methods of the services, as endpoints have them.
+        judging: Endpoint of Judge. The opener closes it.
+        health: Health of the services.
+        names: Names under which it is reached; None for any.
+        described: True to serve the description of the API.
+    """
+    routes: list[BaseRoute] = []
+    for operation in OPERATIONS:
+        endpoint: ASGIApp = judging if operation is JUDGE else Endpoint(api, operation)
+        if operation.descriptor.server_streaming:
+            endpoint = EventEndpoint(api, operation, _EVENTS[operation.method])
+        # Callers' own ids may hold slashes.
+        path = operation.path.replace("{id}", "{id:path}").replace("{request_id}", "{request_id:path}")
+        routes.append(Route(path, endpoint, methods=[operation.verb]))
+    routes.append(Route(MODERATIONS, ModerationsEndpoint(api), methods=["POST"]))
+    routes.append(Route("/v1/healthz", _health(health, LIVENESS)))
+    routes.append(Route("/v1/readyz", _health(health, COURT)))
+    if described:
+        routes.append(Route("/v1/openapi.json", _description))
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Front, names=names)],
+        exception_handlers={HTTPException: _no_endpoint},
+    )
+
+
+class Front:
+    """Refuses what a page of another site has a browser send, and adds to every answer what each must have.
+
+    A browser on this machine, or one with a certificate that is let in, would lend its own access to any page.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: frozenset[str] | None) -> None:
+        """Stands before an application that is reached under these names; None for any."""
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers."""
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        app = self._app
+        if self._names is not None and host_of(scope) not in self._names:
+            app = error_response(BadRequest("This service is not reached under that name.", reason="OTHER_NAME"))
+        elif dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+            app = error_response(
+                NotAllowed("This was sent by a browser for a page of another site.", reason="OTHER_SITE")
+            )
+        await app(scope, receive, guarded)
+
+
+def _health(health: Health, service: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        serving = health.status(service) == SERVING
+        return json_response({"status": "SERVING" if serving else "NOT_SERVING"}, 200 if serving else 503)
+
+    return answer
+
+
+async def _description(_: Request) -> Response:
+    return FileResponse(OPENAPI, media_type="application/json")
+
+
+async def _no_endpoint(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        response = error_response(
+            BadRequest(f"This address does not take {request.method[:20]}.", reason="VERB_NOT_TAKEN")
+        )
+        response.headers.update(error.headers or {})
+        return response
+    return error_response(
+        BadRequest("There is no such address here; /v1/openapi.json says which there are.", reason="NO_SUCH_ADDRESS")
+    )
+
+
+def _trial_event(response: wire.WatchTrialResponse) -> tuple[int, str, dict[str, Any]]:
+    return response.event.seq, response.event.kind, json_of(response.event)
+
+
+def _review_event(response: wire.WatchReviewsResponse) -> tuple[int, str, dict[str, Any]]:
+    name = "review" if response.HasField("reviewed") else "position"
+    return response.next_entry, name, json_of(response)
+
+
+_EVENTS: Mapping[str, EventForm] = {"WatchTrial": _trial_event, "WatchReviews": _review_event}

@@ -1,0 +1,199 @@
+"""Requests as they come over HTTP: read only once there is memory for them, and never more than was reserved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from starlette.requests import Request
+
+from court.errors import BadRequest
+from serving.rest.form import FormReader
+from serving.rest.messages import from_base64, loaded, message_of, object_of, with_picture
+from serving.rest.operations import JUDGE, Operation, Source
+from serving.rpc.flow_control import MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+BODY_BYTES = MESSAGE_BYTES
+"""Largest body: what gRPC takes. A picture in base64 is a third larger than by itself."""
+
+_JSON, _FORM = "application/json", "multipart/form-data"
+_IN_FORM = frozenset({"request", "text"})
+
+Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
+"""Fetches the picture at an address."""
+
+
+def content_length(request: Request) -> int | None:
+    """Bytes of a body as its head announces them, as many as are taken at most; None where it does not say."""
+    given = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers:
+        return None
+    return min(int(given), BODY_BYTES) if given.isascii() and given.isdecimal() else 0
+
+
+async def pieces_of(request: Request) -> AsyncIterator[bytes]:
+    """The body, piece by piece.
+
+    Raises:
+        BadRequest: The body is too large; BODY_TOO_LARGE, before it is read where its head says so.
+        CancelledError: The caller has gone.
+    """
+    given, taken = request.headers.get("content-length", ""), 0
+    if given.isdecimal() and int(given) > BODY_BYTES:
+        raise _too_large()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        piece: bytes = message.get("body", b"")
+        taken += len(piece)
+        if taken > BODY_BYTES:
+            raise _too_large()
+        if piece:
+            yield piece
+        if not message.get("more_body", False):
+            return
+
+
+async def whole_body(request: Request) -> bytearray:
+    """The body. Raises as :func:`pieces_of`."""
+    body = bytearray()  # grows in place where many pieces would leave holes
+    async for piece in pieces_of(request):
+        body += piece
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRequest:
+    """A request of the contract.
+
+    Attributes:
+        message: Message.
+        picture: The picture where it came by itself, and is not in the message.
+    """
+
+    message: Message
+    picture: bytes | bytearray | None = None
+
+    def serialized(self) -> bytes:
+        """The whole request in the contract's binary form."""
+        return with_picture(self.message, self.picture)
+
+
+async def received(operation: Operation, request: Request, fetch: Fetch) -> ReceivedRequest:
+    """Reads the request of a call.
+
+    Args:
+        operation: Operation that is called.
+        request: HTTP request; its body has not been read.
+        fetch: Fetches a picture where the request names an address.
+
+    Raises:
+        BadRequest: The request is malformed, or larger than is taken.
+        CancelledError: The caller has gone.
+    """
+    own = {field: request.path_params[name] for name, field in operation.fields.items()}
+    if operation is JUDGE and (key := idempotency_key(request)):
+        own["request_id"] = key
+    if operation.continued_by and (last := request.headers.get("last-event-id", "")):
+        own[operation.continued_by] = _next_event(last, operation)
+    pairs = request.query_params.multi_items()
+    if operation.source is Source.QUERY:
+        query = object_of(operation.descriptor.input_type, [*pairs, *own.items()])
+        return ReceivedRequest(message_of(operation.request, query))
+    query = object_of(operation.descriptor.input_type, pairs)
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if operation.takes_picture and media.startswith("image/"):
+        message = message_of(operation.request, query, own)
+        return ReceivedRequest(message, await whole_body(request))
+    if query:
+        raise BadRequest(
+            "The query goes with a body that is a picture. With another body, say all in the body.",
+            reason="QUERY_NOT_TAKEN",
+        )
+    if operation.takes_picture and media == _FORM:
+        return await _of_form(operation, request, own)
+    if media == _JSON:
+        given = loaded(await whole_body(request))
+        if operation is JUDGE and "image_url" in given:
+            return await _with_fetched(given, own, fetch)
+        return ReceivedRequest(message_of(operation.request, given, own))
+    taken = ", ".join((_JSON, *((_FORM, "image/*") if operation.takes_picture else ())))
+    raise BadRequest(f"The body's Content-Type is none that is taken here: {taken}.", reason="MEDIA_TYPE_NOT_TAKEN")
+
+
+async def _of_form(operation: Operation, request: Request, own: Mapping[str, str]) -> ReceivedRequest:
+    with closing(FormReader(request.headers["content-type"])) as reader:
+        async for piece in pieces_of(request):
+            reader.feed(piece)
+        form = reader.finish()
+    for name in form.fields.keys() - _IN_FORM:
+        raise BadRequest(
+            f"A form has the parts image, request (a JSON object) and text; {name[:100]} is none of them.",
+            reason="MALFORMED_REQUEST",
+            field=name[:100],
+        )
+    given = loaded(form.fields["request"]) if "request" in form.fields else {}
+    if "text" in form.fields:
+        try:
+            text = form.fields["text"].decode()
+        except UnicodeDecodeError:
+            raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None
+        if given.setdefault("text", text) != text:
+            raise BadRequest(
+                "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"
+            )
+    if form.picture is not None and "image" in given:
+        raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field="image")
+    return ReceivedRequest(message_of(operation.request, given, own), form.picture)
+
+
+async def _with_fetched(given: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
+    url = given.pop("image_url")
+    if "image" in given:
+        raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
+    message = message_of(JUDGE.request, given, own)  # what is wrong with the rest is said first
+    return ReceivedRequest(message, await picture_at(url, fetch))
+
+
+async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> bytes:
+    """The picture that an address names: in it (``data:``), or where it leads. Raises BadRequest, Unavailable."""
+    if not isinstance(url, str):
+        raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
+    if not url.startswith("data:"):
+        return await fetch(url)
+    head, comma, data = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise BadRequest(
+            f'{field} is a data: address, and not of the form "data:image/png;base64,…".',
+            reason="BAD_DATA_URL",
+            field=field,
+        )
+    return from_base64(data, field)
+
+
+def idempotency_key(request: Request) -> str:
+    """The id of a request that its header of that name gives, with or without the quotes of a structured field."""
+    given = request.headers.get("idempotency-key", "").strip()
+    return given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
+
+
+def _next_event(last: str, operation: Operation) -> str:
+    """Returns the start of a continued stream: behind an event of a trial, and of reviews where the id says."""
+    if not last.isascii() or not last.isdecimal():
+        raise BadRequest("Last-Event-ID is an id of an event of this stream.", reason="OUT_OF_RANGE")
+    return last if operation.continued_by == "from_entry" else str(int(last) + 1)
+
+
+def _too_large() -> BadRequest:
+    return BadRequest(
+        f"The body has more than {BODY_BYTES:,} bytes, which is the most that is taken. A picture in base64 is a third "
+        "larger than in a form or by itself.",
+        reason="BODY_TOO_LARGE",
+    )

@@ -1,0 +1,126 @@
+"""A form with a picture (multipart/form-data), read as it comes, and never into a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from court.errors import BadRequest
+
+_MOST_FIELDS = 8
+_LONGEST_FIELD = 64 * 1024
+
+
+@dataclass(slots=True)
+class Form:
+    """The parts of a form, as far as it has come.
+
+    Attributes:
+        fields: Texts of the fields, by name.
+        picture: The part ``image``; None where there is none.
+    """
+
+    fields: dict[str, bytearray] = field(default_factory=dict)
+    picture: bytearray | None = None
+
+
+class FormReader:
+    """Takes a body apart, piece by piece."""
+
+    def __init__(self, content_type: str) -> None:
+        """Has read nothing yet. Raises BadRequest where the header names no boundary."""
+        boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+        self.form = Form()
+        self._header = b""
+        self._value = b""
+        self._name: str | None = None
+        self._ended = False
+        callbacks: Any = {
+            "on_part_begin": self._part_begins,
+            "on_header_field": self._header_name,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_ends,
+            "on_headers_finished": self._headers_end,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+        try:
+            if not boundary:
+                raise FormParserError
+            self._parser = MultipartParser(boundary, callbacks)
+        except FormParserError:
+            raise _malformed() from None
+
+    def feed(self, piece: bytes) -> None:
+        """Reads on. Raises BadRequest where the form is malformed, or has parts that are not taken."""
+        try:
+            self._parser.write(piece)
+        except FormParserError:
+            raise _malformed() from None
+
+    def finish(self) -> Form:
+        """The whole form. Raises BadRequest where it has not come to its end."""
+        if not self._ended:
+            raise _malformed()
+        return self.form
+
+    def close(self) -> None:
+        """Lets go of what was read: reader and parser hold each other, and would keep a picture until that is found."""
+        self.form = Form()
+
+    def _part_begins(self) -> None:
+        self._name = None
+        self._header = self._value = b""
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_ends(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            name = parse_options_header(self._value)[1].get(b"name", b"")
+            self._name = name.decode("utf-8", "replace")
+        self._header = self._value = b""
+
+    def _headers_end(self) -> None:
+        if self._name is None:
+            raise _malformed()
+        if self._name in self.form.fields or (self._name == "image" and self.form.picture is not None):
+            raise BadRequest(
+                f"The form has the part {self._name[:100]} twice.", reason="MALFORMED_REQUEST", field=self._name[:100]
+            )
+        if self._name == "image":
+            self.form.picture = bytearray()
+        elif len(self.form.fields) == _MOST_FIELDS:
+            raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.", reason="MALFORMED_REQUEST")
+        else:
+            self.form.fields[self._name] = bytearray()
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        assert self._name is not None
+        if self._name == "image":
+            assert self.form.picture is not None
+            self.form.picture += memoryview(data)[start:end]
+            return
+        text = self.form.fields[self._name]
+        text += data[start:end]
+        if len(text) > _LONGEST_FIELD:
+            raise BadRequest(
+                f"The part {self._name[:100]} has more than {_LONGEST_FIELD:,} bytes.",
+                reason="FIELD_TOO_LONG",
+                field=self._name[:100],
+            )
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def _malformed() -> BadRequest:
+    return BadRequest(
+        "The body is no multipart/form-data with the boundary that its Content-Type names.", reason="MALFORMED_REQUEST"
+    )

@@ -1,0 +1,190 @@
+"""``POST /v1/moderations`` in OpenAI's shape, for clients that know that one.
+
+Its answer has no third state. What is not certainly allowed is flagged: harmful, undecided, and whatever a person
+should look at. An error is an error, in OpenAI's shape too, and no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from court.errors import BadRequest
+from memecourt.v1 import court_pb2 as wire
+from serving.rest.api import USUAL_TIMEOUT_S, Api, finished, json_response, timeout_of
+from serving.rest.bodies import Fetch, ReceivedRequest, idempotency_key, picture_at, whole_body
+from serving.rest.http_call import HttpCall
+from serving.rest.messages import decision_of, loaded, message_of, response_json
+from serving.rest.operations import JUDGE
+from serving.rest.problems import ProblemDetails
+
+PATH = "/v1/moderations"
+MODEL = "memecourt"
+CATEGORIES: Sequence[str] = (
+    "harassment",
+    "harassment/threatening",
+    "hate",
+    "hate/threatening",
+    "illicit",
+    "illicit/violent",
+    "self-harm",
+    "self-harm/instructions",
+    "self-harm/intent",
+    "sexual",
+    "sexual/minors",
+    "violence",
+    "violence/graphic",
+)
+"""OpenAI's categories. Clients look them up by name, so that all of them stand in every result."""
+_USUAL_CATEGORY = "hate"
+_CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
+"""OpenAI's name for a category of the policy, where it is not the usual one."""
+_MOST_INPUTS = 32
+_FIELDS = frozenset({"model", "input", "content"})
+
+
+class ModerationsEndpoint:
+    """Address of moderations."""
+
+    def __init__(self, api: Api) -> None:
+        """Answers requests by Judge."""
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers."""
+        request = Request(scope, receive)
+
+        async def work() -> Response:
+            return json_response(moderation_of(await self._verdicts(request)))
+
+        if (response := await finished(work, openai_error)) is not None:
+            await response(scope, receive, send)
+
+    async def _verdicts(self, request: Request) -> Sequence[wire.JudgeResponse]:
+        """The verdict on each input. How many there are is known once the body is read, by the first call."""
+        inputs: list[ReceivedRequest] = []
+
+        async def first() -> bytes:
+            given = loaded(await whole_body(request))
+            inputs.extend(await judge_requests(given, idempotency_key(request), self._api.fetch))
+            return inputs[0].serialized()
+
+        call = HttpCall(
+            request,
+            first,
+            announced_bytes=self._api.announced_bytes(JUDGE, request),
+            timeout_s=timeout_of(request, USUAL_TIMEOUT_S),
+        )
+        answers = [await self._api.answer(JUDGE, call, request)]
+        for each in inputs[1:]:
+
+            async def prepared(input_: ReceivedRequest = each) -> bytes:
+                return input_.serialized()
+
+            further = HttpCall(request, prepared, announced_bytes=None, timeout_s=call.time_remaining())
+            answers.append(await self._api.answer(JUDGE, further, request))
+        return [verdict for verdict in answers if isinstance(verdict, wire.JudgeResponse)]
+
+
+async def judge_requests(given: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
+    """The requests of Judge that a request for moderation is: one for each text, or one for parts that are one meme.
+
+    Args:
+        given: The request.
+        request_id: The caller's id for it, or empty.
+        fetch: Fetches a picture where a part names an address.
+
+    Raises:
+        BadRequest: The request has not OpenAI's shape, or has what is not taken.
+    """
+    for name in given.keys() - _FIELDS:
+        raise BadRequest(
+            f"There is no {name[:100]} here; model, input and content are taken.",
+            reason="MALFORMED_REQUEST",
+            field=name[:100],
+        )
+    if not isinstance(given.get("model", ""), str):
+        raise BadRequest("model is a name; any will do.", reason="MALFORMED_REQUEST", field="model")
+    asked = given.get("input")
+    content = {"content": given["content"]} if "content" in given else {}
+    texts: Sequence[Any] = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else ()
+    if not 0 < len(texts) <= _MOST_INPUTS:
+        raise _no_input(f"a text, or a list of 1 to {_MOST_INPUTS} texts or parts")
+    if all(isinstance(text, str) for text in texts):
+        return [
+            ReceivedRequest(
+                message_of(JUDGE.request, {**content, "text": text, "request_id": _numbered(request_id, n)})
+            )
+            for n, text in enumerate(texts)
+        ]
+    words, pictures = _parts(texts)
+    meme = {**content, "request_id": request_id, **({"text": "\n".join(words)} if words else {})}
+    message = message_of(JUDGE.request, meme)
+    return [ReceivedRequest(message, await picture_at(pictures[0], fetch, "input") if pictures else None)]
+
+
+def _numbered(request_id: str, number: int) -> str:
+    """The id of one of several inputs: the caller's for the first, none where the caller gives none."""
+    return f"{request_id}-{number}" if request_id and number else request_id
+
+
+def _parts(parts: Sequence[Any]) -> tuple[Sequence[str], Sequence[object]]:
+    """Texts and addresses of pictures in parts that are one meme."""
+    words, pictures = [], []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            words.append(part["text"])
+        elif kind == "image_url" and isinstance(part.get("image_url"), dict):
+            pictures.append(part["image_url"].get("url"))
+        else:
+            raise _no_input('parts: {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}')
+    if len(pictures) > 1:
+        raise _no_input("one meme, with at most one picture. Send each in a request of its own")
+    return words, pictures
+
+
+def _no_input(what: str) -> BadRequest:
+    return BadRequest(f"input is {what}.", reason="MALFORMED_REQUEST", field="input")
+
+
+def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
+    """The answer in OpenAI's shape, with each verdict as Judge gives it beside its result."""
+    return {
+        "id": f"modr-{verdicts[0].verdict_id}",
+        "model": MODEL,
+        "results": [_result(verdict) for verdict in verdicts],
+    }
+
+
+def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
+    flagged = decision_of(verdict) != "allow"
+    category = _CATEGORY_OF.get(verdict.finding.category, _USUAL_CATEGORY)
+    score = verdict.harm_score if verdict.HasField("harm_score") else float(flagged)
+    if flagged and verdict.label != wire.LABEL_HARMFUL:
+        score = 1.0  # who goes by a threshold must not let pass what nobody has decided
+    weighed = [kind for kind, there in (("text", verdict.text.text), ("image", verdict.picture.bytes_sha256)) if there]
+    return {
+        "flagged": flagged,
+        "categories": {name: flagged and name == category for name in CATEGORIES},
+        "category_scores": {name: score if name == category else 0.0 for name in CATEGORIES},
+        "category_applied_input_types": {name: weighed if name == category else [] for name in CATEGORIES},
+        "memecourt": response_json(verdict),
+    }
+
+
+def openai_error(problem: ProblemDetails) -> Response:
+    """The response of a problem, in OpenAI's shape."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = kinds.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
+    error = {
+        "message": problem.body["detail"],
+        "type": kind,
+        "param": problem.body.get("field"),
+        "code": problem.body["reason"],
+    }
+    return json_response({"error": error}, problem.status, **dict(problem.headers))

@@ -1,0 +1,97 @@
+"""Pictures that a request names by an address: fetched from hosts that the operator lists, and from nowhere else.
+
+The contract has no field for an address. Here the gateway fetches, and the court sees bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from urllib.parse import SplitResult, urlsplit
+
+import httpx2
+
+from court.backends.http import http_client
+from court.backends.http_addresses import AddressRefused
+from court.backends.http_head import UnreadableAnswer
+from court.errors import BadPicture, BadRequest, Overrun, Unavailable
+from court.meme import LIMITS
+from serving.rest.bodies import Fetch
+
+FETCH_S = 5.0
+"""Seconds that a picture may take to come."""
+_AT_ONCE = 64
+_FIELD = "image_url"
+
+
+@asynccontextmanager
+async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = None) -> AsyncIterator[Fetch]:
+    """Gives a function that fetches pictures from these hosts, by https, while the block lasts.
+
+    Args:
+        hosts: Names of hosts, whose addresses must be public.
+        ca_file: Certificate authorities to trust in place of the usual ones, PEM.
+    """
+    if not hosts:
+        yield _refuse
+        return
+    client = http_client(_AT_ONCE, public_only=True, ca_file=ca_file, max_answer_bytes=LIMITS.max_bytes)
+
+    async def fetch(url: str) -> bytes:
+        place = _checked(url, hosts)
+        try:
+            async with asyncio.timeout(FETCH_S), client.stream("GET", place.geturl()) as answer:
+                if answer.status_code != HTTPStatus.OK:
+                    raise _not_fetched(f"its host answers with status {answer.status_code}")
+                return await answer.aread()
+        except TimeoutError:
+            raise Overrun(
+                f"The picture did not come within {FETCH_S:g} seconds.", reason="PICTURE_NOT_FETCHED", field=_FIELD
+            ) from None
+        except AddressRefused:
+            raise _not_allowed("its host's name leads to an address that is not public") from None
+        except UnreadableAnswer:
+            raise BadPicture(
+                f"What its address gives is compressed, or has more than {LIMITS.max_bytes:,} bytes.",
+                reason="PICTURE_TOO_LARGE",
+                field=_FIELD,
+            ) from None
+        except httpx2.TransportError:
+            raise Unavailable(
+                "The host of the picture can't be reached.", reason="PICTURE_NOT_FETCHED", field=_FIELD
+            ) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
+            raise _not_allowed("it is no address") from None
+
+    try:
+        yield fetch
+    finally:
+        await client.aclose()
+
+
+async def _refuse(_: str) -> bytes:
+    raise _not_allowed("this server fetches no pictures. Send the picture itself, or a data: address")
+
+
+def _checked(url: str, hosts: Sequence[str]) -> SplitResult:
+    """Takes an address apart that may be fetched from. Raises BadRequest."""
+    try:
+        place = urlsplit(url)
+        port = place.port
+    except ValueError:
+        raise _not_allowed("it is no address") from None
+    if place.scheme != "https" or port not in (None, 443) or "@" in place.netloc:
+        raise _not_allowed("only https addresses are fetched, at the usual port, and without a name in front")
+    if place.hostname not in hosts:
+        raise _not_allowed("its host is none that this server fetches pictures from")
+    return place._replace(fragment="")
+
+
+def _not_allowed(why: str) -> BadRequest:
+    return BadRequest(f"The picture can't be fetched: {why}.", reason="URL_NOT_ALLOWED", field=_FIELD)
+
+
+def _not_fetched(why: str) -> BadPicture:
+    return BadPicture(f"The picture can't be fetched: {why}.", reason="PICTURE_NOT_FETCHED", field=_FIELD)

@@ -1,0 +1,56 @@
+"""Serves the HTTP API beside gRPC, over the same methods."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from serving.access.exposure import only_here
+from serving.http.hosts import own_names
+from serving.http.listen import Listener, open_listener, split_address
+from serving.rest.api import Api
+from serving.rest.app import create_api
+from serving.rest.judging import JudgeEndpoint
+from serving.rest.remote_pictures import open_remote_pictures
+from serving.rpc.health import Health
+from serving.rpc.methods import Methods
+from serving.settings import Settings
+
+_AT_ONCE = 1024
+"""Connections that are answered at once: each caller that waits for a verdict has one."""
+_TO_WAIT_S = 10.0
+
+
+@asynccontextmanager
+async def open_api(methods: Methods, health: Health, settings: Settings, address: str) -> AsyncIterator[str]:
+    """The HTTP API, served while the block lasts; gives its URL.
+
+    Args:
+        methods: Methods of the services.
+        health: Health of the services.
+        settings: TLS, tokens, and hosts that pictures are fetched from.
+        address: ``host:port``; port 0 for a free one.
+
+    Raises:
+        BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
+    """
+    listener = Listener(
+        "The HTTP API",
+        field="http",
+        example="127.0.0.1:8081",
+        at_once=_AT_ONCE,
+        # A body waits for memory, and is then read, for as long as gRPC's requests are: what ends it there says why.
+        body_s=2 * settings.idle + _TO_WAIT_S,
+    )
+    host, _ = split_address(listener, address)
+    # Where callers are known, a page that has its own name point here has no token to send.
+    unknown = settings.tokens is None and "auth" not in settings.insecure and only_here(host)
+    async with open_remote_pictures(settings.http_fetch_hosts) as fetch, AsyncExitStack() as stack:
+        api = Api(methods, fetch, fetches=bool(settings.http_fetch_hosts))
+        judging = JudgeEndpoint(api)
+        app = create_api(
+            api, judging, health, names=own_names(host) if unknown else None, described=settings.reflection
+        )
+        url = await stack.enter_async_context(open_listener(listener, app, settings, address))
+        stack.push_async_callback(judging.aclose)
+        yield url

@@ -1,0 +1,713 @@
+"""The services over HTTP, through a real socket, by clients that are not ours: curl, and an HTTP library."""
+
+import asyncio
+import base64
+import json
+import socket
+from contextlib import asynccontextmanager
+
+import httpx2
+import openai
+import pytest
+from google.protobuf import json_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from court.errors import BadRequest, Unavailable
+from memecourt.v1 import court_pb2 as wire
+from serving.access import tokens as token_file
+from serving.access.callers import Scope
+from serving.http.listen import Listener, open_listener
+from serving.rest.messages import decision_of
+from serving.rest.operations import OPERATIONS
+from serving.rest.problems import STATUS_OF_CODE
+from serving.rpc.auth import SCOPES
+from serving.rpc.flow_control import MESSAGE_BYTES
+from serving.rpc.status import _CODES
+from serving.settings import Settings
+from tests.contract.real_court import IMAGE, real_court
+from tests.support.sizes import FULL
+
+BASE64 = base64.b64encode(IMAGE).decode()
+PNG = {"content-type": "image/png"}
+FIELDS = tuple(field.name for field in wire.JudgeRequest.DESCRIPTOR.fields)
+
+
+@asynccontextmanager
+async def an_api(path, **settings):
+    async with (
+        real_court(path, http="127.0.0.1:0", **settings) as court,
+        httpx2.AsyncClient(base_url=court.http, trust_env=False, timeout=30) as client,
+    ):
+        yield court, client
+
+
+def with_api(path, scene, **settings):
+    async def work():
+        async with an_api(path, **settings) as (court, client):
+            return await scene(court, client)
+
+    return asyncio.run(work())
+
+
+async def curl(*arguments, data=b""):
+    process = await asyncio.create_subprocess_exec(
+        *("curl", "--silent", "--show-error", "--noproxy", "*", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate(data)
+    assert process.returncode == 0
+    return said.decode()
+
+
+async def until_true(holds):
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never holds")
+
+
+def form(**fields):
+    return {"files": {"image": ("meme.png", IMAGE, "image/png")}, "data": fields}
+
+
+def reason(response, status):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
+    assert body["status"] == status
+    assert body["type"].endswith(body["reason"])
+    return body["reason"]
+
+
+# Judge
+
+
+def test_every_form_of_a_picture_gets_the_verdict_that_grpc_gets(tmp_path):
+    async def scene(court, client):
+        request = {"content": {"namespace": "forum", "id": "1"}, "text": "my bird sings", "try_anew": True}
+        message = json_format.ParseDict(request, wire.JudgeRequest(image=IMAGE))
+        expected = await court.judge.Judge(message)
+        data_url = f"data:image/png;base64,{BASE64}"
+        query = "text=my+bird+sings&content.namespace=forum&content.id=1&try_anew=true"
+        answers = [
+            await client.post("/v1/judge", json={**request, "image": BASE64}),
+            await client.post("/v1/judge", json={**request, "image_url": data_url}),
+            await client.post("/v1/judge", **form(request=json.dumps(request))),
+            await client.post(f"/v1/judge?{query}", content=IMAGE, headers=PNG),
+        ]
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+            said = answer.json()
+            assert said.pop("decision") == decision_of(expected)
+            verdict = json_format.ParseDict(said, wire.JudgeResponse())
+            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
+                verdict.ClearField(own)
+            for own in ("verdict_id", "request_id", "timings", "receipt", "decided_at", "trace_id"):
+                expected.ClearField(own)
+            assert verdict == expected
+        assert len({answer.json()["verdict_id"] for answer in answers}) == 4
+
+    with_api(tmp_path, scene)
+
+
+def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
+    async def scene(court, _):
+        picture = tmp_path / "meme.png"
+        picture.write_bytes(IMAGE)
+        asked = ("-H", "idempotency-key: post-1", "-F", f"image=@{picture}", "-F", "text=my bird sings")
+        first = json.loads(await curl(*asked, f"{court.http}/v1/judge"))
+        again = json.loads(await curl(*asked, f"{court.http}/v1/judge"))
+        assert first["request_id"] == "post-1"
+        assert first["verdict_id"] == again["verdict_id"]
+        assert first["needs_human_review"] in (True, False)  # also where it is false it stands there
+        other = await curl("-F", f"image=@{picture}", "-H", "idempotency-key: post-1", f"{court.http}/v1/judge")
+        assert json.loads(other)["reason"] == "REQUEST_ID_TAKEN"
+        raw = await curl("--data-binary", "@-", "-H", "content-type: image/png", f"{court.http}/v1/judge", data=IMAGE)
+        assert json.loads(raw)["label"].startswith("LABEL_")
+
+    with_api(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("label", "needs_review", "decision"),
+    [
+        (wire.LABEL_NOT_HARMFUL, False, "allow"),
+        (wire.LABEL_NOT_HARMFUL, True, "review"),
+        (wire.LABEL_HARMFUL, False, "block"),
+        (wire.LABEL_HARMFUL, True, "review"),
+        (wire.LABEL_UNDECIDED, True, "review"),
+        (wire.LABEL_UNDECIDED, False, "review"),
+        (wire.LABEL_UNSPECIFIED, False, "review"),
+        (99, False, "review"),
+    ],
+)
+def test_allowed_is_what_is_not_harmful_and_nobody_need_look_at(label, needs_review, decision):
+    assert decision_of(wire.JudgeResponse(label=label, needs_human_review=needs_review)) == decision
+
+
+REFUSED = {
+    "an unknown field": ({"json": {"image": BASE64, "txt": "x"}}, 400, "MALFORMED_REQUEST"),
+    "an unknown field inside": ({"json": {"image": BASE64, "content": {"nam": "x"}}}, 400, "MALFORMED_REQUEST"),
+    "no base64": ({"json": {"image": "%%%"}}, 400, "BAD_BASE64"),
+    "base64 without padding": ({"json": {"image": BASE64[:-1]}}, 400, "BAD_BASE64"),
+    "bytes that are a number": ({"json": {"image": 7}}, 400, "BAD_BASE64"),
+    "a text that is a number": ({"json": {"image": BASE64, "text": 7}}, 400, "MALFORMED_REQUEST"),
+    "a list": ({"json": []}, 400, "MALFORMED_REQUEST"),
+    "no JSON": ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "MALFORMED_REQUEST"),
+    "deep JSON": (
+        {"content": b'{"a":' * 5000 + b"1" + b"}" * 5000, "headers": {"content-type": "application/json"}},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "an address": ({"json": {"image_url": "https://cdn.example.org/1.png"}}, 400, "URL_NOT_ALLOWED"),
+    "a bad data: address": ({"json": {"image_url": "data:image/png,abc"}}, 400, "BAD_DATA_URL"),
+    "a picture and an address": (
+        {"json": {"image": BASE64, "image_url": f"data:;base64,{BASE64}"}},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "another media type": ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "MEDIA_TYPE_NOT_TAKEN"),
+    "no media type": ({"content": b"x"}, 415, "MEDIA_TYPE_NOT_TAKEN"),
+    "a query beside JSON": ({"json": {"image": BASE64}, "params": {"text": "x"}}, 400, "QUERY_NOT_TAKEN"),
+    "an unknown query": ({"content": IMAGE, "headers": PNG, "params": {"txt": "x"}}, 400, "MALFORMED_REQUEST"),
+    "a message in a query": (
+        {"content": IMAGE, "headers": PNG, "params": [("content", ""), ("content.id", "x")]},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a map in a query": ({"content": IMAGE, "headers": PNG, "params": {"pins.models": "x"}}, 400, "MALFORMED_REQUEST"),
+    "a message that is a text": ({"json": {"image": BASE64, "content": "x"}}, 400, "MALFORMED_REQUEST"),
+    "a map that is a list": ({"json": {"image": BASE64, "pins": {"models": [1]}}}, 400, "MALFORMED_REQUEST"),
+    "a text twice": (
+        {"content": IMAGE, "headers": PNG, "params": [("text", "x"), ("text", "y")]},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "an unknown part": (form(txt="x"), 400, "MALFORMED_REQUEST"),
+    "a part that is no JSON": (form(request="x"), 400, "MALFORMED_REQUEST"),
+    "a part that is too long": (form(text="x" * 70_000), 400, "FIELD_TOO_LONG"),
+    "a form without a boundary": (
+        {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a form that is cut": (
+        {"content": b"--b\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "no picture": ({"content": b"nope", "headers": PNG}, 400, "NOT_A_PICTURE"),
+    "two ids": (
+        {"json": {"image": BASE64, "request_id": "a"}, "headers": {"idempotency-key": "b"}},
+        400,
+        "ADDRESS_CONTRADICTS",
+    ),
+    "no time": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "soon"}}, 400, "BAD_TIMEOUT"),
+    "no time at all": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "0"}}, 400, "BAD_TIMEOUT"),
+    "no wait": ({"content": IMAGE, "headers": {**PNG, "prefer": "respond-async, wait=x"}}, 400, "BAD_TIMEOUT"),
+}
+
+
+def test_what_is_malformed_is_refused_and_says_what_is_wrong(tmp_path):
+    async def scene(court, client):
+        for name, (asked, status, expected) in REFUSED.items():
+            answer = await client.post("/v1/judge", **asked)
+            assert reason(answer, status) == expected, (name, answer.text)
+        assert court.court.memory.held == 0
+
+    with_api(tmp_path, scene)
+
+
+def test_a_body_that_is_too_large_is_413_whether_its_length_is_announced_or_not(tmp_path):
+    async def scene(court, client):
+        for asked in (
+            {"content": bytes(MESSAGE_BYTES + 1), "headers": PNG},
+            {"content": pieces(MESSAGE_BYTES + 1), "headers": PNG},
+        ):
+            answer = await client.post("/v1/judge", **asked)
+            assert reason(answer, 413) == "BODY_TOO_LARGE"
+            assert "retry-after" not in answer.headers
+        assert court.court.memory.held == 0
+
+    async def pieces(size):
+        for _ in range(size // 2**16 + 1):
+            yield bytes(2**16)
+
+    with_api(tmp_path, scene)
+
+
+def test_a_deadline_ends_a_trial_and_is_504(tmp_path):
+    async def scene(court, client):
+        court.reader.wait = asyncio.Event()
+        answer = await client.post("/v1/judge", content=IMAGE, headers={**PNG, "x-timeout-s": "0.5"})
+        assert reason(answer, 504) == "DEADLINE"
+        await until_true(lambda: not court.reception.admission.running)
+
+    with_api(tmp_path, scene)
+
+
+def test_a_caller_that_leaves_ends_its_trial(tmp_path):
+    async def scene(court, client):
+        court.reader.wait = asyncio.Event()
+        asking = asyncio.create_task(client.post("/v1/judge", content=IMAGE, headers=PNG))
+        await court.reader.asked.wait()
+        assert court.reception.admission.running == 1
+        asking.cancel()
+        await until_true(lambda: not court.reception.admission.running)
+        assert court.court.memory.held == 0
+
+    with_api(tmp_path, scene)
+
+
+HALF = b"POST /v1/judge HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nx"
+
+
+@pytest.mark.parametrize("later", [b"", b"Prefer: respond-async\r\n"])
+def test_a_caller_that_leaves_in_the_middle_of_a_body_leaves_nothing_behind(tmp_path, caplog, later):
+    async def scene(court, _):
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
+            writer.write(HALF.replace(b"Host", later + b"Host"))
+            await until_true(lambda: court.court.memory.held)
+            writer.close()
+            await until_true(lambda: not court.court.memory.held)
+        await asyncio.sleep(0.1)
+
+    with_api(tmp_path, scene)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
+    async def scene(court, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
+        writer.write(HALF)
+        answer = (await reader.readuntil(b"}")).decode()
+        assert answer.startswith("HTTP/1.1 400 ")
+        assert '"reason":"IDLE"' in answer
+        assert not court.court.memory.held
+        writer.close()
+
+    with_api(tmp_path, scene, idle=0.5)
+
+
+def test_who_would_rather_be_answered_later_is_told_where(tmp_path):
+    async def scene(court, client):
+        court.reader.wait = asyncio.Event()
+        headers = {**PNG, "prefer": "respond-async", "idempotency-key": "post/1"}
+        answer = await client.post("/v1/judge?content.namespace=forum", content=IMAGE, headers=headers)
+        assert answer.status_code == 202
+        assert answer.headers["preference-applied"] == "respond-async"
+        where = answer.headers["location"]
+        assert where == "/v1/requests/post%2F1?request.namespace=forum"
+        assert (answer.json()["request_id"], answer.json()["state"]) == ("post/1", "TRIAL_STATE_OPEN")
+        stands = (await client.get(where)).json()
+        assert stands["state"] == "TRIAL_STATE_OPEN" and "verdict" not in stands
+        court.reader.wait.set()
+        for _ in range(200):
+            stands = (await client.get(where)).json()
+            if stands["state"] != "TRIAL_STATE_OPEN":
+                break
+            await asyncio.sleep(0.02)
+        assert stands["state"] == "TRIAL_STATE_DECIDED"
+        assert stands["verdict"]["decision"] in ("allow", "block", "review")
+        assert stands["verdict"]["content"] == {"namespace": "forum", "id": ""}
+        by_trial = (await client.get(f"/v1/trials/{stands['trial_id']}/verdict")).json()
+        assert by_trial == stands
+        soon = await client.post("/v1/judge?text=x", content=IMAGE, headers={**PNG, "prefer": "wait=20, respond-async"})
+        assert (soon.status_code, soon.json()["text"]["text"]) == (200, "x")
+        refused = await client.post("/v1/judge", content=b"nope", headers={**PNG, "prefer": "respond-async"})
+        assert reason(refused, 400) == "NOT_A_PICTURE"
+        assert reason(await client.get("/v1/requests/nobody"), 404) == "TRIAL_UNKNOWN"
+
+    with_api(tmp_path, scene)
+
+
+def test_a_trial_that_fails_is_no_verdict_however_it_is_asked_for(tmp_path):
+    async def scene(court, client):
+        court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
+        answer = await client.post("/v1/judge?request_id=a", content=IMAGE, headers=PNG)
+        assert reason(answer, 503) == "READER_AWAY"
+        assert answer.json()["trial_id"]
+        stands = (await client.get("/v1/requests/a")).json()
+        assert (stands["state"], stands["failure_reason"]) == ("TRIAL_STATE_FAILED", "READER_AWAY")
+        assert "verdict" not in stands and "decision" not in stands
+
+    with_api(tmp_path, scene)
+
+
+# The other addresses
+
+
+def test_each_address_is_its_method_of_the_contract(tmp_path):
+    async def scene(court, client):
+        verdict = (await client.post("/v1/judge?text=my+bird+sings", content=IMAGE, headers=PNG)).json()
+        trial_id = verdict["verdict_id"]
+        listed = (await client.get("/v1/trials?page_size=1&filter.states=TRIAL_STATE_DECIDED")).json()
+        assert [each["trial_id"] for each in listed["trials"]] == [trial_id]
+        assert (await client.get("/v1/trials?filter.reviewed=true")).json()["trials"] == []
+        record = (await client.get(f"/v1/trials/{trial_id}")).json()["trial"]
+        assert record == as_json((await court.records.GetTrial(wire.GetTrialRequest(trial_id=trial_id))).trial)
+        label = "LABEL_HARMFUL" if verdict["label"] == "LABEL_NOT_HARMFUL" else "LABEL_NOT_HARMFUL"
+        outcome = {"outcome": "REVIEW_OUTCOME_OVERRULED", "label": label, "reason": "r", "reviewer": "me"}
+        reviewed = (await client.post(f"/v1/trials/{trial_id}/review", json=outcome)).json()
+        assert reviewed["summary"]["review"]["label"] == label
+        found = (await client.post("/v1/precedents:search", json={"text": "my bird sings", "k": 2})).json()
+        assert len(found["precedents"]) == 2
+        by_picture = (await client.post("/v1/precedents:search?k=3", content=IMAGE, headers=PNG)).json()
+        assert len(by_picture["precedents"]) == 3
+        own = {"who": "me", "why": "to try it"}
+        asked = {"id": "a/b", "label": "LABEL_HARMFUL", **own}
+        added = (await client.post("/v1/precedents", **form(request=json.dumps(asked)))).json()
+        assert added["id"] == "a/b"
+        assert reason(await client.post("/v1/precedents", json={**asked, "text": "x"}), 409) == "DUPLICATE_ID"
+        relabelled = await client.patch("/v1/precedents/a/b", json={"label": "LABEL_NOT_HARMFUL", **own})
+        assert relabelled.status_code == 200, relabelled.text
+        assert (await client.delete("/v1/precedents/a/b", params=own)).status_code == 200
+        assert reason(await client.delete("/v1/precedents/a/b", params=own), 404)
+        library = (await client.get("/v1/library")).json()
+        assert library == as_json(await court.precedents.GetLibrary(wire.GetLibraryRequest()))
+
+    with_api(tmp_path, scene)
+
+
+def as_json(message):
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def test_what_is_not_there_is_said_as_a_problem(tmp_path):
+    async def scene(_, client):
+        assert reason(await client.get("/v1/nope"), 404) == "NO_SUCH_ADDRESS"
+        assert reason(await client.get("/"), 404) == "NO_SUCH_ADDRESS"
+        wrong = await client.get("/v1/judge")
+        assert reason(wrong, 405) == "VERB_NOT_TAKEN"
+        assert wrong.headers["allow"] == "POST"
+        twice = {"trial_id": "b", "outcome": "REVIEW_OUTCOME_UPHELD", "reason": "r"}
+        assert reason(await client.post("/v1/trials/a/review", json=twice), 400) == "ADDRESS_CONTRADICTS"
+
+    with_api(tmp_path, scene)
+
+
+# Streams
+
+
+def events_of(text):
+    found = []
+    for block in text.strip().split("\n\n"):
+        if not block.startswith(":"):
+            found.append(dict(line.split(": ", 1) for line in block.splitlines()))
+    return found
+
+
+def test_events_of_a_trial_go_on_behind_the_last_one_that_was_taken(tmp_path):
+    async def scene(court, client):
+        verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
+        url = f"{court.http}/v1/trials/{verdict['verdict_id']}/events"
+        every = events_of(await curl("-N", url))
+        assert [event["event"] for event in every[-2:]] == ["VerdictGiven", "end"]
+        assert [event["id"] for event in every[:-1]] == [str(number) for number in range(len(every) - 1)]
+        assert json.loads(every[0]["data"])["kind"] == "TrialOpened"
+        rest = events_of(await curl("-N", "-H", "last-event-id: 1", url))
+        assert rest == every[2:]
+        assert [event["event"] for event in events_of(await curl("-N", "-H", "last-event-id: 99", url))] == ["end"]
+        assert reason(await client.get(url, headers={"last-event-id": "x"}), 400) == "OUT_OF_RANGE"
+        assert reason(await client.get("/v1/trials/none/events"), 404) == "TRIAL_UNKNOWN"
+
+    with_api(tmp_path, scene)
+
+
+def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path):
+    async def scene(_, client):
+        verdict = (await client.post("/v1/judge?text=x", content=IMAGE, headers=PNG)).json()
+
+        async def review(why):
+            outcome = {"outcome": "REVIEW_OUTCOME_UPHELD", "reason": why, "reviewer": "me"}
+            (await client.post(f"/v1/trials/{verdict['verdict_id']}/review", json=outcome)).raise_for_status()
+
+        async with client.stream("GET", "/v1/reviews/events") as stream:
+            lines = stream.aiter_lines()
+            assert [await anext(lines) for _ in range(2)][1] == "event: position"
+            await review("the first")
+            told = [line async for line in until(lines, "event: review")]
+            place = next(line for line in reversed(told) if line.startswith("id: ")).removeprefix("id: ")
+            assert "the first" in await anext(lines)
+        await review("the second")
+        async with client.stream("GET", "/v1/reviews/events", headers={"last-event-id": place}) as stream:
+            lines = stream.aiter_lines()
+            [_ async for _ in until(lines, "event: review")]
+            assert "the second" in await anext(lines)
+
+    with_api(tmp_path, scene)
+
+
+async def until(lines, last):
+    async for line in lines:
+        yield line
+        if line == last:
+            return
+
+
+def test_a_stream_whose_token_is_withdrawn_breaks_off_with_a_problem(tmp_path):
+    path = tmp_path / "tokens.toml"
+    token = token_file.add(path, "pipe", [Scope.JUDGE], None)
+
+    async def scene(court, client):
+        headers = {"authorization": f"Bearer {token}"}
+        court.reader.wait = asyncio.Event()
+        asking = asyncio.create_task(client.post("/v1/judge", content=IMAGE, headers={**PNG, **headers}))
+        await court.reader.asked.wait()
+        trial = (await court.docket.index.list(limit=1))[0].trial_id
+        async with client.stream("GET", f"/v1/trials/{trial}/events", headers=headers) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "id: 0"
+            court.tokens.use((b"",))
+            court.reader.wait.set()
+            [_ async for _ in until(lines, "event: problem")]
+            assert "TOKEN_UNKNOWN" in await anext(lines)
+        await asking
+
+    with_api(tmp_path, scene, tokens=path)
+
+
+# Who may do what
+
+
+def test_each_address_needs_the_scope_of_its_method(tmp_path):
+    path = tmp_path / "tokens.toml"
+    tokens = {scope: token_file.add(path, str(scope), [scope], None) for scope in Scope}
+
+    async def scene(_, client):
+        for operation in OPERATIONS:
+            where = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
+            for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic x"}):
+                answer = await client.request(operation.verb, where, headers=headers)
+                assert answer.status_code == 401, where
+                assert answer.headers["www-authenticate"] == "Bearer"
+            for scope, token in tokens.items():
+                headers = {"authorization": f"Bearer {token}"}
+                async with client.stream(operation.verb, where, headers=headers) as answer:
+                    assert (answer.status_code == 403) is (scope is not SCOPES[operation.full_name]), (where, scope)
+        for where in ("/v1/healthz", "/v1/readyz", "/v1/openapi.json"):
+            assert (await client.get(where)).status_code == 200
+        answer = await client.post("/v1/moderations", json={"input": "x"})
+        assert answer.status_code == 401
+
+    with_api(tmp_path, scene, tokens=path)
+
+
+def test_a_token_is_kept_to_its_namespaces(tmp_path):
+    path = tmp_path / "tokens.toml"
+    token = token_file.add(path, "pipe", [Scope.JUDGE], ["forum"])
+
+    async def scene(_, client):
+        client.headers["authorization"] = f"Bearer {token}"
+        answer = await client.post("/v1/judge?content.namespace=other", content=IMAGE, headers=PNG)
+        assert reason(answer, 403) == "NAMESPACE_NOT_ALLOWED"
+        assert answer.json()["field"] == "content.namespace"
+        later = {**PNG, "prefer": "respond-async"}
+        assert (await client.post("/v1/judge?content.namespace=other", content=IMAGE, headers=later)).status_code == 403
+        answer = await client.post("/v1/judge?content.namespace=forum&request_id=a", content=IMAGE, headers=PNG)
+        assert answer.status_code == 200
+        assert (await client.get("/v1/requests/a?request.namespace=forum")).status_code == 200
+        assert (await client.get("/v1/requests/a?request.namespace=other")).status_code == 403
+        assert (await client.get("/v1/requests/a")).status_code == 403
+
+    with_api(tmp_path, scene, tokens=path)
+
+
+def test_pages_of_other_sites_get_nothing_done(tmp_path):
+    async def scene(_, client):
+        for headers, status in (
+            ({"host": "evil.example"}, 421),
+            ({"host": "evil.example:8081"}, 421),
+            ({"sec-fetch-site": "cross-site"}, 403),
+            ({"sec-fetch-site": "same-site"}, 403),
+        ):
+            answer = await client.post("/v1/judge", content=IMAGE, headers={**PNG, **headers})
+            assert reason(answer, status)
+            assert "access-control-allow-origin" not in answer.headers
+        answer = await client.options("/v1/judge", headers={"origin": "https://evil.example"})
+        assert answer.status_code == 405
+        assert "access-control-allow-origin" not in answer.headers
+
+    with_api(tmp_path, scene)
+
+
+def test_where_callers_have_tokens_it_may_be_reached_under_any_name(tmp_path):
+    path = tmp_path / "tokens.toml"
+    token = token_file.add(path, "pipe", [Scope.JUDGE], None)
+
+    async def scene(_, client):
+        headers = {**PNG, "host": "court.example", "authorization": f"Bearer {token}"}
+        assert (await client.post("/v1/judge", content=IMAGE, headers=headers)).status_code == 200
+
+    with_api(tmp_path, scene, tokens=path)
+
+
+def test_it_listens_beyond_this_machine_only_where_callers_are_known_and_nobody_listens_in(tmp_path):
+    with pytest.raises(BadRequest, match="HTTP API") as caught:
+        with_listener(tmp_path, "0.0.0.0:0")
+    assert (caught.value.reason, caught.value.field) == ("LISTENER_UNGUARDED", "http")
+    for address in ("127.0.0.1", "8081", "127.0.0.1:x", ":8081"):
+        with pytest.raises(BadRequest) as caught:
+            with_listener(tmp_path, address)
+        assert (caught.value.reason, caught.value.field) == ("ADDRESS_UNUSABLE", "http")
+
+
+def with_listener(path, address):
+    async def work():
+        async with real_court(path / address.replace(":", "_"), http=address):
+            raise AssertionError("it listens")
+
+    asyncio.run(work())
+
+
+def test_small_parts_of_an_answer_are_sent_at_once():
+    """Otherwise head and body of each answer are 40 ms apart: the caller's system is slow to confirm the first."""
+    asked = Listener("The test", field="test", example="", at_once=4)
+
+    async def app(scope, receive, send):
+        held_back = scope["state"]["connection"].transport.get_extra_info("socket")
+        at_once = held_back.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await send({"type": "http.response.start", "status": 200 if at_once else 500, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def work():
+        async with open_listener(asked, app, Settings(), "127.0.0.1:0") as url:
+            assert "200 OK" in await curl("-i", url)
+
+    asyncio.run(work())
+
+
+# Errors
+
+
+def test_every_code_that_we_send_has_a_status_of_its_own_and_none_is_a_success():
+    assert {code for _, code in _CODES} <= STATUS_OF_CODE.keys()
+    assert all(400 <= status < 600 for status in STATUS_OF_CODE.values())
+
+
+def test_what_is_busy_says_when_to_come_again(tmp_path):
+    async def scene(court, client):
+        court.reader.wait = asyncio.Event()
+        asking = [
+            asyncio.create_task(client.post(f"/v1/judge?try_anew=true&request_id={n}", content=IMAGE, headers=PNG))
+            for n in range(2)
+        ]
+        await until_true(lambda: court.reception.admission.running + court.reception.admission.waiting == 2)
+        answer = await client.post("/v1/judge?try_anew=true", content=IMAGE, headers=PNG)
+        assert reason(answer, 429) == "BUSY"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["retry_after_s"] > 0
+        court.reader.wait.set()
+        assert [answer.status_code for answer in await asyncio.gather(*asking)] == [200, 200]
+
+    with_api(tmp_path, scene, concurrent_trials=1, waiting_trials=1)
+
+
+def test_a_fault_of_ours_is_500_and_tells_nothing(tmp_path):
+    async def scene(court, client):
+        court.reader.result = ZeroDivisionError("/a/path")
+        answer = await client.post("/v1/judge", content=IMAGE, headers=PNG)
+        assert reason(answer, 500)
+        assert "/a/path" not in answer.text
+        court.court.close()
+        closed = await client.post("/v1/judge", content=IMAGE, headers=PNG)
+        assert reason(closed, 503) == "NOT_IN_SESSION"
+        assert closed.headers["retry-after"]
+
+    with_api(tmp_path, scene)
+
+
+# Moderations, asked by OpenAI's own library
+
+
+def test_moderations_answer_openai_s_own_library(tmp_path):
+    async def scene(court, _):
+        async with openai.AsyncOpenAI(base_url=f"{court.http}/v1", api_key="any", max_retries=0) as client:
+            parts = [
+                {"type": "text", "text": "my bird sings"},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
+            ]
+            answer = await client.moderations.create(input=parts, extra_headers={"idempotency-key": "m-1"})
+            (result,) = answer.results
+            verdict = result.model_extra["memecourt"]
+            assert (verdict["request_id"], verdict["text"]["text"]) == ("m-1", "my bird sings")
+            assert result.flagged is (verdict["decision"] != "allow")
+            assert result.categories.hate is result.flagged
+            assert 0 <= result.category_scores.hate <= 1
+            assert result.categories.sexual_minors is False
+            assert result.category_applied_input_types.hate == ["text", "image"]
+            content = {"content": {"namespace": "forum", "id": "7"}}
+            again = await client.moderations.create(input=parts, extra_body=content)
+            assert again.results[0].model_extra["memecourt"]["content"] == content["content"]
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.moderations.create(
+                    input=[{"type": "image_url", "image_url": {"url": "https://a.example"}}]
+                )
+            assert caught.value.code == "URL_NOT_ALLOWED"
+            for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]]):
+                with pytest.raises(openai.BadRequestError):
+                    await client.moderations.create(input=bad)
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.moderations.create(input="x", extra_body={"inptu": "x"})
+            assert caught.value.code == "MALFORMED_REQUEST"
+            court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
+            with pytest.raises(openai.InternalServerError):
+                await client.moderations.create(input=parts[1:])
+            court.court.close()
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.moderations.create(input=parts)
+            assert caught.value.code == "NOT_IN_SESSION"
+
+    with_api(tmp_path, scene)
+
+
+# Whatever comes
+
+
+@settings(max_examples=300 if FULL else 60, deadline=None)
+@given(
+    media=st.sampled_from(["application/json", "multipart/form-data; boundary=b", "image/png", "image/", ""]),
+    body=st.one_of(
+        st.binary(max_size=300),
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=3),
+                st.dictionaries(st.sampled_from([*FIELDS, "input", "type", "url", "x"]), inner, max_size=4),
+            ),
+            max_leaves=8,
+        ).map(lambda given: json.dumps(given).encode()),
+        st.binary(max_size=100).map(lambda data: b'--b\r\ncontent-disposition: form-data; name="image"\r\n\r\n' + data),
+    ),
+    query=st.dictionaries(st.sampled_from([*FIELDS, "content.id", "pins.models", "a.b", "."]), st.text(max_size=20)),
+)
+def test_whatever_is_sent_ends_in_a_problem_that_says_why(fuzzed, media, body, query):
+    loop, court, client = fuzzed
+    for operation in (operation for operation in OPERATIONS if not operation.descriptor.server_streaming):
+        where = operation.path.replace("{trial_id}", "x").replace("{id}", "x").replace("{request_id}", "x")
+        asked = client.request(operation.verb, where, content=body, headers={"content-type": media}, params=query)
+        answer = loop.run_until_complete(asked)
+        assert answer.status_code < 500, (operation.path, answer.text)
+        if answer.status_code != 200:
+            assert answer.json()["reason"]
+    answer = loop.run_until_complete(client.post("/v1/moderations", content=body))
+    assert answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
+    assert court.court.memory.held == 0
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory):
+    loop = asyncio.new_event_loop()
+    api = an_api(tmp_path_factory.mktemp("fuzzed"))
+    court, client = loop.run_until_complete(api.__aenter__())
+    yield loop, court, client
+    loop.run_until_complete(api.__aexit__(None, None, None))
+    loop.close()

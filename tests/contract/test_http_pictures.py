@@ -1,0 +1,161 @@
+"""Pictures that a request over HTTP names by an address: of listed hosts, at public addresses, and bounded."""
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+
+import pytest
+import trustme
+
+from court.backends import http_addresses, http_transport
+from court.errors import BadInput, Overrun, Unavailable
+from court.meme import LIMITS
+from serving.rest import remote_pictures
+from serving.rest.remote_pictures import open_remote_pictures
+from tests.contract.real_court import IMAGE
+
+HOST = "cdn.example.org"
+PUBLIC = "93.184.215.14"
+
+
+@asynccontextmanager
+async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
+    """Fetches from a host over real TLS; gives the function that fetches, and the addresses that were connected to.
+
+    Names are resolved to ``addresses``, and what would be connected to there is connected to here.
+    """
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(HOST).configure_cert(context)
+    connected = []
+
+    async def serve(reader, writer):
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def resolve(*_):
+        return list(addresses)
+
+    real = http_transport._BoundedBackend.connect_tcp
+
+    async def connect_tcp(self, host, port, **options):
+        connected.append((host, port))
+        return await real(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
+
+    monkeypatch.setattr(http_addresses, "resolve", resolve)
+    monkeypatch.setattr(http_transport._BoundedBackend, "connect_tcp", connect_tcp)
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as listening,
+        open_remote_pictures([HOST], ca_file=str(tmp_path / "authority.pem")) as fetch,
+    ):
+        yield fetch, connected
+
+
+def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/1.png?size=2#top", **given):
+    """The picture, or the error that is raised, and the addresses that were connected to."""
+
+    async def work():
+        async with a_host(monkeypatch, tmp_path, answer, **given) as (fetch, connected):
+            try:
+                return await fetch(url), connected
+            except (BadInput, Unavailable) as error:
+                return error, connected
+
+    return asyncio.run(work())
+
+
+def answering(body=b"", status="200 OK", *headers, length=None):
+    async def answer(writer):
+        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        await writer.drain()
+
+    return answer
+
+
+def test_a_picture_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path):
+    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE))
+    assert found == IMAGE
+    assert connected == [(PUBLIC, 443)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://{HOST}/1.png",
+        f"https://{HOST}:8443/1.png",
+        f"https://user@{HOST}/1.png",
+        f"https://{HOST}@10.0.0.1/1.png",
+        f"https://{HOST}.evil.example/1.png",
+        "https://127.0.0.1/1.png",
+        "https://[::1]/1.png",
+        "https://evil.example/1.png",
+        f"ftp://{HOST}/1.png",
+        "file:///etc/passwd",
+        f"https://{HOST}:x/",
+        "https://[",
+        "//",
+        "",
+    ],
+)
+def test_nothing_else_is_fetched(monkeypatch, tmp_path, url):
+    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE), url)
+    assert found.reason == "URL_NOT_ALLOWED"
+    assert connected == []
+
+
+@pytest.mark.parametrize(
+    "addresses", [("10.0.0.1",), ("127.0.0.1",), ("169.254.169.254",), ("::1",), (PUBLIC, "192.168.0.1"), ()]
+)
+def test_a_name_that_leads_into_a_network_is_not_followed(monkeypatch, tmp_path, addresses):
+    found, connected = fetched(monkeypatch, tmp_path, answering(IMAGE), addresses=addresses)
+    assert found.reason == "URL_NOT_ALLOWED"
+    assert connected == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (answering(b"", "302 Found", "Location: https://cdn.example.org/2.png"), "PICTURE_NOT_FETCHED"),
+        (answering(b"no", "404 Not Found"), "PICTURE_NOT_FETCHED"),
+        (answering(b"no", "500 Oops"), "PICTURE_NOT_FETCHED"),
+        (answering(b"x", "200 OK", "Content-Encoding: gzip"), "PICTURE_TOO_LARGE"),
+        (answering(b"x", length=5), "PICTURE_NOT_FETCHED"),
+        (answering(bytes(LIMITS.max_bytes + 1)), "PICTURE_TOO_LARGE"),
+    ],
+)
+def test_what_is_no_picture_of_a_size_that_is_taken_is_refused(monkeypatch, tmp_path, answer, reason):
+    found, connected = fetched(monkeypatch, tmp_path, answer)
+    assert found.reason == reason
+    assert found.field == "image_url"
+    assert len(connected) == 1
+
+
+def test_a_host_that_is_too_slow_is_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(remote_pictures, "FETCH_S", 0.5)
+
+    async def drip(writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    found, _ = fetched(monkeypatch, tmp_path, drip)
+    assert isinstance(found, Overrun)
+    assert found.reason == "PICTURE_NOT_FETCHED"
+
+
+def test_without_hosts_nothing_is_fetched():
+    async def work():
+        async with open_remote_pictures(()) as fetch:
+            await fetch(f"https://{HOST}/1.png")
+
+    with pytest.raises(BadInput, match="fetches no pictures"):
+        asyncio.run(work())
