@@ -132,11 +132,12 @@ async def _models(
         return
     from pydantic import ValidationError
 
+    from serving.models.connect import pictures_per_prompt
     from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
-    settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
+    settings = settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
     try:
-        asked = VllmSettings(model=model, flags=flags)
+        asked = VllmSettings(model=model, flags=flags, images=pictures_per_prompt(settings.trial))
     except ValidationError as error:
         raise click.UsageError("--vllm: " + "; ".join(e["msg"] for e in error.errors(include_input=False))) from None
     tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import printable, run, tell
+from serving.cli.common import printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from serving.models.vllm import VllmServer, VllmSettings
@@ -25,12 +25,17 @@ KEY = "MEMECOURT_LLM__API_KEY"
 @click.option("--name", help="What clients call it. [default: the model's name]")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 for a free one.")
 @click.option("--context", type=click.IntRange(1024), help="Tokens of prompt and reply together. [default: 32768]")
-@click.option("--images", type=click.IntRange(0, 64), help="Pictures in one prompt; 0 for a text model. [default: 8]")
+@click.option(
+    "--images",
+    type=click.IntRange(0, 64),
+    help="Pictures in one prompt; 0 for a text model. [default: as a trial shows, four frames and trial.exhibits]",
+)
 @click.option(
     "--max-pixels",
     type=click.IntRange(0),
     help="Larger pictures are made smaller; 0 for a model that knows no such bound. [default: 1003520]",
 )
+@click.option("--tensor-parallel", type=click.IntRange(1, 64), help="GPUs that share the model. [default: 1]")
 @click.option(
     "--python",
     type=click.Path(path_type=Path),
@@ -46,6 +51,7 @@ def vllm(
     context: int | None,
     images: int | None,
     max_pixels: int | None,
+    tensor_parallel: int | None,
     python: Path | None,
     log_file: Path | None,
     verbose: bool,
@@ -59,6 +65,7 @@ def vllm(
     """
     from pydantic import ValidationError
 
+    from serving.models.connect import pictures_per_prompt
     from serving.models.vllm import VllmSettings
 
     given = {
@@ -66,8 +73,9 @@ def vllm(
         "name": name,
         "port": port,
         "context": context,
-        "images": images,
+        "images": pictures_per_prompt(settings_of().trial) if images is None else images,
         "max_pixels": max_pixels,
+        "tensor_parallel": tensor_parallel,
         "python": python,
         "log_file": log_file,
         "flags": flags,

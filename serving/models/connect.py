@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
 from court.meme import LIMITS
 from court.roles import RoleModel, RoleModels
+from court.settings import TrialSettings
 from serving.settings import RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ _AGAIN_S = 1.0
 """Between two tries to reach a model server that is waited for, in seconds."""
 _TOLD_EVERY = 30
 """Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
+
+
+def pictures_per_prompt(trial: TrialSettings) -> int:
+    """Returns the largest number of pictures that one prompt of a trial shows: frames of the meme, and exhibits."""
+    return LIMITS.representative_frames + trial.exhibits
 
 
 async def connect_models(
@@ -62,8 +68,7 @@ async def connect_models(
     loads: dict[str, Load] = {}
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
     chairs = {}
-    # Up to four frames of the meme, and the precedents' pictures.
-    pictures = LIMITS.representative_frames + settings.trial.exhibits
+    pictures = pictures_per_prompt(settings.trial)
     for role, own in wanted.items():
         urls, name = _both(role, own)
         key = own.api_key.get_secret_value() if own.api_key else ""
