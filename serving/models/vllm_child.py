@@ -28,13 +28,12 @@ def _name_the_version() -> None:
 
     It is then 0.32.0+cpu, as the same build is numbered where it is called vllm; by that end vLLM knows its platform.
     """
+    brought = importlib.metadata.packages_distributions().get("vllm", ["vllm"])[0]
+    if brought == "vllm":
+        return
     version = importlib.metadata.version
-    try:
-        version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        brought = importlib.metadata.packages_distributions().get("vllm", ["vllm"])[0]
-        named = f"{version(brought)}+{brought.removeprefix('vllm-')}"
-        importlib.metadata.version = lambda name: named if name == "vllm" else version(name)
+    named = f"{version(brought)}+{brought.removeprefix('vllm-')}"
+    importlib.metadata.version = lambda name: named if name == "vllm" else version(name)
 
 
 # vLLM's children are new Pythons that import this file again, under another name.
