@@ -59,21 +59,35 @@ patience_option = click.option(
 )
 
 
+_vllm_flag = click.option(
+    "--vllm-flag",
+    "vllm_flags",
+    multiple=True,
+    metavar="FLAG",
+    help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8.",
+)
+
+
 def vllm_options(command: F) -> F:
     """Adds the options that have a model server started."""
-    flag = click.option(
-        "--vllm-flag",
-        "vllm_flags",
-        multiple=True,
-        metavar="FLAG",
-        help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8.",
-    )
     return click.option(
         "--vllm",
         metavar="MODEL|PRESET",
         help="Start a vLLM with this model here, ask it, and end it; `memecourt vllm --preset list` shows presets. In "
         "place of --llm-url and --model.",
-    )(flag(command))
+    )(_vllm_flag(command))
+
+
+def vllm_turns_options(command: F) -> F:
+    """Adds the options that have model servers started for models of the file of models."""
+    models = click.option(
+        "--vllm",
+        multiple=True,
+        metavar="MODEL|PRESET",
+        help="Start a vLLM here for the model of the file that has this name as `model` and no `url`. May be given "
+        "again: one runs at a time, and whoever asks another waits for its turn.",
+    )
+    return models(_vllm_flag(command))
 
 
 def vllm_choice(

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -67,7 +68,13 @@ class ServedModel:
 
 @asynccontextmanager
 async def vllm_session(
-    model: str, tell: Callable[[str], None], *, pictures: int | None = None, flags: Sequence[str] = ()
+    model: str,
+    tell: Callable[[str], None],
+    *,
+    pictures: int | None = None,
+    flags: Sequence[str] = (),
+    port: int = 0,
+    api_key: SecretStr | None = None,
 ) -> AsyncIterator[ServedModel]:
     """Starts a vLLM, waits until it answers, and ends it with the context.
 
@@ -78,13 +85,16 @@ async def vllm_session(
         tell: Is told what takes long, and the end of vLLM's log where it fails.
         pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
         flags: Further flags of vLLM.
+        port: Port that it listens at; 0 for a free one.
+        api_key: Key of its API; None for a new one.
 
     Raises:
         BadRequest: It can't be started so.
         NotLoaded: There is no vLLM, or no GPU for ``auto``.
         VllmFailed: It did not come up, or ended.
     """
-    given = {} if pictures is None else {"images": pictures}
+    given = {"images": pictures, "port": port, "api_key": api_key}
+    given = {name: value for name, value in given.items() if value is not None}
     settings = vllm_settings(model, tell=tell, flags=tuple(flags), **given)
     tell(f"Starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched …")
     try:
@@ -135,12 +145,22 @@ class VllmSessions:
         tell: Is told what takes long.
         pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
         flags: Further flags of vLLM, for every model.
+        port: Port that each listens at; 0 for a free one.
+        api_key: Key of their APIs; None for another one with each start.
     """
 
-    def __init__(self, tell: Callable[[str], None], *, pictures: int | None = None, flags: Sequence[str] = ()) -> None:
-        self._tell = tell
-        self._pictures = pictures
-        self._flags = tuple(flags)
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        pictures: int | None = None,
+        flags: Sequence[str] = (),
+        port: int = 0,
+        api_key: SecretStr | None = None,
+    ) -> None:
+        self._session = partial(
+            vllm_session, tell=tell, pictures=pictures, flags=tuple(flags), port=port, api_key=api_key
+        )
         self._stack = AsyncExitStack()
         self._running: tuple[str, ServedModel] | None = None
 
@@ -149,8 +169,7 @@ class VllmSessions:
         if self._running is not None and self._running[0] == model:
             return self._running[1]
         await self._end()
-        session = vllm_session(model, self._tell, pictures=self._pictures, flags=self._flags)
-        served = await self._stack.enter_async_context(session)
+        served = await self._stack.enter_async_context(self._session(model))
         self._running = model, served
         return served
 

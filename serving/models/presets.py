@@ -193,7 +193,7 @@ def largest_that_fits(gpus: Sequence[Gpu]) -> FittingPreset:
     )
 
 
-def vllm_settings(name: str, *, tell: Callable[[str], None] = lambda _: None, **given: Any) -> VllmSettings:
+def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None, **given: Any) -> VllmSettings:
     """Returns settings of a vLLM for a preset, or for a model that none names.
 
     Args:
