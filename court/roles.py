@@ -113,13 +113,13 @@ class RoleModels:
         }
 
     def pinned(self, key: str) -> RoleModels:
-        """Returns the models for the trial of one picture, each bound to one of its servers.
+        """Returns the models for the trial of one picture, each keeping to one of its servers.
 
         Roles that share servers share one.
 
         Args:
-            key: Key that selects the server: a digest of the picture, so that a picture comes to a server that knows
-                it.
+            key: Key that decides between servers that are equally busy: a digest of the picture, so that a picture
+                comes to a server that knows it.
         """
         pinned: dict[int, ReplicatedModel] = {}
 

@@ -5,6 +5,7 @@ What becomes of a request that fails is not decided here: see :mod:`court.backen
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -15,13 +16,15 @@ import httpx2
 import openai
 
 from court.backends.chat import wire
-from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
+from court.backends.chat.failures import Again, Failure, broke_off, garbled, of_sdk
 from court.backends.chat.wire import Capabilities
-from court.backends.http import Load
+from court.backends.http import CONNECT_S, Load
 from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
 
 _KNOWN = 4096  # ids of pictures that the server is thought to have
+_LOOK_S, _LOOK_MAX_S = 1.0, 30.0
+"""Seconds until one that is gone is asked whether it is back; doubles up to the second each time it is not."""
 
 
 class ChatServer:
@@ -32,6 +35,8 @@ class ChatServer:
         load: Counts the calls in flight.
         known: Digests of pictures that it is thought to have, the last used last.
         token_ids: Ids of words that are single tokens.
+        gone_at: Time at which it was found to be gone, by the same clock; None while it is there.
+        back_at: Time of its first answer after it was gone; minus infinity where it never was.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
             It is not stored with the load, which models share: several models at one URL each have an engine that may
             die.
@@ -51,6 +56,11 @@ class ChatServer:
         self.known: OrderedDict[str, None] = OrderedDict()
         self.token_ids: dict[str, int] = {}
         self.answered_at = float("-inf")
+        self.gone_at: float | None = None
+        self.back_at = float("-inf")
+        self._misses = 0
+        self._look_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
@@ -127,6 +137,41 @@ class ChatServer:
             raise of_sdk(error) from None
         return wire.read_tokens(response.content)
 
+    def lost(self) -> None:
+        """Takes note that it can't be reached, or broke off."""
+        now = time.monotonic()
+        self.gone_at = now if self.gone_at is None else self.gone_at
+        self._look_at = now + min(_LOOK_MAX_S, _LOOK_S * 2**self._misses)
+        self._misses = min(self._misses + 1, 16)
+
+    def answered(self) -> None:
+        """Takes note that it is there."""
+        if self.gone_at is not None:
+            self.gone_at, self.back_at = None, time.monotonic()
+        elif self._misses and time.monotonic() - self.back_at > _LOOK_MAX_S:
+            self._misses = 0  # it has stayed: the next time it is gone, it is looked for at once again
+
+    def look_whether_back(self) -> None:
+        """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
+        due = self.gone_at is not None and time.monotonic() >= self._look_at
+        if due and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self.models()
+        except TimeoutError:
+            self.lost()
+        except Failure as failure:
+            # Any other answer is one: it may list no models.
+            if failure.gone:
+                self.lost()
+            else:
+                self.answered()
+        else:
+            self.answered()
+
     def has(self, ids: Iterable[str]) -> None:
         """Takes note that it has these pictures."""
         for i in ids:
@@ -135,8 +180,8 @@ class ChatServer:
         while len(self.known) > _KNOWN:
             self.known.popitem(last=False)
 
-    def lost(self, ids: Iterable[str]) -> None:
-        """Takes note that it may not have these."""
+    def forget(self, ids: Iterable[str]) -> None:
+        """Takes note that it may not have these pictures."""
         for i in ids:
             self.known.pop(i, None)
 
