@@ -11,9 +11,10 @@ from typing import Any
 from court import judgment
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, PrecedentsCited, Side, TextRead
+from court.events import Described, GuardHeard, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
+from court.guard import Guard, opinion_words
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.policy import Policy
@@ -104,6 +105,7 @@ class FullTrial:
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
+        heard = await self._hear_guard(text.text, description)
         brief = JudgeBrief(
             pictures=self._frames,
             policy=self.policy,
@@ -114,6 +116,8 @@ class FullTrial:
             defender=defender,
             exhibits=exhibits,
             vote=vote,
+            guard=heard.adapter if heard else "",
+            opinion=opinion_words(heard),
             meme_only=self._settings.dull_judge,
         )
         judge = Judge(self._speaker(self.models.judge))
@@ -130,6 +134,7 @@ class FullTrial:
                 sides=sides,
                 text=text,
                 settings=self._settings,
+                guard=heard,
             ),
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,
@@ -163,6 +168,25 @@ class FullTrial:
                 for side, model in ((Side.ACCUSER, self.models.accuser), (Side.DEFENDER, self.models.defender))
             )
         )
+
+    async def _hear_guard(self, text: str, description: str) -> GuardHeard | None:
+        """The guard's opinion, or that it gave none; None where no guard is to be heard."""
+        if self.models.guard is None or self._settings.dull_judge:
+            return None
+        heard = self._recorder.recall(GuardHeard)
+        if heard is None:
+            self._recorder.step = "guard"
+            guard = Guard(
+                speaker=self._speaker(self.models.guard.model),
+                guard=self.models.guard,
+                frames=self._frames,
+                policy=self.policy,
+            )
+            (event,) = await self._recorder.note_all(await guard.opinion(text, description))
+            assert isinstance(event, GuardHeard)
+            heard = event
+        self._recorder.step = "judgment"
+        return heard
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
         """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""

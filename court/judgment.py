@@ -10,6 +10,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     MemeIdentity,
     NearDuplicatesFound,
     OddsGiven,
@@ -45,6 +46,7 @@ def verdict_of(
     vote: Vote | None = None,
     findings: Findings | None = None,
     odds: OddsGiven | None = None,
+    guard: GuardHeard | None = None,
 ) -> Verdict:
     """The verdict.
 
@@ -56,6 +58,7 @@ def verdict_of(
         vote: The precedents' vote, where there was one.
         findings: Precedents that were found; None where none were looked for.
         odds: Probability that the Judge's model gives each label, where it is known.
+        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
     """
     strengths = Strengths(harmful=ruling.harmful_strength, benign=ruling.harmless_strength)
     label = rule(strengths.harmful, strengths.benign)
@@ -76,6 +79,7 @@ def verdict_of(
         else None,
         review=(
             *_contradictions(ruling, label, vote=vote, score=score, settings=settings),
+            *_of_guard(guard, label),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
@@ -155,6 +159,19 @@ def _contradictions(
         detail = f"The Judge's model holds harm for {score:.0%} likely, its ruling says {label}."
         reasons.append(Review(reason=ReviewReason.SCORE_DISAGREES, detail=detail))
     return reasons
+
+
+def _of_guard(guard: GuardHeard | None, label: Label) -> list[Review]:
+    if guard is None:
+        return []
+    if guard.harmful is None:
+        detail = f"The guard model ({guard.adapter}) gave no opinion: {guard.failure}."
+        return [Review(reason=ReviewReason.GUARD_FAILED, detail=detail)]
+    if not guard.harmful or label is Label.HARMFUL:
+        return []
+    named = f" ({', '.join(guard.categories)})" if guard.categories else ""
+    detail = f"The guard model ({guard.adapter}) holds the meme for harmful{named}, the Judge says {label}."
+    return [Review(reason=ReviewReason.GUARD_DISAGREES, detail=detail)]
 
 
 def _cut_short(sides: Sequence[SideCase]) -> list[Review]:
@@ -249,5 +266,7 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
             yield "", event.description
         case AnswerGiven():
             yield "", event.answer
+        case GuardHeard():
+            yield "", event.reason
         case PrecedentsCited():
             yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)

@@ -177,6 +177,8 @@ class JudgeBrief(Generic[P]):
         defender: Argument of the Defender; empty where there were no arguments.
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
+        guard: Family of the guard whose opinion is shown; empty where there is none.
+        opinion: The guard's opinion, in words.
         meme_only: True if the meme alone is shown (ablation).
     """
 
@@ -189,6 +191,8 @@ class JudgeBrief(Generic[P]):
     defender: str = ""
     exhibits: tuple[Exhibit[P], ...] = ()
     vote: Vote | None = None
+    guard: str = ""
+    opinion: str = ""
     meme_only: bool = False
 
     def rule(self, chars: int) -> Messages[P]:
@@ -239,6 +243,9 @@ class JudgeBrief(Generic[P]):
         if self.accuser or self.defender:
             accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
             parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
+        if self.opinion:
+            opinion = self.fence.around(self.opinion)
+            parts.append(prompts.load("guard").task("opinion", adapter=self.guard, opinion=opinion))
         return parts
 
     def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:

@@ -29,7 +29,7 @@ _OPTIONS = ("A", "B")
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
-_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
+_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4, Role.GUARD: 1}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
 up to twelve pieces of evidence of a quarter of that."""
 
@@ -74,18 +74,38 @@ class RoleModel:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardModel:
+    """Guard model of a court, which is heard as a further witness (:mod:`court.guard`).
+
+    Attributes:
+        model: The model.
+        adapter: Family of the guard: how it is asked, and how its answer is read.
+    """
+
+    model: RoleModel
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have a model of its own."""
+    """Chat models of a full trial; each role may have a model of its own, and a guard may be heard."""
 
     proposer: RoleModel
     accuser: RoleModel
     defender: RoleModel
     judge: RoleModel
+    guard: GuardModel | None = None
 
     @property
     def by_role(self) -> dict[Role, RoleModel]:
         """Models by role."""
-        return dict(zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True))
+        named = {
+            Role.PROPOSER: self.proposer,
+            Role.ACCUSER: self.accuser,
+            Role.DEFENDER: self.defender,
+            Role.JUDGE: self.judge,
+        }
+        return named if self.guard is None else {**named, Role.GUARD: self.guard.model}
 
     @property
     def models(self) -> dict[str, str]:
@@ -103,6 +123,7 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
+        guard_prompt = prompts.load("guard").digest
         thinking = {str(role): chair.thinking for role, chair in self.by_role.items() if chair.thinking}
         return {
             "temperature": {str(role): chair.temperature for role, chair in self.by_role.items()},
@@ -110,6 +131,7 @@ class RoleModels:
                 str(role): chair.max_tokens or most_tokens(role, chars) for role, chair in self.by_role.items()
             },
             **({"thinking": thinking} if thinking else {}),
+            **({"guard": {"adapter": self.guard.adapter, "prompt": guard_prompt}} if self.guard else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:
@@ -130,7 +152,8 @@ class RoleModels:
             model = pinned.setdefault(id(chair.servers), chair.servers.pinned(key))
             return dataclasses.replace(chair, model=model, servers=model)
 
-        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge))
+        guard = None if self.guard is None else dataclasses.replace(self.guard, model=of(self.guard.model))
+        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge), guard)
 
     def room(self) -> bool:
         """True if each server that is asked now would work on one more call at once."""
@@ -186,7 +209,21 @@ class Speaker:
             raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
-    async def _call(self, asked: Messages[Frame], role: Role) -> ChatReply:
+    async def say_once(
+        self, role: Role, asked: Messages[Frame], parse: Callable[[str], T], *, share: float
+    ) -> RoleReply[T]:
+        """One call, and no other where the reply can't be used, within a share of the time that is left.
+
+        Raises as :meth:`say`.
+        """
+        reply = await self._call(asked, role, share=share)
+        try:
+            value = _read(reply, lambda text, _: parse(text), last=True)
+        except UnusableReply as fault:
+            raise ReplyUnusable(role, asked.task, fault.reason, fault.what) from None
+        return RoleReply(value, _figures(role, [asked], [reply]))
+
+    async def _call(self, asked: Messages[Frame], role: Role, *, share: float = 1.0) -> ChatReply:
         request = ChatRequest(
             system=asked.system,
             parts=asked.parts,
@@ -194,7 +231,7 @@ class Speaker:
             max_tokens=self.model.max_tokens or most_tokens(role, self.reply_chars),
             temperature=self.model.temperature,
         )
-        reply = await self._within_deadline(partial(self.model.model.reply, request))
+        reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
         if prompts.contains_secret(reply.text):
@@ -210,9 +247,9 @@ class Speaker:
             self.deadline.tally.answered(odds.reply)
         return odds
 
-    async def _within_deadline(self, ask: Callable[..., Awaitable[T]]) -> T:
-        """Runs a model call within the seconds that are left. Raises Overrun where it takes longer."""
-        within_s = self.deadline.for_call()
+    async def _within_deadline(self, ask: Callable[..., Awaitable[T]], *, share: float = 1.0) -> T:
+        """Runs a model call within a share of the seconds that are left. Raises Overrun where it takes longer."""
+        within_s = min(self.deadline.for_call(), share * self.deadline.left)
         late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)

@@ -8,6 +8,7 @@ from court.display import word
 from court.events import (
     AnswerGiven,
     Described,
+    GuardHeard,
     ModelCall,
     NearDuplicate,
     NearDuplicatesFound,
@@ -97,6 +98,7 @@ class Transcript:
         vote: Vote of the precedents; None if there was none.
         notes: Notes of the search.
         duplicates: Memes tried before that are nearly this one, nearest first.
+        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
         verdict: None where there is none.
         failures: In order; a trial that was taken up again may have failed before.
         models: Models of the trial, each once, in order.
@@ -117,6 +119,7 @@ class Transcript:
     vote: Vote | None
     notes: tuple[str, ...]
     duplicates: tuple[NearDuplicate, ...]
+    guard: GuardHeard | None
     verdict: Verdict | None
     ruling: Ruling | None
     odds: OddsGiven | None
@@ -186,6 +189,7 @@ def transcript(record: TrialRecord) -> Transcript:
         vote=cited.vote if cited else None,
         notes=cited.findings.notes if cited else (),
         duplicates=near.duplicates if near else (),
+        guard=record.last(GuardHeard),
         verdict=given.verdict if given else None,
         ruling=given.ruling if given else None,
         odds=given.odds if given else None,

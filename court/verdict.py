@@ -101,6 +101,10 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, and would have been without a single precedent."""
     FRAMES_NOT_JUDGED = "FRAMES_NOT_JUDGED"
     """The meme was not found harmful, and frames of its animation look unlike all that were judged."""
+    GUARD_DISAGREES = "GUARD_DISAGREES"
+    """The meme was not found harmful, and a guard model holds it for harmful."""
+    GUARD_FAILED = "GUARD_FAILED"
+    """A guard model was to be heard, and gave no opinion."""
     PICTURE_INCOMPLETE = "PICTURE_INCOMPLETE"
     """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
 

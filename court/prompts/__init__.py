@@ -13,7 +13,7 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX, bare, secrets_in
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message; ``repair`` adds to theirs."""
+"""Those with a system message; ``repair`` adds to theirs. ``guard`` is used where there is one, and counted there."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
@@ -75,7 +75,7 @@ def contains_secret(reply: str) -> bool:
 
     It finds instructions that are repeated as they stand, not a model that tells them in other words.
     """
-    return not secrets_in(reply).isdisjoint(bare(load(role).secret) for role in ROLES)
+    return not secrets_in(reply).isdisjoint(bare(load(role).secret) for role in (*ROLES, "guard"))
 
 
 def prompt_set_digest() -> str:

@@ -9,17 +9,22 @@ from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
+from court.guard import GuardAdapter
 from court.meme import LIMITS
-from court.roles import RoleModel, RoleModels
+from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
-from serving.settings import RoleName, RoleSettings, Settings
+from serving.settings import GuardSettings, RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
+    import httpx2
+
     from court.backends.chat.capabilities import Probed
     from court.backends.chat.client import ChatCompletions
     from court.backends.http import Load
 
 _SEES = ("proposer", "judge")
+_GUARD_S = 10.0
+"""For a guard's server to list its models at start, in seconds."""
 _AGAIN_S = 1.0
 """Between two tries to reach a model server that is waited for, in seconds."""
 _TOLD_EVERY = 30
@@ -96,7 +101,61 @@ async def connect_models(
             servers=model,
             thinking="" if found is Thinking.NONE else found.value,
         )
-    return RoleModels(**chairs)
+    guard = None
+    if settings.llm.guard is not None:
+        guard = await _connect_guard(settings.llm.guard, settings.llm.concurrency, http, tell)
+    return RoleModels(**chairs, guard=guard)
+
+
+async def _connect_guard(
+    own: GuardSettings, concurrency: int, http: httpx2.AsyncClient, tell: Callable[[str], None]
+) -> GuardModel:
+    """Connects to the guard. It is asked for no more than whether it is there: guards answer in one form only.
+
+    Raises:
+        ModelRefused: Its server does not have the model, or wants another key.
+    """
+    from court.backends.chat.client import ChatCompletions
+    from court.backends.chat.wire import Capabilities, LogProbs, Thinking
+    from court.backends.http import Load
+
+    thinks = own.adapter in (GuardAdapter.GUARDREASONER, GuardAdapter.GPT_OSS_SAFEGUARD)
+    able = Capabilities(
+        json_schema=False,
+        pictures=LIMITS.representative_frames,
+        log_probs=LogProbs.NONE,
+        thinking=Thinking.ALWAYS if thinks else Thinking.NONE,
+    )
+    key = own.api_key.get_secret_value() if own.api_key else None
+    model = ChatCompletions.joined(
+        [
+            ChatCompletions(
+                base_url=url,
+                model=own.model,
+                api_key=key,
+                capabilities=able,
+                http=http,
+                load=Load(concurrency),
+            )
+            for url in own.url
+        ]
+    )
+    try:
+        listed = await model.listed(within_s=_GUARD_S)
+    except Unavailable as error:
+        tell(
+            f"The guard model {own.model} does not answer: {error.message} Trials are held without its opinion "
+            "meanwhile, and a person is asked to look at them."
+        )
+    else:
+        if own.model not in listed:
+            raise ModelRefused(
+                f"The server of the guard does not list {own.model}. Start it with that model, or name another in "
+                "llm.guard.model.",
+                reason="MODEL_UNKNOWN",
+                status=404,
+            )
+    return GuardModel(RoleModel(model, servers=model), own.adapter)
 
 
 async def _reached(tell: Callable[[str], None], model: ChatCompletions, pictures: int) -> Probed:

@@ -74,68 +74,37 @@ def _cache_bytes(layers: int, heads: int, head_size: int = 128) -> int:
     return 2 * layers * heads * head_size * 2
 
 
-# A picture's token is a square of 28 x 28 pixels in Qwen2.5-VL and of 32 x 32 in Qwen3-VL.
-_QWEN25 = {"max_pixels": 1280 * 28 * 28, "min_pixels": 4 * 28 * 28}
-_QWEN3 = {"max_pixels": 1280 * 32 * 32, "min_pixels": 64 * 32 * 32}
 # Seven pictures of 1,280 tokens leave 7,424 for texts and the reply. For a longer context of a model of 32 billion
 # weights a GPU of 80 GB has no memory.
 _SHORT = 16_384
 _LONG = 32_768
-_FEW = ("--max-num-seqs", "32")
+
+
+def _qwen(series: str, size: int, weights: int, cache_bytes: int) -> Preset:
+    # A picture's token is a square of 28 x 28 pixels in Qwen2.5-VL and of 32 x 32 in Qwen3-VL.
+    pixels, least = (28 * 28, 4) if series == "Qwen2.5" else (32 * 32, 64)
+    large = size > 8
+    return Preset(
+        name=f"{series.lower()}-vl-{size}b",
+        model=f"Qwen/{series}-VL-{size}B-Instruct",
+        weights=weights,
+        cache_bytes=cache_bytes,
+        context=_SHORT if large else _LONG,
+        max_pixels=1280 * pixels,
+        min_pixels=least * pixels,
+        flags=("--max-num-seqs", "32") if large else (),
+    )
+
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset(
-            "qwen2.5-vl-3b",
-            "Qwen/Qwen2.5-VL-3B-Instruct",
-            weights=3_754_622_976,
-            cache_bytes=_cache_bytes(36, heads=2),
-            context=_LONG,
-            **_QWEN25,
-        ),
-        Preset(
-            "qwen3-vl-4b",
-            "Qwen/Qwen3-VL-4B-Instruct",
-            weights=4_437_815_808,
-            cache_bytes=_cache_bytes(36, heads=8),
-            context=_LONG,
-            **_QWEN3,
-        ),
-        Preset(
-            "qwen2.5-vl-7b",
-            "Qwen/Qwen2.5-VL-7B-Instruct",
-            weights=8_292_166_656,
-            cache_bytes=_cache_bytes(28, heads=4),
-            context=_LONG,
-            **_QWEN25,
-        ),
-        Preset(
-            "qwen3-vl-8b",
-            "Qwen/Qwen3-VL-8B-Instruct",
-            weights=8_767_123_696,
-            cache_bytes=_cache_bytes(36, heads=8),
-            context=_LONG,
-            **_QWEN3,
-        ),
-        Preset(
-            "qwen2.5-vl-32b",
-            "Qwen/Qwen2.5-VL-32B-Instruct",
-            weights=33_452_718_336,
-            cache_bytes=_cache_bytes(64, heads=8),
-            context=_SHORT,
-            flags=_FEW,
-            **_QWEN25,
-        ),
-        Preset(
-            "qwen3-vl-32b",
-            "Qwen/Qwen3-VL-32B-Instruct",
-            weights=33_357_390_064,
-            cache_bytes=_cache_bytes(64, heads=8),
-            context=_SHORT,
-            flags=_FEW,
-            **_QWEN3,
-        ),
+        _qwen("Qwen2.5", 3, weights=3_754_622_976, cache_bytes=_cache_bytes(36, heads=2)),
+        _qwen("Qwen3", 4, weights=4_437_815_808, cache_bytes=_cache_bytes(36, heads=8)),
+        _qwen("Qwen2.5", 7, weights=8_292_166_656, cache_bytes=_cache_bytes(28, heads=4)),
+        _qwen("Qwen3", 8, weights=8_767_123_696, cache_bytes=_cache_bytes(36, heads=8)),
+        _qwen("Qwen2.5", 32, weights=33_452_718_336, cache_bytes=_cache_bytes(64, heads=8)),
+        _qwen("Qwen3", 32, weights=33_357_390_064, cache_bytes=_cache_bytes(64, heads=8)),
     )
 }
 """By name, the smallest first; of two of a size the newer one comes later."""
@@ -176,7 +145,7 @@ def largest_that_fits(gpus: Sequence[Gpu]) -> FittingPreset:
     """
     idle = sorted((gpu for gpu in gpus if gpu.free_gib >= _USED * gpu.total_gib), key=lambda gpu: -gpu.total_gib)
     passed_over = ""
-    for preset in reversed(PRESETS.values()):
+    for preset in reversed(list(PRESETS.values())):
         for count in (1, 2, 4, 8):
             needed = preset.memory_gib(count)
             if count <= len(idle) and idle[count - 1].total_gib >= needed:

@@ -33,7 +33,9 @@ def _name_the_version() -> None:
         return
     version = importlib.metadata.version
     named = f"{version(brought)}+{brought.removeprefix('vllm-')}"
-    importlib.metadata.version = lambda name: named if name == "vllm" else version(name)
+    importlib.metadata.version = lambda distribution_name: (
+        named if distribution_name == "vllm" else version(distribution_name)
+    )
 
 
 # vLLM's children are new Pythons that import this file again, under another name.

@@ -12,6 +12,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     ModelCall,
     NearDuplicatesFound,
     PrecedentsCited,
@@ -250,6 +251,8 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                 add(event, "precedents found", "court", seconds=seconds)
             case NearDuplicatesFound(latency_s=seconds):
                 add(event, "near duplicates found", "court", seconds=seconds)
+            case GuardHeard(call=ModelCall() as call):
+                add(event, "guard’s opinion", "court", call=call)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
                     add(event, "Judge rules", "judge", call=call)

@@ -225,6 +225,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
     itself no reason.
     """
+    REVIEW_REASON_GUARD_DISAGREES: _ReviewReason.ValueType  # 19
+    """The meme was not found harmful, and a guard model holds it for harmful."""
+    REVIEW_REASON_GUARD_FAILED: _ReviewReason.ValueType  # 20
+    """A guard model was to be heard, and gave no opinion."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -271,6 +275,10 @@ REVIEW_REASON_SCORE_UNKNOWN: ReviewReason.ValueType  # 18
 """The Judge's model was about to say something else than a label, so that there is no harm score. A signal, and by
 itself no reason.
 """
+REVIEW_REASON_GUARD_DISAGREES: ReviewReason.ValueType  # 19
+"""The meme was not found harmful, and a guard model holds it for harmful."""
+REVIEW_REASON_GUARD_FAILED: ReviewReason.ValueType  # 20
+"""A guard model was to be heard, and gave no opinion."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -1380,8 +1388,8 @@ class TrialEvent(_message.Message):
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    NearDuplicatesFound, PrecedentsCited, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, SecondOpinionAsked,
-    or one that a later version adds.
+    NearDuplicatesFound, PrecedentsCited, GuardHeard, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
+    SecondOpinionAsked, or one that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""

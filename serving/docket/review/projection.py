@@ -84,6 +84,7 @@ _URGENCY = {why: place for place, why in enumerate(ReviewPriority, 1)}
 _VOTES = {
     ReviewReason.VOTE_DISAGREES,
     ReviewReason.SCORE_DISAGREES,
+    ReviewReason.GUARD_DISAGREES,
     ReviewReason.PRECEDENTS_DISAGREE,
     ReviewReason.JUDGE_CONTRADICTS_ITSELF,
     ReviewReason.NEAR_DUPLICATE_HARMFUL,
