@@ -24,6 +24,10 @@ from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as Behaviour
+from serving.cli.records import render
+from serving.export.page import page
+from serving.export.pdf import pdf
+from serving.export.source import ExportSource
 from serving.models.connect import connect_models
 from serving.settings import Settings
 from serving.views.event_text import pieces_of
@@ -230,6 +234,20 @@ def test_its_opinion_can_be_read_wherever_a_record_is_shown():
     assert "holds the meme for harmful" in words and CLASSIFIED["reason"] in words
     record, *_ = heard("nonsense")
     assert "gave no opinion: REPLY_MALFORMED" in str(list(pieces_of(record.last(GuardHeard))))
+
+
+def test_pages_show_it_with_what_it_said_as_text_and_nothing_of_it_runs():
+    said = {**CLASSIFIED, "clauses": ["<script>alert(1)</script>"], "reason": "<img src=x onerror=alert(2)> Blueland"}
+    record, *_ = heard(json.dumps(said), adapter=GuardAdapter.GPT_OSS_SAFEGUARD)
+    failed, *_ = heard("nonsense")
+    for made in (page(ExportSource(record)), render(record)):
+        assert "gpt-oss-safeguard" in made and "Blueland" in made and "holds the meme for harmful" in made
+        assert "<script>alert" not in made or made == render(record)  # a terminal runs no scripts
+    shown = page(ExportSource(record))
+    assert "<img src=x" not in shown and "&lt;img src=x" in shown
+    assert "gave no opinion" in page(ExportSource(failed)) and "gave no opinion" in render(failed)
+    for each in (record, failed):
+        assert pdf(ExportSource(each)).startswith(b"%PDF")
 
 
 def test_what_it_says_is_looked_through_for_attempts_to_steer():
