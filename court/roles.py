@@ -153,7 +153,7 @@ class RoleModels:
             return dataclasses.replace(chair, model=model, servers=model)
 
         guard = None if self.guard is None else dataclasses.replace(self.guard, model=of(self.guard.model))
-        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge), guard)
+        return RoleModels(of(self.proposer), of(self.accuser), of(self.defender), of(self.judge), guard=guard)
 
     def room(self) -> bool:
         """True if each server that is asked now would work on one more call at once."""

@@ -96,7 +96,7 @@ def vllm_choice(
     """The vLLM that the options ask for; None where they ask for none.
 
     Raises:
-        BadRequest: It can't be started so.
+        BadRequest: A setting of the server can't be used.
         click.UsageError: The options don't go together.
     """
     from eval.models.vllm_session import VllmChoice

@@ -410,7 +410,7 @@ def stored_chairs(
         return replace(chair, model=own, servers=own)
 
     guard = None if chairs.guard is None else replace(chairs.guard, model=of(chairs.guard.model))
-    return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge), guard)
+    return RoleModels(of(chairs.proposer), of(chairs.accuser), of(chairs.defender), of(chairs.judge), guard=guard)
 
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:

@@ -89,9 +89,9 @@ async def vllm_session(
         api_key: Key of its API; None for a new one.
 
     Raises:
-        BadRequest: It can't be started so.
+        BadRequest: A setting of the server can't be used.
         NotLoaded: There is no vLLM, or no GPU for ``auto``.
-        VllmFailed: It did not come up, or ended.
+        VllmFailed: The server did not come up, or ended.
     """
     given = {"images": pictures, "port": port, "api_key": api_key}
     given = {name: value for name, value in given.items() if value is not None}

@@ -21,6 +21,7 @@ PINNED = {
     "advocate/1": "sha256:5fcac9d5436418d774b0f08d7c8e507cc910e1b9df63258fe6d2253f6fa60aab",
     "judge/1": "sha256:c26091bb9519e021ae77a5cbcd170be0bca54af24785a3f679500ba3a8d93d23",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
+    "guard/1": "sha256:d7e8cb05be3c557e713c7923ee867fbc0674ea0fd81b8b9b5748fe09d64b9676",
 }
 
 
