@@ -117,7 +117,7 @@ class FullTrial:
             exhibits=exhibits,
             vote=vote,
             guard=heard.adapter if heard else "",
-            opinion=opinion_words(heard),
+            opinion=opinion_words(heard) if heard else "",
             meme_only=self._settings.dull_judge,
         )
         judge = Judge(self._speaker(self.models.judge))

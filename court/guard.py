@@ -178,9 +178,9 @@ def guard_messages(
     return Messages(prompt=prompt, task=name, system="", parts=apart(parts), schema=None)
 
 
-def opinion_words(heard: GuardHeard | None) -> str:
-    """Returns a guard's opinion as the Judge is shown it; empty where there is none."""
-    if heard is None or heard.harmful is None:
+def opinion_words(heard: GuardHeard) -> str:
+    """Returns a guard's opinion as the Judge is shown it; empty where it gave none."""
+    if heard.harmful is None:
         return ""
     words = "harmful" if heard.harmful else "not harmful"
     if heard.categories:

@@ -217,7 +217,7 @@ class _RecordedSoFar:
             exhibits=() if cited is None else self._exhibits(cited),
             vote=None if cited is None else cited.vote,
             guard=heard.adapter if heard else "",
-            opinion=opinion_words(heard),
+            opinion=opinion_words(heard) if heard else "",
             meme_only=self.settings.dull_judge,
         )
 

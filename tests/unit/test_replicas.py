@@ -296,7 +296,7 @@ def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_o
         calls = servers[1].stats.calls
         assert model._servers[0].gone_at is not None
         await start(0)
-        monkeypatch.setattr("court.backends.chat.replicas.SLOW_START_S", 1e-6)
+        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1e-6)
         while model._servers[0].gone_at is not None:
             await begun(model, 0)
             await asyncio.sleep(0.02)
@@ -315,7 +315,7 @@ def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, mo
         while model._servers[0].gone_at is not None:
             await begun(model, 0)
             await asyncio.sleep(0.02)
-        monkeypatch.setattr("court.backends.chat.replicas.SLOW_START_S", 1000.0)
+        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1000.0)
 
         def shares(count):
             """Calls in flight at each server when so many trials have begun and none is over."""

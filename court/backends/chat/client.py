@@ -23,8 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_bef
 from court import usage as tally
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, Failure, overrun
-from court.backends.chat.replicas import Replicas
-from court.backends.chat.server import ChatServer
+from court.backends.chat.server import ChatServer, Replicas
 from court.backends.chat.wire import Capabilities, LogProbs, Thinking
 from court.backends.http import Load
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
