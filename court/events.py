@@ -43,6 +43,8 @@ class Role(StrEnum):
     ACCUSER = "ACCUSER"
     DEFENDER = "DEFENDER"
     JUDGE = "JUDGE"
+    GUARD = "GUARD"
+    """A guard model, heard as a further witness."""
 
 
 class TextSource(StrEnum):
@@ -352,6 +354,27 @@ class PrecedentsCited(Event):
     latency_s: float = Field(ge=0, allow_inf_nan=False)
 
 
+class GuardHeard(Event):
+    """A guard model gave its opinion, or could not. No label follows from it."""
+
+    kind: Literal["GuardHeard"] = "GuardHeard"
+    adapter: str = Field(min_length=1)
+    """Family of the guard, which says how it is asked and how its answer is read."""
+    pictures: int = Field(default=0, ge=0)
+    """Number of the meme's pictures that it was shown."""
+    harmful: bool | None = None
+    """Whether it holds the meme for harmful; ``None`` where it gave no opinion."""
+    categories: tuple[str, ...] = ()
+    """Harm that it names, in its own words."""
+    reason: str = ""
+    """Reason that it gives."""
+    reply: str = ""
+    """Its answer as it came, without a thought before it; of a long one, the beginning."""
+    failure: str = ""
+    """Why there is no opinion, as a code."""
+    call: ModelCall | None = None
+
+
 class NearDuplicate(_Value):
     """A meme tried before that is nearly the one on trial."""
 
@@ -518,6 +541,7 @@ AnyEvent: TypeAlias = Annotated[
     | SideRested
     | NearDuplicatesFound
     | PrecedentsCited
+    | GuardHeard
     | JudgeRuled
     | VerdictGiven
     | TrialFailed

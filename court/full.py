@@ -15,9 +15,10 @@ from typing import Any
 from court import judgment
 from court.deadline import completed, gather_or_cancel
 from court.errors import Overrun
-from court.events import Described, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
+from court.events import Described, GuardHeard, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
+from court.guard import Guard, opinion_words
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.panel import Opinion, spokesman_of
@@ -124,6 +125,7 @@ class FullTrial:
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
+        heard = await self._hear_guard(text.text, description)
         brief = JudgeBrief(
             pictures=self._frames,
             policy=self.policy,
@@ -134,6 +136,8 @@ class FullTrial:
             defender=defender,
             exhibits=exhibits,
             vote=vote if self._settings.tally_shown else None,
+            guard=heard.adapter if heard else "",
+            opinion=opinion_words(heard) if heard else "",
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
             defender_first=self._settings.judge_order == "defender first",
@@ -148,6 +152,7 @@ class FullTrial:
             "sides": sides,
             "text": text,
             "settings": self._settings,
+            "guard": heard,
         }
         panel = self.models.panel(self._settings.judges)
         if len(panel) > 1:
@@ -240,6 +245,25 @@ class FullTrial:
         if cited is None or not self._settings.precedents:
             return ()
         return precedents_for(side, cited.findings, self._settings)
+
+    async def _hear_guard(self, text: str, description: str | None) -> GuardHeard | None:
+        """The guard's opinion, or that it gave none; None where no guard is to be heard."""
+        if self.models.guard is None or self._settings.dull_judge:
+            return None
+        heard = self._recorder.recall(GuardHeard)
+        if heard is None:
+            self._recorder.step = "guard"
+            guard = Guard(
+                speaker=self._speaker(self.models.guard.model),
+                guard=self.models.guard,
+                frames=self._frames,
+                policy=self.policy,
+            )
+            (event,) = await self._recorder.note_all(await guard.opinion(text, description))
+            assert isinstance(event, GuardHeard)
+            heard = event
+        self._recorder.step = "judgment"
+        return heard
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
         """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""

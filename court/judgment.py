@@ -11,6 +11,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     JudgeRuled,
     MemeIdentity,
     NearDuplicatesFound,
@@ -51,10 +52,18 @@ def verdict_of(
     findings: Findings | None = None,
     odds: OddsGiven | None = None,
     prior: Vote | None = None,
+    guard: GuardHeard | None = None,
 ) -> Verdict:
     """The verdict of one judge. Arguments as for :func:`verdict_of_panel`."""
     return verdict_of_panel(
-        [Opinion(ruling, odds)], text=text, settings=settings, sides=sides, vote=vote, findings=findings, prior=prior
+        [Opinion(ruling, odds)],
+        text=text,
+        settings=settings,
+        sides=sides,
+        vote=vote,
+        findings=findings,
+        prior=prior,
+        guard=guard,
     )
 
 
@@ -67,6 +76,7 @@ def verdict_of_panel(
     vote: Vote | None = None,
     findings: Findings | None = None,
     prior: Vote | None = None,
+    guard: GuardHeard | None = None,
 ) -> Verdict:
     """The verdict.
 
@@ -78,6 +88,7 @@ def verdict_of_panel(
         vote: The precedents' vote, where there was one.
         findings: Precedents that were found; None where none were looked for.
         prior: Vote by which a cascade went on to the full trial; None where there is none.
+        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
@@ -98,6 +109,7 @@ def verdict_of_panel(
         else None,
         review=(
             *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
+            *_of_guard(guard, label),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
@@ -247,6 +259,19 @@ def _contradictions(
     return reasons
 
 
+def _of_guard(guard: GuardHeard | None, label: Label) -> list[Review]:
+    if guard is None:
+        return []
+    if guard.harmful is None:
+        detail = f"The guard model ({guard.adapter}) gave no opinion: {guard.failure}."
+        return [Review(reason=ReviewReason.GUARD_FAILED, detail=detail)]
+    if not guard.harmful or label is Label.HARMFUL:
+        return []
+    named = f" ({', '.join(guard.categories)})" if guard.categories else ""
+    detail = f"The guard model ({guard.adapter}) holds the meme for harmful{named}, the Judge says {label}."
+    return [Review(reason=ReviewReason.GUARD_DISAGREES, detail=detail)]
+
+
 def _cut_short(sides: Sequence[SideCase]) -> list[Review]:
     if not any(side.reason is RestReason.TIME for side in sides):
         return []
@@ -345,5 +370,7 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
             yield "", event.description
         case AnswerGiven():
             yield "", event.answer
+        case GuardHeard():
+            yield "", event.reason
         case PrecedentsCited():
             yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)

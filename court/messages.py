@@ -215,6 +215,8 @@ class JudgeBrief(Generic[P]):
         defender: Argument of the Defender; empty where there were no arguments.
         exhibits: The precedents that are shown.
         vote: The precedents' vote, or None.
+        guard: Family of the guard whose opinion is shown; empty where there is none.
+        opinion: The guard's opinion, in words.
         meme_only: True if the meme alone is shown (ablation).
         prompts: Words of the trial.
         defender_first: True if the Defender's argument stands before the Accuser's.
@@ -232,6 +234,8 @@ class JudgeBrief(Generic[P]):
     defender: str = ""
     exhibits: tuple[Exhibit[P], ...] = ()
     vote: Vote | None = None
+    guard: str = ""
+    opinion: str = ""
     meme_only: bool = False
     prompts: PromptSet = field(default_factory=packaged)
     defender_first: bool = False
@@ -293,6 +297,9 @@ class JudgeBrief(Generic[P]):
                 parts.append(variant.task("defender_first", accuser=accuser, defender=defender))
             else:
                 parts.append(prompt.task("arguments", accuser=accuser, defender=defender))
+        if self.opinion:
+            opinion = self.fence.around(self.opinion)
+            parts.append(load("guard").task("opinion", adapter=self.guard, opinion=opinion))
         return parts
 
     def _precedent(self, prompt: Prompt, number: int, precedent: Precedent) -> list[str]:

@@ -302,9 +302,10 @@ class ReplicatedModel(ChatModel, Protocol):
         ...
 
     def pinned(self, key: str, /) -> ReplicatedModel:
-        """The model at one of the servers: always the same for the same key, as long as that is there.
+        """The model for one trial, which keeps to one server: the one with the fewest calls in flight when it begins.
 
-        When it is gone, the call that finds out and all later ones go on to the next in an order that the key decides.
+        Of those that are equally busy, the key decides. When it is gone, the call that finds out and all later ones of
+        the trial go on to another.
         """
         ...
 

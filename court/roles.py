@@ -37,6 +37,7 @@ from court.ports import (
     Odds,
     ReplicatedModel,
 )
+from court.prompts import load
 from court.prompts.sets import PromptSet, packaged
 from court.repetition import find_loop, find_loop_in_reply
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
@@ -52,7 +53,7 @@ _JUDGMENT = 51  # beyond the last round that the settings allow
 _MOST_REPLY = 60_000
 """Characters of a reply that are kept: one that is longer is not read (:mod:`court.replies`)."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
-_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4}
+_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4, Role.GUARD: 1}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
 up to twelve pieces of evidence of a quarter of that."""
 
@@ -103,8 +104,21 @@ class RoleModel:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardModel:
+    """Guard model of a court, which is heard as a further witness (:mod:`court.guard`).
+
+    Attributes:
+        model: The model.
+        adapter: Family of the guard: how it is asked, and how its answer is read.
+    """
+
+    model: RoleModel
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoleModels:
-    """Chat models of a full trial; each role may have a model of its own.
+    """Chat models of a full trial; each role may have a model of its own, and a guard may be heard.
 
     Attributes:
         proposer: Model of the Proposer.
@@ -112,6 +126,7 @@ class RoleModels:
         defender: Model of the Defender.
         judge: Model of the Judge.
         judges: Further models that judge: with them, the Judge is a panel.
+        guard: Guard model; None where none is heard.
     """
 
     proposer: RoleModel
@@ -119,6 +134,7 @@ class RoleModels:
     defender: RoleModel
     judge: RoleModel
     judges: tuple[RoleModel, ...] = ()
+    guard: GuardModel | None = None
 
     def panel(self, samples: int) -> tuple[RoleModel, ...]:
         """Returns the model of each judge, in order.
@@ -137,7 +153,13 @@ class RoleModels:
     @property
     def by_role(self) -> dict[Role, RoleModel]:
         """Models by role."""
-        return dict(zip(Role, (self.proposer, self.accuser, self.defender, self.judge), strict=True))
+        named = {
+            Role.PROPOSER: self.proposer,
+            Role.ACCUSER: self.accuser,
+            Role.DEFENDER: self.defender,
+            Role.JUDGE: self.judge,
+        }
+        return named if self.guard is None else {**named, Role.GUARD: self.guard.model}
 
     @property
     def models(self) -> dict[str, str]:
@@ -161,6 +183,7 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
+        guard_prompt = load("guard").digest
         thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
         thoughts = {
             name: {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
@@ -175,16 +198,17 @@ class RoleModels:
             },
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
+            **({"guard": {"adapter": self.guard.adapter, "prompt": guard_prompt}} if self.guard else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:
-        """Returns the models for the trial of one picture, each bound to one of its servers.
+        """Returns the models for the trial of one picture, each keeping to one of its servers.
 
         Roles that share servers share one.
 
         Args:
-            key: Key that selects the server: a digest of the picture, so that a picture comes to a server that knows
-                it.
+            key: Key that decides between servers that are equally busy: a digest of the picture, so that a picture
+                comes to a server that knows it.
         """
         pinned: dict[int, ReplicatedModel] = {}
 
@@ -205,6 +229,7 @@ class RoleModels:
             defender=of(self.defender),
             judge=of(self.judge),
             judges=tuple(map(of, self.judges)),
+            guard=None if self.guard is None else dataclasses.replace(self.guard, model=of(self.guard.model)),
         )
 
     def room(self) -> bool:
@@ -287,12 +312,33 @@ class Speaker:
             raise _unusable(fault, place, [first, second]) from None
         return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
 
+    async def say_once(
+        self, role: Role, asked: Messages[Frame], parse: Callable[[str], T], *, share: float
+    ) -> RoleReply[T]:
+        """One call, and no other where the reply can't be used, within a share of the time that is left.
+
+        Raises as :meth:`say`.
+        """
+        place = CallPlace(role, asked.task, asked.prompt.digest)
+        reply = await self._call(asked, place, self._priority(_JUDGMENT), share=share)
+        try:
+            value = _read(reply, lambda text, _: parse(text), last=True)
+        except UnusableReply as fault:
+            raise _unusable(fault, place, [reply]) from None
+        return RoleReply(value, _figures(role, [asked], [reply]))
+
     def _priority(self, progress: int) -> int:
         """The rank of a request at the server: the lower, the earlier."""
         return (BATCH_PRIORITY if self.batch else 0) - progress
 
     async def _call(
-        self, asked: Messages[Frame], place: CallPlace, priority: int, *, avoid_repetition: bool = False
+        self,
+        asked: Messages[Frame],
+        place: CallPlace,
+        priority: int,
+        *,
+        avoid_repetition: bool = False,
+        share: float = 1.0,
     ) -> ChatReply:
         request = ChatRequest(
             system=asked.system,
@@ -305,7 +351,7 @@ class Speaker:
             avoid_repetition=avoid_repetition,
             place=place,
         )
-        reply = await self._within_deadline(partial(self.model.model.reply, request))
+        reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
         if asked.prompts.contains_secret(reply.text):
@@ -328,9 +374,9 @@ class Speaker:
             self.deadline.tally.answered(odds.reply)
         return odds
 
-    async def _within_deadline(self, ask: Callable[..., Awaitable[T]]) -> T:
-        """Runs a model call within the seconds that are left. Raises Overrun where it takes longer."""
-        within_s = self.deadline.for_call()
+    async def _within_deadline(self, ask: Callable[..., Awaitable[T]], *, share: float = 1.0) -> T:
+        """Runs a model call within a share of the seconds that are left. Raises Overrun where it takes longer."""
+        within_s = min(self.deadline.for_call(), share * self.deadline.left)
         late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)

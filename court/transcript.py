@@ -8,6 +8,7 @@ from court.display import word
 from court.events import (
     AnswerGiven,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicate,
@@ -99,6 +100,7 @@ class Transcript:
         notes: Notes of the search.
         duplicates: Memes tried before that are nearly this one, nearest first.
         panel: Judges of a panel as they ruled, in order of their numbers; none where one sat alone.
+        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
         verdict: None where there is none.
         failures: In order; a trial that was taken up again may have failed before.
         models: Models of the trial, each once, in order.
@@ -120,6 +122,7 @@ class Transcript:
     notes: tuple[str, ...]
     duplicates: tuple[NearDuplicate, ...]
     panel: tuple[JudgeRuled, ...]
+    guard: GuardHeard | None
     verdict: Verdict | None
     ruling: Ruling | None
     odds: OddsGiven | None
@@ -190,6 +193,7 @@ def transcript(record: TrialRecord) -> Transcript:
         notes=cited.findings.notes if cited else (),
         duplicates=near.duplicates if near else (),
         panel=tuple(sorted(record.all(JudgeRuled), key=lambda ruled: ruled.judge)),
+        guard=record.last(GuardHeard),
         verdict=given.verdict if given else None,
         ruling=given.ruling if given else None,
         odds=given.odds if given else None,

@@ -32,6 +32,7 @@ from pydantic_settings import (
 
 from court.errors import BadRequest
 from court.events import Procedure, Role
+from court.guard import GuardAdapter
 from court.roles import fewest_tokens
 from court.settings import TrialSettings
 from retrieval.library.postgres.address import Address
@@ -143,6 +144,21 @@ class RoleSettings(BaseModel):
     tokens, beside those of the reply. ``off`` if not given."""
 
 
+class GuardSettings(BaseModel):
+    """A guard model that is heard in full trials as a further witness (:mod:`court.guard`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Urls
+    """Of its server, or of several."""
+    model: str = Field(min_length=1)
+    """Its name there."""
+    adapter: GuardAdapter
+    """Its family, which says how it is asked and how its answer is read."""
+    api_key: SecretStr | None = None
+    """Key of its server: those of the other models are not sent there."""
+
+
 class ModelSettings(RoleSettings):
     """The chat models of the full procedure: any server that speaks OpenAI's chat completions."""
 
@@ -150,6 +166,8 @@ class ModelSettings(RoleSettings):
     """Calls in flight at a server from which on nothing is asked ahead there: at saturation a superfluous call costs a
     needed one."""
     roles: dict[RoleName, RoleSettings] = Field(default_factory=dict)
+    guard: GuardSettings | None = None
+    """A guard model; none is heard if not given."""
     judges: tuple[RoleSettings, ...] = Field(default=(), max_length=8)
     """Further models that judge beside the Judge's: with them, or with ``trial.judges``, a panel rules. What one does
     not name is as the Judge's; a key is sent to no other server than it was given for."""

@@ -13,7 +13,8 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message; ``repair`` and ``text_alone`` add to theirs."""
+"""Those with a system message; ``repair`` and ``text_alone`` add to theirs. ``guard`` is used where there is one, and
+counted there."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 

@@ -58,6 +58,8 @@ class Ask:
         references: A file of what people wrote; None where there is none.
         calls: A store of calls that arenas share; None for the arena's own.
         command: Command line of the run.
+        vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
+        vllm_flags: Further flags of vLLM.
     """
 
     out: Path
@@ -74,6 +76,8 @@ class Ask:
     references: Path | None = None
     calls: Path | None = None
     command: str = ""
+    vllm: Sequence[str] = ()
+    vllm_flags: Sequence[str] = ()
 
 
 _TOKENS_IN, _TOKENS_OUT = 1500, 300
@@ -160,7 +164,16 @@ async def run(
             stack.push_async_callback(store.close)
             if chairs is None:
                 most = LIMITS.representative_frames
-                chairs = await open_chairs(ask.specs, store, stack, tell, pictures=most, run_seed=ask.seed)
+                chairs = await open_chairs(
+                    ask.specs,
+                    store,
+                    stack,
+                    tell,
+                    pictures=most,
+                    run_seed=ask.seed,
+                    vllm=ask.vllm,
+                    vllm_flags=ask.vllm_flags,
+                )
             by_meme: dict[str, tuple[FixedTask, ...]] = {}
             for task in given:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)

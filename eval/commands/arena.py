@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.options import vllm_turns_options
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ PAGE = "leaderboard.html"
     show_default=True,
     help="The file of models (TOML), with the table [arena]: who judges, who writes the questions, and all settings.",
 )
+@vllm_turns_options
 @click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
 @click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
 @click.option("--split", help="[default: the first one that is for testing]")
@@ -144,7 +146,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
     from eval.commands.options import dataset_of
     from eval.datasets.known import SplitRole
     from eval.datasets.places import recognised
-    from eval.models.open import read_models
+    from eval.models.open import read_models, require_servers
 
     if not given["data"]:
         raise click.UsageError("Missing option --data.")
@@ -154,6 +156,8 @@ def _options_of(given: dict[str, Any]) -> Ask:
         raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
     settings = arena_settings(file.rest.get("arena", {}), file.models)
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
+    specs = {name: file.models[name] for name in used}
+    require_servers(specs, given["vllm"])  # what is wrong is said before anything is read
     if given["dataset"]:
         dataset = dataset_of(given["dataset"])
     else:
@@ -165,7 +169,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
         out=given["out"],
         name=given["name"] or given["out"].resolve().name,
         settings=settings,
-        specs={name: file.models[name] for name in used},
+        specs=specs,
         dataset=dataset,
         data=given["data"],
         split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
@@ -176,6 +180,8 @@ def _options_of(given: dict[str, Any]) -> Ask:
         references=given["references"],
         calls=given["calls"],
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        vllm=given["vllm"],
+        vllm_flags=given["vllm_flags"],
     )
 
 

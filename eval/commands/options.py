@@ -11,8 +11,10 @@ import click
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
+    from court.events import Procedure
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
+    from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunFolder
     from eval.studies.arms import Arm, Study
 
@@ -57,6 +59,62 @@ patience_option = click.option(
 )
 
 
+_vllm_flag = click.option(
+    "--vllm-flag",
+    "vllm_flags",
+    multiple=True,
+    metavar="FLAG",
+    help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8.",
+)
+
+
+def vllm_options(command: F) -> F:
+    """Adds the options that have a model server started."""
+    return click.option(
+        "--vllm",
+        metavar="MODEL|PRESET",
+        help="Start a vLLM with this model here, ask it, and end it; `memecourt vllm --preset list` shows presets. In "
+        "place of --llm-url and --model.",
+    )(_vllm_flag(command))
+
+
+def vllm_turns_options(command: F) -> F:
+    """Adds the options that have model servers started for models of the file of models."""
+    models = click.option(
+        "--vllm",
+        multiple=True,
+        metavar="MODEL|PRESET",
+        help="Start a vLLM here for the model of the file that has this name as `model` and no `url`. May be given "
+        "again: one runs at a time, and whoever asks another waits for its turn.",
+    )
+    return models(_vllm_flag(command))
+
+
+def vllm_choice(
+    vllm: str | None, vllm_flags: tuple[str, ...], *, procedure: Procedure, llm_url: str | None, model: str | None
+) -> VllmChoice | None:
+    """The vLLM that the options ask for; None where they ask for none.
+
+    Raises:
+        BadRequest: A setting of the server can't be used.
+        click.UsageError: The options don't go together.
+    """
+    from eval.models.vllm_session import VllmChoice
+    from serving.models.presets import AUTO, vllm_settings
+
+    if vllm is None:
+        if vllm_flags:
+            raise click.UsageError("--vllm-flag goes with --vllm.")
+        return None
+    if llm_url or model:
+        raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
+    if procedure == "SUMMARY":
+        raise click.UsageError("--vllm starts a model server, and the procedure summary asks none: give --procedure.")
+    if vllm != AUTO:
+        vllm_settings(vllm, flags=vllm_flags)  # what is wrong is said before anything is prepared
+    return VllmChoice(vllm, vllm_flags)
+
+
 def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
     """Options that say what is judged and how, with these defaults."""
     options = (
@@ -93,6 +151,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
         click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A setting of all trials. Repeatable."),
         click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
         click.option("--model", help="The model to ask there."),
+        vllm_options,
         click.option(
             "--encoder",
             metavar="NAME",
@@ -140,6 +199,8 @@ def study_of(
     sets: tuple[str, ...],
     llm_url: str | None,
     model: str | None,
+    vllm: str | None,
+    vllm_flags: tuple[str, ...],
     encoder: str | None,
     server_name: str,
     drop_precedents: bool,
@@ -150,18 +211,20 @@ def study_of(
     """The study that the options ask for.
 
     Raises:
-        BadRequest: A setting is none.
+        BadRequest: A setting is none, or an arm needs two model servers at once where one is started.
         click.ClickException: The settings can't be used, or there is no such data set or protocol.
     """
     import shlex
     import sys
 
     from court.events import Procedure
+    from eval.models.vllm_session import SERVER
     from eval.studies.arms import Study, parse_setting
     from serving.cli.common import settings_of
 
     known = dataset_of(dataset)
     llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
+    chosen = vllm_choice(vllm, vllm_flags, procedure=Procedure(procedure.upper()), llm_url=llm_url, model=model)
     settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
     return Study(
         out=out,
@@ -177,11 +240,12 @@ def study_of(
         seed=seed,
         concurrency=concurrency,
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
-        server=server_name,
+        server=server_name or (SERVER if chosen else ""),
         drop_precedents=drop_precedents,
         allow_missing=allow_missing,
         patience_s=60 * patience,
         retry_failed=retry_failed,
+        vllm=chosen,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.options import vllm_turns_options
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ PAGE = "weakness.html"
     show_default=True,
     help="The file of models (TOML): where their servers are, what they cost, what they may be asked.",
 )
+@vllm_turns_options
 @click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
 @click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
 @click.option("--split", help="[default: the first one that is for testing]")
@@ -91,7 +93,7 @@ def probe(**given: Any) -> None:
         else:
             plan = _planned(given)
             out = plan.out
-            _hold(plan, given["models"], given["calls"])
+            _hold(plan, given)
         report = read_report(out, threshold=given["threshold"])
         page = _page(report, out)
     except CourtError as error:
@@ -126,11 +128,11 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
+def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
     from court.backends.ocr.reader import rapidocr_reader
     from court.meme import LIMITS
     from eval.models.call_cache import SqliteCallCache
-    from eval.models.open import open_chairs, read_models
+    from eval.models.open import open_chairs, read_models, require_servers
     from eval.probe.folder import ProbeFolder
     from eval.probe.run import NOTICE, refuse_place
     from eval.probe.run import probe as hold
@@ -140,9 +142,13 @@ def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
     from serving.cli.common import run as asyncio_run
 
     names = dict.fromkeys((plan.target, *plan.controllers))
+    models: Path = given["models"]
     specs = read_models(models).models
     if unknown := [name for name in names if name not in specs]:
         raise click.UsageError(f"{models.name} has no model {', '.join(unknown)}. It has: {', '.join(specs)}.")
+
+    chosen = {name: specs[name] for name in names}
+    require_servers(chosen, given["vllm"])  # what is wrong is said before anything is read
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -156,13 +162,21 @@ def _hold(plan: ProbePlan, models: Path, calls: Path | None) -> None:
         from contextlib import AsyncExitStack
 
         async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(calls or plan.out / CALLS)
+            store = SqliteCallCache.open(given["calls"] or plan.out / CALLS)
             stack.push_async_callback(store.close)
             reader = rapidocr_reader()
             stack.push_async_callback(reader.aclose)
             most = plan.limits.examples + LIMITS.representative_frames
-            chosen = {name: specs[name] for name in names}
-            chairs = await open_chairs(chosen, store, stack, progress.tell, pictures=most, run_seed=plan.seed)
+            chairs = await open_chairs(
+                chosen,
+                store,
+                stack,
+                progress.tell,
+                pictures=most,
+                run_seed=plan.seed,
+                vllm=given["vllm"],
+                vllm_flags=given["vllm_flags"],
+            )
             await hold(plan, chairs, reader, progress)
 
     interrupted = 0

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import patience_option
+from eval.commands.options import patience_option, vllm_choice, vllm_options
 
 if TYPE_CHECKING:
+    from court.events import Procedure
+    from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunManifest
     from eval.runs.progress import Progress
     from eval.runs.results import Results
@@ -58,6 +60,7 @@ _BEGUN = (
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
 @click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1.")
 @click.option("--model", help="The model to ask there; each role may have its own, in the file of settings.")
+@vllm_options
 @click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML).")
 @click.option(
     "--encoder",
@@ -95,11 +98,13 @@ def run(**given: Any) -> None:
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
     from court.errors import CourtError, Unavailable
+    from eval.runs.folder import MANIFEST
     from eval.runs.progress import watching
     from eval.runs.run import SERVER_GONE, UNFINISHED
     from eval.runs.run import run as hold
     from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
+    from serving.models.vllm import VllmFailed
 
     if given["config"]:
         os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
@@ -113,7 +118,9 @@ def run(**given: Any) -> None:
         try:
             await hold(plan, progress)
         except Unavailable as error:
-            if error.reason not in (SERVER_GONE, UNFINISHED):
+            # One that has died after it had answered may do better at its next start.
+            died = isinstance(error, VllmFailed) and error.reason == "VLLM_ENDED" and (plan.out / MANIFEST).exists()
+            if error.reason not in (SERVER_GONE, UNFINISHED) and not died:
                 raise
             return error.message
         return ""
@@ -145,9 +152,21 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     moved = ("data",) if given["resume"] else ()
-    for name in (*moved, "config", "llm_url", "model", "policy", "encoder", "concurrency", "ray", "ray_workers"):
+    for name in (
+        *moved,
+        "config",
+        "llm_url",
+        "model",
+        "vllm",
+        "policy",
+        "encoder",
+        "concurrency",
+        "ray",
+        "ray_workers",
+    ):
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
+    words += [f"--vllm-flag={flag}" for flag in given["vllm_flags"]]
     return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
 
 
@@ -155,6 +174,7 @@ def _planned(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.events import Procedure
     from eval.datasets.known import DATASETS, SplitRole
+    from eval.models.vllm_session import SERVER
     from eval.runs.run import Plan
 
     for name in ("dataset", "data", "out"):
@@ -185,13 +205,14 @@ def _planned(given: dict[str, Any]) -> Plan:
         calls=given["calls"],
         library=given["library"],
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
-        server=given["server_name"] or "",
+        server=given["server_name"] or (SERVER if given["vllm"] else ""),
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
         drop_precedents=given["drop_precedents"],
         text_only=given["text_only"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
+        vllm=_vllm(given, procedure),
     )
 
 
@@ -239,7 +260,15 @@ def _resumed(given: dict[str, Any]) -> Plan:
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
+        vllm=_vllm(given, begun.procedure),
     )
+
+
+def _vllm(given: dict[str, Any], procedure: Procedure) -> VllmChoice | None:
+    if given["vllm"] and given["ray"]:
+        raise click.UsageError("--vllm starts a server that other machines can't reach; leave --ray out with it.")
+    asked = {name: given[name] for name in ("vllm", "vllm_flags", "llm_url", "model")}
+    return vllm_choice(**asked, procedure=procedure)
 
 
 def concurrency_for(procedure: str) -> int:

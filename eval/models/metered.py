@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -136,13 +137,14 @@ class _Metered:
     usage: Usage
     turn: asyncio.Semaphore
     within_s: float
+    served: Callable[[], AbstractAsyncContextManager[object]]
 
     @property
     def name(self) -> str:
         return self.inner.name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
-        async with self.turn:
+        async with self.turn, self.served():
             self._within_limit()
             late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
             asked = self.inner.reply(request, within_s=self.within_s)
@@ -151,7 +153,7 @@ class _Metered:
             return reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        async with self.turn:
+        async with self.turn, self.served():
             self._within_limit()
             odds = await self.inner.odds(request, options, within_s=self.within_s)
             if odds is not None:
@@ -194,6 +196,7 @@ class MeteredModel:
         price: Price = Price(),
         limit: Limit = Limit(),
         run_seed: int = 0,
+        served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         """Asks nothing yet.
 
@@ -209,6 +212,7 @@ class MeteredModel:
             price: Price of its tokens.
             limit: Limit of its calls in this session.
             run_seed: Another gives other draws, where a temperature makes a reply one.
+            served: Makes a context for a call that is really made: entered when a server has the model.
         """
         self.name = name
         self.family = family
@@ -223,6 +227,7 @@ class MeteredModel:
             usage=self.usage,
             turn=asyncio.Semaphore(concurrency),
             within_s=within_s,
+            served=served,
         )
         self._max_tokens = max_tokens
         self._run_seed = run_seed

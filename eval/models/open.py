@@ -11,6 +11,8 @@
     usd_out = 0.6
     most_usd = 5.0                  # what it may cost in one session
 
+A model without ``url`` is served here: ``--vllm`` starts a vLLM with it, in turn with others of its kind.
+
 Whatever else is in the file is for the command that reads it.
 """
 
@@ -18,9 +20,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.errors import BadRequest, ModelRefused, NotLoaded
 from eval.models.call_cache import CallCache
 from eval.models.metered import Limit, MeteredModel, Price
+from eval.models.vllm_session import SERVER
+from eval.models.vllm_turns import VllmTurns
 from serving.settings import Urls
 
 if TYPE_CHECKING:
@@ -42,10 +47,10 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Urls
-    """Of its server, …/v1; of several with the same model, a list."""
+    url: Urls | None = None
+    """Of its server, …/v1; of several with the same model, a list. None for a vLLM that is started for it."""
     model: str = Field(min_length=1)
-    """Its name there."""
+    """Its name there; of one that is started, its name on the hub, a folder, or a preset."""
     family: str = ""
     """Who made it: a panel of judges is to be of several."""
     api_key_env: str = ""
@@ -121,6 +126,8 @@ async def open_chairs(
     *,
     pictures: int,
     run_seed: int = 0,
+    vllm: Sequence[str] = (),
+    vllm_flags: Sequence[str] = (),
 ) -> dict[str, MeteredModel]:
     """Connects to the models, each of which is asked what it can do.
 
@@ -131,13 +138,16 @@ async def open_chairs(
         tell: Is told what a server can't do, and how that is got along with.
         pictures: Largest number of pictures of a prompt.
         run_seed: Seed of the run.
+        vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
+        vllm_flags: Further flags of vLLM.
 
     Raises:
-        BadRequest: A key is not in the environment.
+        BadRequest: A key is not in the environment, or a model has no address and is not to be started.
         NotLoaded: The client for model servers is not installed.
         ModelRefused: A server does not have the model, wants another key, or takes no pictures.
-        Unavailable: None of a model's servers answers.
+        Unavailable: None of a model's servers answers, or a vLLM did not come up.
     """
+    require_servers(specs, vllm)
     try:
         from court.backends.chat.capabilities import probe_replicas
         from court.backends.chat.client import ChatCompletions, http_client
@@ -152,22 +162,30 @@ async def open_chairs(
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     chairs = {}
+    turns = None
+    if vllm:
+        turns = await stack.enter_async_context(VllmTurns(tell, pictures=pictures, flags=vllm_flags))
     for name, spec in specs.items():
-        key = _key(name, spec)
-        model = await probe_replicas(
-            [
+
+        async def connected(
+            urls: Sequence[str], model: str, key: str | None, most: int = spec.concurrency
+        ) -> ChatCompletions:
+            replicas = [
                 ChatCompletions(
-                    base_url=url,
-                    model=spec.model,
-                    api_key=key,
-                    http=http,
-                    load=loads.setdefault(url, Load(spec.concurrency)),
+                    base_url=url, model=model, api_key=key, http=http, load=loads.setdefault(url, Load(most))
                 )
-                for url in spec.url
-            ],
-            pictures=pictures,
-            tell=tell,
-        )
+                for url in urls
+            ]
+            return await probe_replicas(replicas, pictures=pictures, tell=tell)
+
+        served: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+        if spec.url is None:
+            assert turns is not None, "require_servers has seen to it"
+            served = partial(turns.turn, spec.model)
+            async with turns.turn(spec.model) as own:
+                model = await connected((own.url,), own.name, own.api_key.get_secret_value())
+        else:
+            model = await connected(spec.url, spec.model, _key(name, spec))
         if not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
         chairs[name] = MeteredModel(
@@ -175,15 +193,33 @@ async def open_chairs(
             model,
             store=store,
             family=spec.family,
-            server=known_of(model, spec.server),
+            server=known_of(model, spec.server or (SERVER if spec.url is None else "")),
             concurrency=spec.concurrency,
             max_tokens=spec.max_tokens,
             within_s=spec.within_s,
             price=spec.price,
             limit=spec.limit,
             run_seed=run_seed,
+            served=served,
         )
     return chairs
+
+
+def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:
+    """Raises BadRequest where a model has no address and is not to be started, or one is started for nobody."""
+    to_start = {spec.model for spec in specs.values() if spec.url is None}
+    for name, spec in specs.items():
+        if spec.url is None and spec.model not in vllm:
+            raise BadRequest(
+                f"[models.{name}] has no url. Name its server, or have one started: --vllm {spec.model}.",
+                reason="SERVER_UNNAMED",
+            )
+    for model in vllm:
+        if model not in to_start:
+            raise BadRequest(
+                f"--vllm {model} is for nobody: no model of the run is called {model} and has no url.",
+                reason="SERVER_UNNAMED",
+            )
 
 
 def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:

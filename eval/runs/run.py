@@ -35,6 +35,7 @@ from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
 from eval.datasets.sample import sample
 from eval.models.call_cache import SqliteCallCache
+from eval.models.vllm_session import VllmChoice, vllm_session
 from eval.runs import environment as about
 from eval.runs.attempt import LATE, PICTURE_MISSING, Attempt, Patience, may_pass
 from eval.runs.comparators import Comparator, ComparatorAttempt, settings_of_comparator
@@ -43,6 +44,7 @@ from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAN
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunTally
 from retrieval.library.sources import Source
+from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
 from serving.settings import ModelSettings, RoleName, Settings
 from serving.version import SOFTWARE
@@ -96,6 +98,7 @@ class Plan:
         drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
+        vllm: Server to start for all roles, for as long as the run takes; None where the settings name servers.
     """
 
     out: Path
@@ -123,6 +126,7 @@ class Plan:
     drop_precedents: bool = False
     ray: str = ""
     ray_workers: int = 0
+    vllm: VllmChoice | None = None
 
     @property
     def dropped_labels(self) -> tuple[str, ...]:
@@ -162,8 +166,9 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
         BadLibrary, NotLoaded, ModelRefused: As :func:`serving.wiring.open_court`.
         Unavailable: Somebody else is at this run; docket or store of calls can't be used; the model server is gone for
-            good (reason RUN_SERVER_GONE), or was too busy for some memes (RUN_UNFINISHED); or the Ray cluster is not
-            there, or one of its workers can't judge. What was judged is kept.
+            good (reason RUN_SERVER_GONE), or was too busy for some memes (RUN_UNFINISHED); the vLLM that was to be
+            started did not come up, or ended (VllmFailed); or the Ray cluster is not there, or one of its workers can't
+            judge. What was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
     folder = RunFolder(plan.out)
@@ -177,7 +182,8 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 if begun.finished is None:
                     folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
                 return folder
-        require_models(plan.procedure, plan.settings)
+        if plan.vllm is None:
+            require_models(plan.procedure, plan.settings)
         async with AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
             calls = None
@@ -185,6 +191,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
             checked = {} if begun else await _prepare(plan, folder, material, progress)
+            plan = await _served(plan, stack, progress)
             settings = _settings(plan)
             # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
             house = await stack.enter_async_context(
@@ -222,7 +229,8 @@ def require_models(procedure: Procedure, settings: Settings) -> None:
     if not any((own := settings.llm.of_role(role)).url or own.model for role in get_args(RoleName)):
         raise NotLoaded(
             f"The procedure {procedure.lower()} asks chat models, and none is named. Give --llm-url URL and --model "
-            "NAME, or name them in a file of settings; the procedure summary asks none.",
+            "NAME, or name them in a file of settings, or have one started with --vllm; the procedure summary asks "
+            "none.",
             reason="PROCEDURE_NOT_LOADED",
             field="procedure",
         )
@@ -233,6 +241,17 @@ def _cluster(plan: Plan) -> AbstractAsyncContextManager[Cluster]:
     from eval.runs.ray_cluster import connected
 
     return connected(plan.ray, workers=plan.ray_workers, concurrency=plan.concurrency)
+
+
+async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan:
+    """Starts the run's own model server, if it is to have one; returns the plan with its address."""
+    if plan.vllm is None:
+        return plan
+    pictures = pictures_per_prompt(plan.settings.trial)
+    session = vllm_session(plan.vllm.model, progress.tell, pictures=pictures, flags=plan.vllm.flags)
+    served = await stack.enter_async_context(session)
+    llm = served.in_all_roles(plan.settings.llm)
+    return replace(plan, settings=plan.settings.model_copy(update={"llm": llm}))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from court.settings import TrialSettings
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
+from eval.models.vllm_session import VllmChoice, VllmSessions
 from eval.runs.comparators import Comparator
 from eval.runs.controls import Control
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
@@ -39,6 +40,7 @@ from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
 from eval.runs.run import Plan, judged_memes, require_models, run
 from retrieval.open import load_encoder_for
+from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
 
 STUDY = "study.json"
@@ -230,6 +232,8 @@ class Study:
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
+        vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
+            settings name servers.
     """
 
     out: Path
@@ -250,6 +254,7 @@ class Study:
     allow_missing: bool = False
     retry_failed: bool = False
     drop_precedents: bool = False
+    vllm: VllmChoice | None = None
 
     def manifest(self) -> StudyManifest:
         """Returns the stored description of the study."""
@@ -272,30 +277,63 @@ class Study:
 async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     """Runs all arms, one after the other; returns their runs, in order.
 
+    Where model servers are started for it, arms of one model follow one another, so that each is started once.
+
     Raises:
         BadRequest: The folder holds something else, another study, or an arm can't be held with these settings.
+        VllmFailed: A server did not come up, or ended. What was judged is kept, and the same call goes on.
         As :func:`eval.runs.run.run`: what was judged is kept, and the same call goes on.
     """
-    settings = [settings_of(study.settings, arm) for arm in study.arms]  # before anything is begun
-    require_models(study.procedure, study.settings)
+    arms = [(arm, settings_of(study.settings, arm), _started_for(study, arm)) for arm in study.arms]
+    if study.vllm is None:
+        require_models(study.procedure, study.settings)
     await asyncio.to_thread(_begin, study)
-    done = []
+    started = list(dict.fromkeys(model for _, _, model in arms))
+    arms.sort(key=lambda one: started.index(one[2]))
+    done: dict[str, RunFolder] = {}
     libraries: dict[bool, Path] = {}
-    for number, (arm, own) in enumerate(zip(study.arms, settings, strict=True), 1):
-        folder = RunFolder(study.out / arm.name)
-        if _finished(folder) and not study.retry_failed:
-            progress.tell(f"{arm.name} ({number} of {len(study.arms)}): finished before.")
-            done.append(folder)
-            continue
-        progress.tell(f"{arm.name} ({number} of {len(study.arms)}): {arm.what}.")
-        shuffled = arm.control == Control.SHUFFLED
-        if shuffled not in libraries:
-            libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
-        plan = _plan(study, arm, own, libraries[shuffled])
-        if arm.comparator == Comparator.SAMPLES:
-            plan = replace(plan, budgets=_tokens_spent(done[0]))
-        done.append(await run(plan, progress))
-    return tuple(done)
+    async with VllmSessions(
+        progress.tell,
+        pictures=max(pictures_per_prompt(own.trial) for _, own, _ in arms),
+        flags=study.vllm.flags if study.vllm else (),
+    ) as sessions:
+        for number, (arm, own, model) in enumerate(arms, 1):
+            folder = RunFolder(study.out / arm.name)
+            if _finished(folder) and not study.retry_failed:
+                progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
+                done[arm.name] = folder
+                continue
+            progress.tell(f"{arm.name} ({number} of {len(arms)}): {arm.what}.")
+            shuffled = arm.control == Control.SHUFFLED
+            if shuffled not in libraries:
+                libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
+            if model:
+                llm = (await sessions.serve(model)).in_all_roles(own.llm)
+                own = own.model_copy(update={"llm": llm})
+            plan = _plan(study, arm, own, libraries[shuffled])
+            if arm.comparator == Comparator.SAMPLES:
+                plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
+            done[arm.name] = await run(plan, progress)
+    return tuple(done[arm.name] for arm in study.arms)
+
+
+def _started_for(study: Study, arm: Arm) -> str:
+    """The model that a server is started with for an arm; empty where one is there already.
+
+    Raises:
+        BadRequest: Two models would have to be served at once.
+    """
+    if study.vllm is None:
+        return ""
+    for other in arm.models:
+        if other.role != "all":
+            raise BadRequest(
+                f"The arm {arm.name} asks two models by turns, and --vllm has one served at a time. Start both "
+                "servers, and name them with --llm-url, --model and --with-model ROLE=NAME@URL.",
+                field="with-model",
+            )
+        return "" if other.url else other.model
+    return study.vllm.model
 
 
 def _tokens_spent(full: RunFolder) -> dict[str, int]:

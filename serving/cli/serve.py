@@ -77,7 +77,11 @@ _SERVING = (
 @click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds metrics.")
 @click.option("--traces/--no-traces", default=None, help="Whether OpenTelemetry traces are exported.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
-@click.option("--vllm", metavar="MODEL", help="Start a vLLM with this model too, and ask it in full trials.")
+@click.option(
+    "--vllm",
+    metavar="MODEL|PRESET",
+    help="Start a vLLM with this model too, and ask it in full trials; `memecourt vllm --preset list` shows presets.",
+)
 @click.option(
     "--vllm-flag", multiple=True, metavar="FLAG", help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8."
 )
@@ -132,16 +136,17 @@ async def _models(
     if model is None:
         yield settings_of(**given), None
         return
-    from pydantic import ValidationError
+    from court.errors import BadRequest
+    from serving.models.connect import pictures_per_prompt
+    from serving.models.presets import vllm_settings
+    from serving.models.vllm import VllmFailed, VllmServer
 
-    from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
-
-    settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
+    settings = settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
     try:
-        asked = VllmSettings(model=model, flags=flags)
-    except ValidationError as error:
-        raise click.UsageError("--vllm: " + "; ".join(e["msg"] for e in error.errors(include_input=False))) from None
-    tell(f"Starting vLLM with {model}; this can take minutes, longer where the model must be fetched …")
+        asked = vllm_settings(model, tell=tell, flags=flags, images=pictures_per_prompt(settings.trial))
+    except BadRequest as error:
+        raise click.UsageError(f"--vllm: {error.message}") from None
+    tell(f"Starting vLLM with {asked.model}; this can take minutes, longer where the model must be fetched …")
     try:
         async with VllmServer(asked) as server:
             llm = {**given.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}

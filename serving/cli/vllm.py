@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import printable, run, tell
+from serving.cli.common import printable, run, settings_of, tell
 
 if TYPE_CHECKING:
     from serving.models.vllm import VllmServer, VllmSettings
@@ -20,17 +20,46 @@ KEY = "MEMECOURT_LLM__API_KEY"
 """Where the key is looked for here and by the commands that ask the server."""
 
 
+def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str | None:
+    """Lists the presets and ends, before anything else is asked for."""
+    if preset != "list":
+        return preset
+    from serving.models.presets import PRESETS
+
+    click.echo(f"{'preset':<16}{'model':<30}{'weights':>8}{'GPU memory':>14}{'on each of two':>17}{'context':>10}")
+    for one in PRESETS.values():
+        billions, alone, shared = one.weights / 1e9, one.memory_gib(), one.memory_gib(2)
+        click.echo(
+            f"{one.name:<16}{one.model:<30}{billions:>7.1f}B{alone:>10.1f} GiB{shared:>13.1f} GiB{one.context:>10,}"
+            + (f"  {shlex.join(one.flags)}" if one.flags else "")
+        )
+    context.exit()
+
+
 @click.command()
-@click.option("--model", required=True, metavar="NAME", help="A name on the hub, or a folder.")
+@click.option("--model", metavar="NAME", help="A name on the hub, or a folder.")
+@click.option(
+    "--preset",
+    is_eager=True,
+    callback=_list,
+    metavar="NAME",
+    help="A model with all that belongs to it: qwen3-vl-8b and others; `list` shows them with the GPU memory that each "
+    "needs, `auto` takes the largest that fits this machine. Other options go before what it sets.",
+)
 @click.option("--name", help="What clients call it. [default: the model's name]")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 for a free one.")
 @click.option("--context", type=click.IntRange(1024), help="Tokens of prompt and reply together. [default: 32768]")
-@click.option("--images", type=click.IntRange(0, 64), help="Pictures in one prompt; 0 for a text model. [default: 8]")
+@click.option(
+    "--images",
+    type=click.IntRange(0, 64),
+    help="Pictures in one prompt; 0 for a text model. [default: as a trial shows, four frames and trial.exhibits]",
+)
 @click.option(
     "--max-pixels",
     type=click.IntRange(0),
     help="Larger pictures are made smaller; 0 for a model that knows no such bound. [default: 1003520]",
 )
+@click.option("--tensor-parallel", type=click.IntRange(1, 64), help="GPUs that share the model. [default: 1]")
 @click.option(
     "--python",
     type=click.Path(path_type=Path),
@@ -40,12 +69,14 @@ KEY = "MEMECOURT_LLM__API_KEY"
 @click.option("--verbose", is_flag=True, help="Show vLLM's log as it is said.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- MORE FLAGS OF VLLM]")
 def vllm(
-    model: str,
+    model: str | None,
+    preset: str | None,
     name: str | None,
     port: int,
     context: int | None,
     images: int | None,
     max_pixels: int | None,
+    tensor_parallel: int | None,
     python: Path | None,
     log_file: Path | None,
     verbose: bool,
@@ -57,26 +88,33 @@ def vllm(
     one in MEMECOURT_LLM__API_KEY, else a new one, which is printed once, on standard output. On standard error it says
     what takes long; if vLLM fails, the last lines of its log.
     """
-    from pydantic import ValidationError
+    from court.errors import BadRequest, NotLoaded
+    from serving.models.connect import pictures_per_prompt
+    from serving.models.presets import AUTO, PRESETS, vllm_settings
 
-    from serving.models.vllm import VllmSettings
-
+    if (model is None) == (preset is None):
+        raise click.UsageError("Name what to start: either --model NAME or --preset NAME.")
+    if preset is not None and preset not in (AUTO, *PRESETS):
+        raise click.UsageError(f"There is no preset {preset!r}. There are: {', '.join(PRESETS)}, and {AUTO}.")
     given = {
-        "model": model,
         "name": name,
         "port": port,
         "context": context,
-        "images": images,
+        "images": pictures_per_prompt(settings_of().trial) if images is None else images,
         "max_pixels": max_pixels,
+        "tensor_parallel": tensor_parallel,
         "python": python,
         "log_file": log_file,
         "flags": flags,
         "api_key": os.environ.get(KEY) or None,
     }
+    given = {key: value for key, value in given.items() if value is not None}
     try:
-        settings = VllmSettings.model_validate({key: value for key, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise click.UsageError("; ".join(fault["msg"] for fault in error.errors(include_input=False))) from None
+        settings = vllm_settings(model or preset or "", tell=tell, **given)
+    except BadRequest as error:
+        raise click.UsageError(error.message) from None
+    except NotLoaded as error:
+        raise click.ClickException(error.message) from None
     if log_file is not None:
         log_file.open("ab").close()  # that it can't be written is told before minutes are spent
     run(_hold(settings, verbose))

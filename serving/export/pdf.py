@@ -198,6 +198,9 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     for event in record.events:
         if isinstance(event, PrecedentsCited | NearDuplicatesFound):
             paper.events(event, pictures={} if pictures is Pictures.NONE else kept.precedents)
+    if told.told.guard:
+        paper.heading("A guard model")
+        paper.events(told.told.guard)
     if told.told.ruling:
         paper.heading("The Judge")
         for name, said in (

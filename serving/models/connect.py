@@ -9,20 +9,31 @@ from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
+from court.guard import GuardAdapter
 from court.meme import LIMITS
-from court.roles import RoleModel, RoleModels
-from serving.settings import RoleName, RoleSettings, Settings
+from court.roles import GuardModel, RoleModel, RoleModels
+from court.settings import TrialSettings
+from serving.settings import GuardSettings, RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
+    import httpx2
+
     from court.backends.chat.capabilities import Probed
     from court.backends.chat.client import ChatCompletions
     from court.backends.http import Load
 
 _SEES = ("proposer", "judge")
+_GUARD_S = 10.0
+"""For a guard's server to list its models at start, in seconds."""
 _AGAIN_S = 1.0
 """Between two tries to reach a model server that is waited for, in seconds."""
 _TOLD_EVERY = 30
 """Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
+
+
+def pictures_per_prompt(trial: TrialSettings) -> int:
+    """Returns the largest number of pictures that one prompt of a trial shows: frames of the meme, and exhibits."""
+    return LIMITS.representative_frames + trial.exhibits
 
 
 async def connect_models(
@@ -64,8 +75,7 @@ async def connect_models(
     loads: dict[str, Load] = {}
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
     chairs: dict[str, RoleModel] = {}
-    # Up to four frames of the meme, and the precedents' pictures.
-    pictures = LIMITS.representative_frames + settings.trial.exhibits
+    pictures = pictures_per_prompt(settings.trial)
     for role, own in wanted.items():
         urls, name = _both(role, own)
         key = own.api_key.get_secret_value() if own.api_key else ""
@@ -111,12 +121,16 @@ async def connect_models(
             thoughts_by=(found.thinks_by.value, found.thought_limit or "max_tokens") if tokens else (),
             prefix_cache=found.prefix_cache,
         )
+    guard = None
+    if settings.llm.guard is not None:
+        guard = await _connect_guard(settings.llm.guard, settings.llm.concurrency, http, tell)
     roles = RoleModels(
         proposer=chairs["proposer"],
         accuser=chairs["accuser"],
         defender=chairs["defender"],
         judge=chairs["judge"],
         judges=tuple(chairs[name] for name in further),
+        guard=guard,
     )
     if settings.trial.judges > 1 and any(model.temperature == 0 for model in (roles.judge, *roles.judges)):
         raise BadRequest(
@@ -126,6 +140,57 @@ async def connect_models(
             field="trial.judges",
         )
     return roles
+
+
+async def _connect_guard(
+    own: GuardSettings, concurrency: int, http: httpx2.AsyncClient, tell: Callable[[str], None]
+) -> GuardModel:
+    """Connects to the guard. It is asked for no more than whether it is there: guards answer in one form only.
+
+    Raises:
+        ModelRefused: Its server does not have the model, or wants another key.
+    """
+    from court.backends.chat.client import ChatCompletions
+    from court.backends.chat.features import Capabilities, LogProbs, Thinking
+    from court.backends.http import Load
+
+    thinks = own.adapter in (GuardAdapter.GUARDREASONER, GuardAdapter.GPT_OSS_SAFEGUARD)
+    able = Capabilities(
+        json_schema=False,
+        pictures=LIMITS.representative_frames,
+        log_probs=LogProbs.NONE,
+        thinking=Thinking.ALWAYS if thinks else Thinking.NONE,
+    )
+    key = own.api_key.get_secret_value() if own.api_key else None
+    model = ChatCompletions.joined(
+        [
+            ChatCompletions(
+                base_url=url,
+                model=own.model,
+                api_key=key,
+                capabilities=able,
+                http=http,
+                load=Load(concurrency),
+            )
+            for url in own.url
+        ]
+    )
+    try:
+        listed = await model.listed(within_s=_GUARD_S)
+    except Unavailable as error:
+        tell(
+            f"The guard model {own.model} does not answer: {error.message} Trials are held without its opinion "
+            "meanwhile, and a person is asked to look at them."
+        )
+    else:
+        if own.model not in listed.names:
+            raise ModelRefused(
+                f"The server of the guard does not list {own.model}. Start it with that model, or name another in "
+                "llm.guard.model.",
+                reason="MODEL_UNKNOWN",
+                status=404,
+            )
+    return GuardModel(RoleModel(model, servers=model), own.adapter)
 
 
 async def _reached(

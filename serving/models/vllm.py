@@ -23,6 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from court.backends.http import http_client
 from court.errors import BadRequest, NotLoaded, Unavailable
+from court.settings import TrialSettings
+from serving.models.connect import pictures_per_prompt
 from serving.models.process_group import ProcessGroup
 
 __all__ = ["VllmFailed", "VllmServer", "VllmSettings", "free_port"]
@@ -221,7 +223,7 @@ def _grey_picture() -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-_OURS = ("model", "served-model-name", "host", "port", "uds", "api-key", "root-path")
+_OURS = ("model", "model-tag", "served-model-name", "host", "port", "uds", "api-key", "root-path")
 """vLLM's flags that are settings here: given twice, we would wait at another place than it listens at."""
 
 
@@ -248,10 +250,15 @@ class VllmSettings(BaseModel):
     """A new one for every start, if not given."""
     context: int = Field(default=32_768, ge=1024)
     """Tokens of prompt and reply together."""
-    images: int = Field(default=8, ge=0, le=64)
+    images: int = Field(default_factory=lambda: pictures_per_prompt(TrialSettings()), ge=0, le=64)
     """Pictures in one prompt: up to four frames of a meme and the precedents' pictures. 0 for a model without eyes."""
     max_pixels: int = Field(default=1_003_520, ge=0)
     """A larger picture is made smaller; 1,003,520 are 1,280 tokens of Qwen2.5-VL. 0: as the model has it."""
+    min_pixels: int = Field(default=3136, ge=0)
+    """A smaller picture is made larger; 3,136 are 4 tokens of Qwen2.5-VL, as its makers have it."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that share the model's layers. Its vision encoder, which is small, is copied to each, and pictures are
+    shared out: splitting it would cost more in talk between GPUs than it saves."""
     requests: int = Field(default=1024, ge=1)
     """Requests held at once, running and waiting; beyond, vLLM answers 503 without saying when to come again."""
     flags: tuple[str, ...] = ()
@@ -287,9 +294,8 @@ class VllmSettings(BaseModel):
         return self.name or (Path(self.model).resolve().name if Path(self.model).is_dir() else self.model)
 
     def arguments(self, port: int) -> list[str]:
-        """VLLM's command line. The key is not in it: anyone on the machine can read that."""
+        """Command line after ``vllm serve``. The key is not in it: anyone on the machine can read that."""
         given: dict[str, Any] = {
-            "--model": self.model,
             "--served-model-name": self.served_name,
             "--host": self.host,
             "--port": port,
@@ -307,8 +313,12 @@ class VllmSettings(BaseModel):
             "--limit-mm-per-prompt": json.dumps({"image": self.images, "video": 0}),
         }
         if self.images and self.max_pixels:
-            # Areas, despite their names; the smaller one is Qwen's own. transformers 5.23 drops "max_pixels".
-            size = {"longest_edge": self.max_pixels, "shortest_edge": min(3136, self.max_pixels)}
+            # Areas, despite their names. transformers 5.23 drops "max_pixels".
+            size = {"longest_edge": self.max_pixels, "shortest_edge": min(self.min_pixels, self.max_pixels)}
             given["--mm-processor-kwargs"] = json.dumps({"size": size})
+        if self.tensor_parallel > 1:
+            given["--tensor-parallel-size"] = self.tensor_parallel
+            if self.images:
+                given["--mm-encoder-tp-mode"] = "data"
         switches = ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-        return [*(str(part) for pair in given.items() for part in pair), *switches, *self.flags]
+        return [self.model, *(str(part) for pair in given.items() for part in pair), *switches, *self.flags]

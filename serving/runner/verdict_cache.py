@@ -53,7 +53,7 @@ def whole(record: TrialRecord) -> bool:
     return (
         verdict is not None
         and (cited is None or cited.findings.library.digest == record.opened.versions.library)
-        and all(reason.reason is not ReviewReason.CUT_SHORT for reason in verdict.review)
+        and all(reason.reason not in (ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED) for reason in verdict.review)
     )
 
 

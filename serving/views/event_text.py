@@ -80,6 +80,15 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield Fact(word(event.side), f"after {event.rounds} rounds: {word(event.reason)}")
         case e.JudgeRuled():
             yield from _opinion(event)
+        case e.GuardHeard():
+            if event.harmful is None:
+                yield f"{event.adapter} gave no opinion: {event.failure}"
+            else:
+                found = "holds the meme for harmful" if event.harmful else "does not hold the meme for harmful"
+                yield f"{event.adapter} {found}"
+                yield Fact("categories", ", ".join(event.categories))
+                if event.reason:
+                    yield Speech(event.reason)
         case e.VerdictGiven():
             yield from _verdict_pieces(event)
         case e.TrialFailed():

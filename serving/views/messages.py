@@ -19,6 +19,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     PrecedentsCited,
@@ -32,6 +33,7 @@ from court.events import (
     TrialResumed,
     VerdictGiven,
 )
+from court.guard import GuardAdapter, guard_messages, opinion_words
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
 from court.policy import Policy
 from court.precedents import Precedent
@@ -113,6 +115,8 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
             calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
         case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
             calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
+        case GuardHeard(call=ModelCall() as call):
+            calls.append((call, lambda: [told.ask_guard(event)]))
         case VerdictGiven() | JudgeRuled():
             if event.call is not None:
                 calls.append((event.call, lambda: [told.bench().rule(told.settings.reply_chars)]))
@@ -219,6 +223,7 @@ class _RecordedSoFar:
         cited = self._record.last(PrecedentsCited)
         if not self.settings.precedents or self.settings.dull_judge:
             cited = None
+        heard = self._record.last(GuardHeard)
         return JudgeBrief(
             pictures=self._frames,
             policy=self._policy,
@@ -229,11 +234,24 @@ class _RecordedSoFar:
             defender=defender,
             exhibits=() if cited is None or not self.settings.exhibits_shown else self._exhibits(cited),
             vote=None if cited is None or not self.settings.tally_shown else cited.vote,
+            guard=heard.adapter if heard else "",
+            opinion=opinion_words(heard) if heard else "",
             meme_only=self.settings.dull_judge,
             prompts=self._prompts,
             defender_first=self.settings.judge_order == "defender first",
             similarity_shown=self.settings.similarity_shown,
             original_labels=self.settings.exhibit_labels == "original",
+        )
+
+    def ask_guard(self, heard: GuardHeard) -> Messages[PictureShown]:
+        """Rebuilds the question to a guard."""
+        return guard_messages(
+            GuardAdapter(heard.adapter),
+            self._frames,
+            policy=self._policy,
+            fence=self.fence,
+            text=self._text,
+            description=self._description,
         )
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from court.backends.chat.recorded import NotRecorded, PromptChanged, RecordedModel, RecordedOdds
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
 from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicate,
@@ -38,11 +39,11 @@ from court.events import (
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
-from court.ports import CallPlace, Reading
+from court.ports import CallPlace, ChatReply, ChatRequest, Odds, Reading
 from court.precedents import Findings, LibraryIdentity
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
-from court.roles import RoleModel, RoleModels
+from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
 from court.verdict import Strength
@@ -284,7 +285,25 @@ def _models(record: TrialRecord) -> RoleModels:
     )
     model = RoleModel(recorded)
     further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
-    return RoleModels(model, model, model, model, judges=(model,) * further)
+    heard, guard = record.last(GuardHeard), None
+    if heard is not None:
+        spoke = RoleModel(_SilentGuard(heard.failure)) if heard.call is None else model
+        guard = GuardModel(spoke, heard.adapter)
+    return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard)
+
+
+class _SilentGuard:
+    """Gives no opinion, for the reason that a guard gave none then."""
+
+    def __init__(self, reason: str) -> None:
+        self.name = "guard"
+        self._reason = reason
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        raise Unavailable("The guard gave no opinion.", reason=self._reason)
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        return None
 
 
 def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply]]]:

@@ -12,6 +12,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicatesFound,
@@ -255,6 +256,8 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                 add(event, f"Judge {number} rules", "judge", call=call)
                 if odds is not None:
                     add(event, f"Judge {number}’s odds, two calls", "judge", call=odds.call)
+            case GuardHeard(call=ModelCall() as call):
+                add(event, "guard’s opinion", "court", call=call)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
                     add(event, "Judge rules", "judge", call=call)

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from court.errors import Unavailable
-from court.events import JudgeRuled, ReviewOutcome, Summarised, TrialFailed
+from court.events import GuardHeard, JudgeRuled, ReviewOutcome, Summarised, TrialFailed
 from court.verdict import Label
 from memecourt.verify import Violated, verify_bundle
 from serving.access import tokens as token_file
@@ -35,9 +35,17 @@ ROLES = {Role.VIEWER: "vera", Role.REVIEWER: "ruth", Role.ADMIN: "ada"}
 ONE, HIDDEN = "one", "hidden"
 
 
+def guarded(trial_id, picture, **changes):
+    """A trial in which a guard model was heard before the Judge."""
+    *before, given = full_trial(trial_id, picture=picture)
+    opinion = {"harmful": True, "categories": ("<b>hate</b>",), "reason": "It names <i>Blueland</i>."}
+    heard = GuardHeard(trial_id=trial_id, seq=given.seq, at=given.at, adapter="llama-guard-4", **(changes or opinion))
+    return [*before, heard, given.model_copy(update={"seq": given.seq + 1})]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A docket with three trials: one anybody may see, one of another namespace, one that failed."""
+    """A docket with trials: one anybody may see, one of another namespace, one that failed, two with a guard model."""
     picture = drawn()
     failed = events_of("failed")[:2]
     failed.append(
@@ -46,6 +54,7 @@ def place(tmp_path_factory):
         )
     )
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
+    trials += [guarded("guarded", picture), guarded("unguarded", picture, failure="MODEL_GONE")]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
@@ -82,6 +91,15 @@ def paths(trial_id=ONE):
 
 
 # Who may open what
+
+
+def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_what_it_said_as_text(scene):
+    visit = scene.visit("ada")
+    shown = visit.get("/trials/guarded").text
+    assert "llama-guard-4 holds the meme for harmful" in shown and "no label follows from it" in shown
+    assert "&lt;b&gt;hate&lt;/b&gt;" in shown and "<b>hate" not in shown and "<i>Blueland" not in shown
+    shown = visit.get("/trials/unguarded").text
+    assert "llama-guard-4 gave no opinion" in shown and "MODEL_GONE" in shown
 
 
 def test_nothing_is_shown_to_who_is_not_signed_in(scene):

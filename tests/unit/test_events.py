@@ -14,6 +14,7 @@ KINDS = {
     "SideRested",
     "NearDuplicatesFound",
     "PrecedentsCited",
+    "GuardHeard",
     "JudgeRuled",
     "VerdictGiven",
     "TrialFailed",

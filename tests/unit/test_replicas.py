@@ -94,9 +94,31 @@ def test_room_is_a_server_s_own():
         [ChatCompletions(base_url=f"http://{n}:1/v1", model="m", load=load) for n, load in enumerate(loads)]
     )
     trials = {url: next(p for n in range(99) if (p := model.pinned(pixels(n))).urls[0] == url) for url in model.urls}
+    for trial in trials.values():
+        trial._replicas.choose()
     with loads[0].call():
         assert [trial.room() for trial in trials.values()] == [False, True]
+        assert model.pinned(pixels(0)).room(), "a trial that has not begun goes to the other one"
     assert trials["http://0:1/v1"].room()
+
+
+def test_a_trial_takes_the_server_with_the_fewest_calls_and_keeps_to_it():
+    loads = [Load(1) for _ in range(3)]
+    model = ChatCompletions.joined(
+        [ChatCompletions(base_url=f"http://{n}:1/v1", model="m", load=load) for n, load in enumerate(loads)]
+    )
+    trial = model.pinned(pixels(0))
+    idle = trial._replicas.choose()
+    assert idle.url == trial.urls[0], "of servers that are equally busy, the one that may know the picture"
+    with idle.load.call(), idle.load.call():
+        assert trial._replicas.choose() is idle, "it has the beginning of the trial in its cache"
+        others = []
+        for n in range(20):
+            other = model.pinned(pixels(n))._replicas.choose()
+            others.append(other.load.call())
+            others[-1].__enter__()
+        # Twenty more, each where there were fewest: with the two of before, 22 on three servers.
+        assert sorted(load.in_flight for load in loads) == [7, 7, 8]
 
 
 # When one is gone
@@ -212,6 +234,146 @@ def test_one_that_comes_back_is_asked_again_when_the_other_goes():
     with_two_servers(steps)
 
 
+# Coming back
+
+
+@asynccontextmanager
+async def coming_and_going():
+    """A model at two stand-ins; ``end(n)`` takes one away, ``start(n)`` has it listen at its old address."""
+    async with AsyncExitStack() as stack:
+        servers = [FakeModelServer(Behaviour()) for _ in range(2)]
+        running: dict[int, AsyncExitStack] = {}
+        ports = [0, 0]
+
+        async def start(n):
+            running[n] = AsyncExitStack()
+            ports[n] = await running[n].enter_async_context(serving(servers[n], ports[n]))
+
+        async def end(n):
+            await running.pop(n).aclose()
+
+        for n in range(2):
+            await start(n)
+        http = await stack.enter_async_context(http_client())
+        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+        model = ChatCompletions.joined(
+            [ChatCompletions(base_url=url, model="stand-in", http=http, pause_s=0.01) for url in urls]
+        )
+        try:
+            yield model, servers, start, end
+        finally:
+            for n in list(running):
+                await end(n)
+
+
+def with_servers_that_come_and_go(steps):
+    async def run():
+        async with asyncio.timeout(60), coming_and_going() as parts:
+            return await steps(*parts)
+
+    return asyncio.run(run())
+
+
+async def begun(model, n):
+    """Begins a trial of a picture; the number of the server that it went to."""
+    reply = await model.pinned(pixels(n)).reply(HELLO, within_s=5)
+    return model.urls.index(reply.server)
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    monkeypatch.setattr("court.backends.chat.server._LOOK_S", 0.05)
+    monkeypatch.setattr("court.backends.chat.server._LOOK_MAX_S", 0.1)
+
+
+def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_out_that_it_is_back(
+    quick_looks, monkeypatch
+):
+    async def steps(model, servers, start, end):
+        assert {await begun(model, n) for n in range(12)} == {0, 1}
+        await end(0)
+        assert [await begun(model, n) for n in range(12)] == [1] * 12
+        calls = servers[1].stats.calls
+        assert model._servers[0].gone_at is not None
+        await start(0)
+        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1e-6)
+        while model._servers[0].gone_at is not None:
+            await begun(model, 0)
+            await asyncio.sleep(0.02)
+        assert servers[1].stats.calls > calls, "meanwhile trials began at the other one"
+        assert {await begun(model, n) for n in range(12)} == {0, 1}
+
+    with_servers_that_come_and_go(steps)
+
+
+def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, monkeypatch):
+    async def steps(model, servers, start, end):
+        await end(0)
+        for n in range(6):
+            await begun(model, n)
+        await start(0)
+        while model._servers[0].gone_at is not None:
+            await begun(model, 0)
+            await asyncio.sleep(0.02)
+        monkeypatch.setattr("court.backends.chat.server.SLOW_START_S", 1000.0)
+
+        def shares(count):
+            """Calls in flight at each server when so many trials have begun and none is over."""
+            begun = [model.pinned(pixels(n))._replicas for n in range(count)]
+            calls = []
+            for replicas in begun:
+                calls.append(replicas.choose().load.call())
+                calls[-1].__enter__()
+            found = [server.load.in_flight for server in model._servers]
+            for call in calls:
+                call.__exit__(None, None, None)
+            return found
+
+        early = shares(44)
+        assert early == [4, 40], "a tenth as many as the other one"
+        model._servers[0].back_at -= 500
+        assert shares(45) == [15, 30]
+        model._servers[0].back_at -= 500
+        assert shares(44) == [22, 22]
+
+    with_servers_that_come_and_go(steps)
+
+
+def test_one_that_answers_an_error_is_left_by_the_trial_alone(quick_looks):
+    """It is there: that a request is too much for it says nothing of the next one."""
+
+    async def steps(model, servers, start, end):
+        trial = model.pinned(pixels(0))
+        first = model.urls.index(trial.urls[0])
+        servers[first].faults.script(["500"])
+        replies = [await trial.reply(HELLO, within_s=5) for _ in range(3)]
+        assert {reply.server for reply in replies} == {model.urls[1 - first]}
+        assert model._servers[first].gone_at is None
+        assert await begun(model, 0) == first
+
+    with_servers_that_come_and_go(steps)
+
+
+def test_when_all_are_gone_the_one_that_is_back_first_is_found(quick_looks):
+    async def steps(model, servers, start, end):
+        await end(0)
+        await end(1)
+        with pytest.raises(Unavailable):
+            await begun(model, 0)
+        await start(1)
+        assert await begun(model, 0) == 1
+
+    with_servers_that_come_and_go(steps)
+
+
+def test_calls_of_no_trial_are_spread_too():
+    async def steps(model, servers, start, end):
+        await asyncio.gather(*(model.reply(HELLO, within_s=5) for _ in range(20)))
+        assert [server.stats.calls for server in servers] == [10, 10]
+
+    with_servers_that_come_and_go(steps)
+
+
 # Whole trials
 
 
@@ -246,10 +408,12 @@ def test_a_trial_keeps_to_one_server_and_trials_are_spread_over_both():
     records, servers = with_two_servers(steps)
     for record in records:
         (server,) = answered_by(record)
-        first = record.opened.servers["JUDGE"][0]
-        assert server == first and set(record.opened.servers["JUDGE"]) == set(servers)
-    assert {next(iter(answered_by(record))) for record in records} == set(servers)
-    assert answered_by(records[3]) == answered_by(records[-1])
+        assert server in servers and set(record.opened.servers["JUDGE"]) == set(servers)
+    counts = Counter(next(iter(answered_by(record))) for record in records[:16])
+    # By calls in flight, of which a trial has one or two at a time: about half of them each.
+    assert set(counts) == set(servers) and min(counts.values()) >= 5
+    # Alone on its server, a picture comes where it belongs, and the next time too.
+    assert answered_by(records[-1]) == {records[-1].opened.servers["JUDGE"][0]}
     assert records[-1].opened.servers == records[3].opened.servers
 
 

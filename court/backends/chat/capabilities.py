@@ -315,19 +315,22 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
     """Sends a new prompt twice, to see whether the prefix cache finds it the second time.
 
     It is longer than the blocks of any cache that is known: those of models with linear attention have up to 1,056
-    tokens.
+    tokens. SGLang tells of cached tokens only where there are some: where neither answer does, nothing is known.
     """
-    if not found.cached_tokens:
-        return found
     model.capabilities = found
     prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
     request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
 
-    async def finds() -> bool:
-        await model.answer(request, within_s=within_s)
-        return bool((await model.answer(request, within_s=within_s)).cached_tokens)
+    told: list[int | None] = []
 
-    return replace(found, prefix_cache=await _can(model, finds, within_s))
+    async def finds() -> bool:
+        for _ in range(2):
+            told.append((await model.answer(request, within_s=within_s)).cached_tokens)
+        return bool(told[-1])
+
+    finds_it = await _can(model, finds, within_s)
+    tells = found.cached_tokens or any(count is not None for count in told)
+    return replace(found, cached_tokens=tells, prefix_cache=finds_it if tells else None)
 
 
 async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], within_s: float) -> bool:
@@ -398,5 +401,8 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
             "--mamba-cache-mode align as well), or take another model."
         )
     if not found.cached_tokens:
-        sentences.append("It does not tell how much of a prompt was in its cache: 0 is recorded.")
+        sentences.append(
+            "It does not tell how much of a prompt was in its cache: 0 is recorded. SGLang tells with "
+            "--enable-cache-report."
+        )
     return sentences

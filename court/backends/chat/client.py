@@ -24,7 +24,7 @@ from court import usage as tally
 from court.backends.chat import wire
 from court.backends.chat.failures import Again, Failure, overrun
 from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
-from court.backends.chat.server import ChatServer
+from court.backends.chat.server import ChatServer, Replicas
 from court.backends.http import Load
 from court.backends.http import http_client as http_client  # offered here too: what a model is made with
 from court.errors import ModelRefused, Unavailable
@@ -75,8 +75,8 @@ class ChatCompletions:
         self._jitter = wait_random_exponential(multiplier=pause_s, max=pause_max_s)
         self._own_http = http is None
         self._http = http or http_client()
-        self._servers: tuple[ChatServer, ...] = (ChatServer(base_url, api_key, self._http, load or Load(1)),)
-        self._at = 0  # which of the servers is asked
+        self._replicas = Replicas([ChatServer(base_url, api_key, self._http, load or Load(1))])
+        self._keeps = False  # to one server, as a trial does
 
     @classmethod
     def joined(cls, models: Sequence[Self]) -> Self:
@@ -87,7 +87,7 @@ class ChatCompletions:
                 often and when to try again is as with the first.
         """
         joined = copy.copy(models[0])
-        joined._servers = tuple(server for model in models for server in model._servers)
+        joined._replicas = Replicas([server for model in models for server in model._servers])
         joined.capabilities = weakest([model.capabilities for model in models])
         return joined
 
@@ -97,8 +97,12 @@ class ChatCompletions:
         return self._model
 
     @property
+    def _servers(self) -> tuple[ChatServer, ...]:
+        return self._replicas.servers
+
+    @property
     def urls(self) -> tuple[str, ...]:
-        """Addresses of the servers; the first is asked first."""
+        """Addresses of the servers; of those that are equally busy, the first is asked."""
         return tuple(server.url for server in self._servers)
 
     @property
@@ -110,24 +114,23 @@ class ChatCompletions:
         """Returns the model once for each of its servers, each bound to one."""
         alone = [copy.copy(self) for _ in self._servers]
         for model, server in zip(alone, self._servers, strict=True):
-            model._at = 0
-            model._servers = (server,)
+            model._replicas = Replicas([server])
         return alone
 
     def pinned(self, key: str) -> Self:
-        """Returns the model bound to one server for a trial; see :meth:`court.ports.ReplicatedModel.pinned`.
+        """Returns the model for a trial, which keeps to one server; see :meth:`court.ports.ReplicatedModel.pinned`.
 
         Servers stand in the order of their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): where
         one is taken away, only the keys that it was first for go elsewhere, evenly.
         """
         pinned = copy.copy(self)
-        pinned._at = 0
-        pinned._servers = tuple(sorted(self._servers, key=lambda server: _weight(server.url, key), reverse=True))
+        pinned._keeps = True
+        pinned._replicas = Replicas(sorted(self._servers, key=lambda server: _weight(server.url, key), reverse=True))
         return pinned
 
     def room(self) -> bool:
         """True if the server that is asked now would work on one more call at once."""
-        return self._servers[self._at].load.room()
+        return self._replicas.room()
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         """One reply; see :meth:`court.ports.ChatModel.reply`."""
@@ -233,7 +236,7 @@ class ChatCompletions:
             if not named or not isinstance(failure.error, ModelRefused) or failure.error.status != 400:
                 raise
             # It may have dropped a picture that it had. Refused is refused: this is not a retry, nothing has run.
-            server.lost(named)
+            server.forget(named)
             answer = await chat(known=server.known)
         server.has(ids)
         return answer
@@ -253,7 +256,7 @@ class ChatCompletions:
     async def _within(self, within_s: float, ask: Callable[[ChatServer], Awaitable[_T]]) -> _T:
         """Asks, and asks again where that makes sense, within the time.
 
-        A server that is gone is left for the next one, by this call and by those that come after it; whether a call may
+        A server that is gone is left for another one, by this call and by later ones of its trial; whether a call may
         be made again, and how often, does not depend on how many servers there are.
         """
         if within_s <= 0:
@@ -266,19 +269,21 @@ class ChatCompletions:
             reraise=True,
         )
 
+        replicas = self._replicas if self._keeps else Replicas(self._servers)
         broke_off = 0
         stumbled: set[str] = set()
 
         async def attempt() -> _T:
             nonlocal broke_off
-            at = self._at
-            server = self._servers[at]
+            server = replicas.choose()
             with server.load.call():  # not while it pauses: the server has nothing to do for it then
                 try:
-                    return await ask(server)
+                    answer = await ask(server)
                 except Failure as failure:
-                    if failure.gone and self._at == at:  # of calls that fail together, one moves on
-                        self._at = (at + 1) % len(self._servers)
+                    if failure.gone:
+                        replicas.leave(server)
+                    if failure.unreached or failure.broke_off:
+                        server.lost()
                     if failure.stumbled:
                         stumbled.add(server.url)
                     # One that said so and can't be reached afterwards has died of what it was working on.
@@ -286,6 +291,8 @@ class ChatCompletions:
                     if failure.unreached:
                         stumbled.discard(server.url)
                     raise
+                server.answered()
+                return answer
 
         async def attempts() -> _T:
             try:

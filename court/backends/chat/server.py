@@ -1,27 +1,36 @@
-"""One model server: its address, the pictures that it has, and one request to it at a time of asking.
+"""One model server: its address, the pictures that it has, and one request to it; and which of several a trial asks.
 
 What becomes of a request that fails is not decided here: see :mod:`court.backends.chat.client`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx2
 import openai
 
 from court.backends.chat import wire
-from court.backends.chat.failures import Again, broke_off, garbled, of_sdk
+from court.backends.chat.failures import Again, Failure, broke_off, garbled, of_sdk
 from court.backends.chat.features import Capabilities
-from court.backends.http import Load
+from court.backends.http import CONNECT_S, Load
 from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
 
 _KNOWN = 4096  # ids of pictures that the server is thought to have
+_LOOK_S, _LOOK_MAX_S = 1.0, 30.0
+"""Seconds until one that is gone is asked whether it is back; doubles up to the second each time it is not."""
+
+
+SLOW_START_S = 30.0
+"""Seconds from the first answer of a server that was gone until it gets as many trials as the others."""
+_LEAST_SHARE = 0.1
+"""Share of a server that has just come back: it is chosen where the others have ten times as many calls in flight."""
 
 
 class ChatServer:
@@ -32,6 +41,8 @@ class ChatServer:
         load: Counts the calls in flight.
         known: Digests of pictures that it is thought to have, the last used last.
         token_ids: Ids of words that are single tokens.
+        gone_at: Time at which it was found to be gone, by the same clock; None while it is there.
+        back_at: Time of its first answer after it was gone; minus infinity where it never was.
         answered_at: Time of the last answered chat, in seconds of the monotonic clock; minus infinity before the first.
             It is not stored with the load, which models share: several models at one URL each have an engine that may
             die.
@@ -51,6 +62,11 @@ class ChatServer:
         self.known: OrderedDict[str, None] = OrderedDict()
         self.token_ids: dict[str, int] = {}
         self.answered_at = float("-inf")
+        self.gone_at: float | None = None
+        self.back_at = float("-inf")
+        self._misses = 0
+        self._look_at = float("-inf")
+        self._looking: asyncio.Task[None] | None = None
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
@@ -127,6 +143,41 @@ class ChatServer:
             raise of_sdk(error) from None
         return wire.read_tokens(response.content)
 
+    def lost(self) -> None:
+        """Takes note that it can't be reached, or broke off."""
+        now = time.monotonic()
+        self.gone_at = now if self.gone_at is None else self.gone_at
+        self._look_at = now + min(_LOOK_MAX_S, _LOOK_S * 2**self._misses)
+        self._misses = min(self._misses + 1, 16)
+
+    def answered(self) -> None:
+        """Takes note that it is there."""
+        if self.gone_at is not None:
+            self.gone_at, self.back_at = None, time.monotonic()
+        elif self._misses and time.monotonic() - self.back_at > _LOOK_MAX_S:
+            self._misses = 0  # it has stayed: the next time it is gone, it is looked for at once again
+
+    def look_whether_back(self) -> None:
+        """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
+        due = self.gone_at is not None and time.monotonic() >= self._look_at
+        if due and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self.models()
+        except TimeoutError:
+            self.lost()
+        except Failure as failure:
+            # Any other answer is one: it may list no models.
+            if failure.gone:
+                self.lost()
+            else:
+                self.answered()
+        else:
+            self.answered()
+
     def has(self, ids: Iterable[str]) -> None:
         """Takes note that it has these pictures."""
         for i in ids:
@@ -135,8 +186,8 @@ class ChatServer:
         while len(self.known) > _KNOWN:
             self.known.popitem(last=False)
 
-    def lost(self, ids: Iterable[str]) -> None:
-        """Takes note that it may not have these."""
+    def forget(self, ids: Iterable[str]) -> None:
+        """Takes note that it may not have these pictures."""
         for i in ids:
             self.known.pop(i, None)
 
@@ -149,3 +200,57 @@ async def _read(response: httpx2.Response) -> bytes:
     except httpx2.TransportError:
         # It had begun: the generation has run, and would run again.
         raise broke_off(Again.NEVER) from None
+
+
+class Replicas:
+    """Servers of one model, as one trial asks them; for use within one event loop.
+
+    A trial goes to the server with the fewest calls in flight and keeps to it, for that has its prefix in the cache; of
+    servers that are equally busy it takes the first in an order of its own, so that a picture comes back to a server
+    that has seen it. From a server that is gone it goes on to another, and no other trial begins there until it has
+    answered again; then it gets its share little by little, for its caches are empty and its kernels may have to be
+    compiled.
+
+    Args:
+        servers: Servers, those that this trial prefers first.
+    """
+
+    def __init__(self, servers: Sequence[ChatServer]) -> None:
+        self.servers = tuple(servers)
+        self._own: ChatServer | None = None
+        self._left: list[ChatServer] = []
+
+    def choose(self) -> ChatServer:
+        """Returns the server that this trial keeps to; chooses one for its first call, or where its own is left."""
+        if self._own is None:
+            self._own = self._best()
+        return self._own
+
+    def leave(self, server: ChatServer) -> None:
+        """Goes on without a server; once all were left, the first of them may be asked again."""
+        if server not in self._left:
+            self._left.append(server)
+        if len(self._left) == len(self.servers):
+            self._left = [server]
+        if self._own is server:  # of calls that fail together, one moves on
+            self._own = None
+
+    def room(self) -> bool:
+        """True if the server that is asked next would work on one more call at once."""
+        return (self._own or self._best()).load.room()
+
+    def _best(self) -> ChatServer:
+        if len(self.servers) == 1:
+            return self.servers[0]
+        candidates = [server for server in self.servers if server not in self._left]
+        there = [server for server in candidates if server.gone_at is None]
+        for server in self.servers:
+            server.look_whether_back()
+        if there:
+            return min(there, key=lambda server: (server.load.in_flight + 1) / _share(server))
+        return min(candidates, key=lambda server: server.gone_at or 0.0)  # likeliest to be back
+
+
+def _share(server: ChatServer) -> float:
+    """Share of trials that a server gets, of those that one gets that has been there for long."""
+    return min(1.0, max(_LEAST_SHARE, (time.monotonic() - server.back_at) / SLOW_START_S))

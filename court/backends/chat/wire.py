@@ -51,7 +51,9 @@ def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[st
     else:
         # As one string, for every server takes that, and none puts anything of its own between the parts.
         content = "".join(part for part in parts if isinstance(part, str))
-    return [{"role": "system", "content": request.system}, {"role": "user", "content": content}]
+    asked = {"role": "user", "content": content}
+    # Templates of guard models know no system message, and refuse one that is empty.
+    return [{"role": "system", "content": request.system}, asked] if request.system else [asked]
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,9 @@ class ReplyMaker:
 
     def _string(self, schema: Mapping[str, Any], rng: random.Random) -> str:
         if "pattern" in schema:
-            raise ValueError("no string can be made for a pattern")
+            if re.search(schema["pattern"], "") and not schema.get("minLength"):
+                return ""
+            raise ValueError("no string can be made for a pattern that the empty one does not match")
         text = self._sentence(rng, self._words)
         while len(text) < schema.get("minLength", 0):
             text += f" {rng.choice(_WORDS)}"

@@ -233,6 +233,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The request had a text and no picture: the verdict is on the text alone. A signal, and by itself no reason."""
     REVIEW_REASON_JUDGES_DISAGREE: _ReviewReason.ValueType  # 20
     """The judges of a panel come to different labels. The label follows from the median of their strengths."""
+    REVIEW_REASON_GUARD_DISAGREES: _ReviewReason.ValueType  # 21
+    """The meme was not found harmful, and a guard model holds it for harmful."""
+    REVIEW_REASON_GUARD_FAILED: _ReviewReason.ValueType  # 22
+    """A guard model was to be heard, and gave no opinion."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -283,6 +287,10 @@ REVIEW_REASON_PICTURE_NOT_SENT: ReviewReason.ValueType  # 19
 """The request had a text and no picture: the verdict is on the text alone. A signal, and by itself no reason."""
 REVIEW_REASON_JUDGES_DISAGREE: ReviewReason.ValueType  # 20
 """The judges of a panel come to different labels. The label follows from the median of their strengths."""
+REVIEW_REASON_GUARD_DISAGREES: ReviewReason.ValueType  # 21
+"""The meme was not found harmful, and a guard model holds it for harmful."""
+REVIEW_REASON_GUARD_FAILED: ReviewReason.ValueType  # 22
+"""A guard model was to be heard, and gave no opinion."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -1469,8 +1477,8 @@ class TrialEvent(_message.Message):
     """Its number, from 0 on, without gaps."""
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
-    NearDuplicatesFound, PrecedentsCited, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed, SecondOpinionAsked,
-    or one that a later version adds.
+    NearDuplicatesFound, PrecedentsCited, GuardHeard, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
+    SecondOpinionAsked, or one that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""

@@ -85,6 +85,7 @@ _VOTES = {
     ReviewReason.JUDGES_DISAGREE,
     ReviewReason.VOTE_DISAGREES,
     ReviewReason.SCORE_DISAGREES,
+    ReviewReason.GUARD_DISAGREES,
     ReviewReason.PRECEDENTS_DISAGREE,
     ReviewReason.JUDGE_CONTRADICTS_ITSELF,
     ReviewReason.NEAR_DUPLICATE_HARMFUL,

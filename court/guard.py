@@ -1,0 +1,228 @@
+"""A guard model as a further witness: it is asked once, in the form that it was trained on.
+
+Guards are classifiers of content, each with a policy and an answer of its own. The opinion is recorded, and shown to
+the Judge as that of one witness; no label follows from it. One that fails costs no trial: that there is no opinion is
+recorded, and is a reason to have a person look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from court import prompts, replies
+from court.errors import CourtError
+from court.events import GuardHeard, Role
+from court.meme import Frame
+from court.messages import Messages, apart, quotable
+from court.policy import Policy
+from court.recorder import EventDraft
+from court.replies import UnusableReply
+from court.roles import GuardModel, Speaker
+from court.untrusted import Fence, neutralise
+
+P = TypeVar("P")
+"""A picture, or what stands for it; never a text."""
+
+_MOST_NAMED, _MOST_NAME, _MOST_REASON = 16, 100, 600
+"""Categories that are recorded, their characters, and those of a reason."""
+_SHARE = 0.5
+"""Share of the time that is left which it may take: the Judge needs the rest."""
+
+
+class GuardAdapter(StrEnum):
+    """Family of guard models, by how they are asked and how they answer."""
+
+    LLAMA_GUARD_4 = "llama-guard-4"
+    NEMOTRON = "nemotron-content-safety"
+    GUARDREASONER = "guardreasoner-omni"
+    GPT_OSS_SAFEGUARD = "gpt-oss-safeguard"
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """Opinion of a guard.
+
+    Attributes:
+        harmful: True if it holds the meme for harmful.
+        categories: Harm that it names, in its own words.
+        reason: Reason that it gives; empty where its family gives none.
+    """
+
+    harmful: bool
+    categories: tuple[str, ...] = ()
+    reason: str = ""
+
+
+_Name = Annotated[str, Field(max_length=_MOST_NAME)]
+_CLASSIFIED = replies.object_schema(
+    {
+        "violates": {"type": "boolean"},
+        "clauses": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": _MOST_NAME},
+            "maxItems": _MOST_NAMED,
+        },
+        "reason": {"type": "string", "maxLength": _MOST_REASON},
+    }
+)
+
+
+class _Classified(replies.Reply):
+    violates: bool
+    clauses: list[_Name] = Field(max_length=_MOST_NAMED)
+    reason: str = Field(max_length=_MOST_REASON)
+
+
+def _llama_guard(reply: str, _: Policy) -> Opinion:
+    first, *rest = [line.strip() for line in reply.splitlines() if line.strip()] or [""]
+    if first.lower() not in ("safe", "unsafe"):
+        raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
+    codes = [code for line in rest for code in re.findall(r"\bS\d{1,2}\b", line)]
+    named = tuple(f"{_HAZARDS[code]} ({code})" if code in _HAZARDS else code for code in dict.fromkeys(codes))
+    return Opinion(first.lower() == "unsafe", named)
+
+
+def _nemotron(reply: str, _: Policy) -> Opinion:
+    """Reads lines of a name and a value, or the JSON object of the same names that its predecessors write."""
+    safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", reply, re.IGNORECASE)
+    if not safety:
+        raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe")
+    listed = re.search(r"Safety Categories\"?\s*:\s*\"?([^\"\n}]*)", reply, re.IGNORECASE)
+    named = (name.strip() for name in listed[1].split(",")) if listed else ()
+    return Opinion(safety[0].lower() == "unsafe", tuple(name for name in named if name))
+
+
+def _guardreasoner(reply: str, _: Policy) -> Opinion:
+    answer = reply.rpartition("</think>")[2]
+    said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", answer, re.IGNORECASE)
+    if not said:
+        raise UnusableReply("REPLY_MALFORMED", "it does not say whether the request is harmful")
+    return Opinion(said[-1].lower() == "harmful")
+
+
+def _gpt_oss_safeguard(reply: str, policy: Policy) -> Opinion:
+    read = replies.parse(_Classified, reply)
+    known = {clause.number: clause.category for clause in policy.clauses}
+    named = tuple(f"{known[number]} ({number})" if number in known else number for number in read.clauses)
+    return Opinion(read.violates, named, read.reason.strip())
+
+
+_HAZARDS: Mapping[str, str] = dict(
+    zip(
+        (f"S{number}" for number in range(1, 15)),
+        (
+            *("violent crimes", "non-violent crimes", "sex-related crimes", "child sexual exploitation", "defamation"),
+            *("specialised advice", "privacy", "intellectual property", "indiscriminate weapons", "hate"),
+            *("suicide and self-harm", "sexual content", "elections", "code interpreter abuse"),
+        ),
+        strict=True,
+    )
+)
+"""Hazards of the MLCommons taxonomy, by the codes that Llama Guard 4 gives them."""
+
+_PARSERS: Mapping[GuardAdapter, Callable[[str, Policy], Opinion]] = {
+    GuardAdapter.LLAMA_GUARD_4: _llama_guard,
+    GuardAdapter.NEMOTRON: _nemotron,
+    GuardAdapter.GUARDREASONER: _guardreasoner,
+    GuardAdapter.GPT_OSS_SAFEGUARD: _gpt_oss_safeguard,
+}
+
+
+def parse_opinion(adapter: GuardAdapter, reply: str, policy: Policy) -> Opinion:
+    """Reads a guard's answer in the form of its family, strictly. Raises UnusableReply if it is none."""
+    if not reply.strip():
+        raise UnusableReply("REPLY_EMPTY", "it was empty")
+    found = _PARSERS[adapter](reply, policy)
+    return Opinion(found.harmful, tuple(name[:_MOST_NAME] for name in found.categories[:_MOST_NAMED]), found.reason)
+
+
+def pictures_for(adapter: GuardAdapter, pictures: Sequence[P]) -> tuple[P, ...]:
+    """Returns those of a meme's pictures that a guard of this family takes: all, the first, or none."""
+    if adapter is GuardAdapter.GPT_OSS_SAFEGUARD:
+        return ()
+    return tuple(pictures[:1] if adapter is GuardAdapter.NEMOTRON else pictures)
+
+
+def guard_messages(
+    adapter: GuardAdapter, pictures: Sequence[P], *, policy: Policy, fence: Fence, text: str, description: str | None
+) -> Messages[P]:
+    """Builds the question to a guard.
+
+    Those that were trained on a form of their own get no marks around the text, which would be a part of what they
+    classify; control tokens are broken for all.
+
+    Args:
+        adapter: Family of the guard.
+        pictures: Frames of the meme; see :func:`pictures_for`.
+        policy: Policy of the court, for those that work by one that they are given.
+        fence: Around what strangers wrote.
+        text: Text of the meme; empty if it has none.
+        description: The Proposer's, for those that take no picture; None where no picture was sent.
+    """
+    prompt = prompts.load("guard")
+    shown = pictures_for(adapter, pictures)
+    if adapter is GuardAdapter.GPT_OSS_SAFEGUARD:
+        described = prompts.load("text_alone").task("description") if description is None else fence.around(description)
+        task = prompt.task("classify", text=fence.around(text), description=described)
+        system = prompt.system(policy=policy.text)
+        return Messages(prompt=prompt, task="classify", system=system, parts=apart([task]), schema=_CLASSIFIED)
+    words = neutralise(text).strip() or prompt.task("no_text")
+    name = "request" if adapter is GuardAdapter.GUARDREASONER else "post"
+    parts: list[str | P] = [*shown, prompt.task(name, text=words)]
+    return Messages(prompt=prompt, task=name, system="", parts=apart(parts), schema=None)
+
+
+def opinion_words(heard: GuardHeard) -> str:
+    """Returns a guard's opinion as the Judge is shown it; empty where it gave none."""
+    if heard.harmful is None:
+        return ""
+    words = "harmful" if heard.harmful else "not harmful"
+    if heard.categories:
+        words += f"\n{', '.join(heard.categories)}"
+    return f"{words}\n{heard.reason}" if heard.reason else words
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guard within one trial."""
+
+    speaker: Speaker
+    guard: GuardModel
+    frames: tuple[Frame, ...]
+    policy: Policy
+
+    @property
+    def _adapter(self) -> GuardAdapter:
+        return GuardAdapter(self.guard.adapter)
+
+    async def opinion(self, text: str, description: str | None) -> EventDraft:
+        """Asks for its opinion, once, and drafts its event; the event says so where there is none."""
+        asked = guard_messages(
+            self._adapter,
+            self.frames,
+            policy=self.policy,
+            fence=self.speaker.fence,
+            text=text,
+            description=description,
+        )
+        event = {"adapter": self._adapter, "pictures": len(pictures_for(self._adapter, self.frames))}
+        try:
+            said = await self.speaker.say_once(Role.GUARD, asked, partial(self._read), share=_SHARE)
+        except CourtError as error:
+            # Busy, gone, too slow, refusing or unreadable: the trial can do without, and says that it did.
+            return EventDraft(GuardHeard, {**event, "failure": error.reason})
+        opinion, reply = said.value
+        found = {"harmful": opinion.harmful, "categories": opinion.categories, "reason": opinion.reason}
+        return EventDraft(GuardHeard, {**event, **found, "reply": reply, "call": said.call})
+
+    def _read(self, reply: str) -> tuple[Opinion, str]:
+        # Without a thought before it, which stands with the call.
+        answer = reply.rpartition("</think>")[2].strip()
+        return parse_opinion(self._adapter, reply, self.policy), quotable(answer)

@@ -1,0 +1,187 @@
+"""A vLLM for as long as the work that asks it: started before, watched meanwhile, ended after, however that ends.
+
+::
+
+    async with vllm_session("qwen3-vl-8b", tell) as served:
+        settings = settings.model_copy(update={"llm": served.in_all_roles(settings.llm)})
+        ...
+
+Where work asks several models one after the other, :class:`VllmSessions` has one of them running at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from pydantic import SecretStr
+
+from serving.cli.common import printable
+from serving.models.presets import vllm_settings
+from serving.models.vllm import VllmFailed, VllmServer
+from serving.settings import ModelSettings
+
+SERVER = "vllm"
+"""Name of these servers in a store of calls: their addresses are others with every start."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmChoice:
+    """A vLLM to be started for the models of a run.
+
+    Attributes:
+        model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
+        flags: Further flags of vLLM.
+    """
+
+    model: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a vLLM of ours serves.
+
+    Attributes:
+        url: Address of its API, ``http://127.0.0.1:PORT/v1``.
+        name: Its name there.
+        api_key: Key of the API.
+    """
+
+    url: str
+    name: str
+    api_key: SecretStr
+
+    def in_all_roles(self, llm: ModelSettings) -> ModelSettings:
+        """Returns settings in which it plays every role; roles keep how they speak, and no server or model of their
+        own."""  # noqa: D205, D209
+        nobody = {"url": None, "model": None, "api_key": None}
+        roles = {role: own.model_copy(update=nobody) for role, own in llm.roles.items()}
+        served = {"url": (self.url,), "model": self.name, "api_key": self.api_key}
+        return llm.model_copy(update={**served, "roles": roles})
+
+
+@asynccontextmanager
+async def vllm_session(
+    model: str,
+    tell: Callable[[str], None],
+    *,
+    pictures: int | None = None,
+    flags: Sequence[str] = (),
+    port: int = 0,
+    api_key: SecretStr | None = None,
+) -> AsyncIterator[ServedModel]:
+    """Starts a vLLM, waits until it answers, and ends it with the context.
+
+    Should it end by itself meanwhile, the work in the context is cancelled, and VllmFailed raised in its place.
+
+    Args:
+        model: Name of a preset, ``auto``, a model's name on the hub, or a folder.
+        tell: Is told what takes long, and the end of vLLM's log where it fails.
+        pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
+        flags: Further flags of vLLM.
+        port: Port that it listens at; 0 for a free one.
+        api_key: Key of its API; None for a new one.
+
+    Raises:
+        BadRequest: A setting of the server can't be used.
+        NotLoaded: There is no vLLM, or no GPU for ``auto``.
+        VllmFailed: The server did not come up, or ended.
+    """
+    given = {"images": pictures, "port": port, "api_key": api_key}
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = vllm_settings(model, tell=tell, flags=tuple(flags), **given)
+    tell(f"Starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched …")
+    try:
+        async with VllmServer(settings) as server, _watched(server):
+            tell(f"vLLM answers as {server.model}.")
+            yield ServedModel(server.base_url, server.model, settings.api_key)
+            tell(f"Stopping vLLM with {server.model}.")
+    except VllmFailed as error:
+        for line in error.log:
+            tell(f"vllm| {printable(line)}")
+        raise
+
+
+@asynccontextmanager
+async def _watched(server: VllmServer) -> AsyncIterator[None]:
+    """Cancels the work in the context when the server ends by itself."""
+    work = asyncio.current_task()
+    assert work is not None
+    died = False
+
+    def cancel(_: object) -> None:
+        nonlocal died
+        died = True
+        work.cancel()
+
+    watching = asyncio.ensure_future(server.ended())
+    watching.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Somebody else may have called it off at the same time: then it is called off.
+        if not died or work.uncancel() > 0:
+            raise
+        raise VllmFailed(
+            f"vLLM ended with code {watching.result()} though nobody told it to; what it said last stands above.",
+            reason="VLLM_ENDED",
+            log=server.log(),
+        ) from None
+    finally:
+        watching.remove_done_callback(cancel)
+        watching.cancel()
+
+
+class VllmSessions:
+    """Servers of several models, of which one runs at a time: a GPU holds one. To be entered and left in one task.
+
+    Args:
+        tell: Is told what takes long.
+        pictures: Largest number of pictures in a prompt; None for as many as a trial shows.
+        flags: Further flags of vLLM, for every model.
+        port: Port that each listens at; 0 for a free one.
+        api_key: Key of their APIs; None for another one with each start.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        pictures: int | None = None,
+        flags: Sequence[str] = (),
+        port: int = 0,
+        api_key: SecretStr | None = None,
+    ) -> None:
+        self._session = partial(
+            vllm_session, tell=tell, pictures=pictures, flags=tuple(flags), port=port, api_key=api_key
+        )
+        self._stack = AsyncExitStack()
+        self._running: tuple[str, ServedModel] | None = None
+
+    async def serve(self, model: str) -> ServedModel:
+        """Returns the model, served: where another one is, that is ended first. Raises as :func:`vllm_session`."""
+        if self._running is not None and self._running[0] == model:
+            return self._running[1]
+        await self._end()
+        served = await self._stack.enter_async_context(self._session(model))
+        self._running = model, served
+        return served
+
+    async def _end(self) -> None:
+        self._running = None
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._running = None
+        return await self._stack.__aexit__(kind, error, trace)

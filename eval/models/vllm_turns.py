@@ -1,0 +1,137 @@
+"""Models that share one GPU and are asked by turns: each while its server runs, one server at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from eval.models.vllm_session import ServedModel, VllmSessions
+from serving.models.vllm import VllmSettings, free_port
+
+_QUIET_S = 2.0
+"""Seconds without a call after which a server is ended for the next one: who has an answer may ask it again at once,
+and another start takes minutes."""
+
+
+class VllmTurns:
+    """Servers of several models, of which one runs at a time. What asks another model waits until that has its turn.
+
+    A model has its turn until nobody has waited for an answer of it for a while; then the one that most wait for is
+    next. All are served at one address, with one key.
+
+    Args:
+        tell: Is told what takes long.
+        pictures: Largest number of pictures in a prompt.
+        flags: Further flags of vLLM, for every model.
+        quiet_s: Seconds without a call that end a turn.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], *, pictures: int, flags: Sequence[str] = (), quiet_s: float = _QUIET_S
+    ) -> None:
+        any_model = VllmSettings(model="any")
+        self._sessions = VllmSessions(
+            tell, pictures=pictures, flags=flags, port=free_port(any_model.host), api_key=any_model.api_key
+        )
+        self._quiet_s = quiet_s
+        self._waiting: dict[str, list[asyncio.Future[ServedModel]]] = {}
+        self._served: tuple[str, ServedModel] | None = None
+        self._in_flight = 0
+        self._changed = asyncio.Event()
+        self._turns: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def turn(self, model: str) -> AsyncIterator[ServedModel]:
+        """Waits until a model has its turn, which lasts at least as long as the context.
+
+        Args:
+            model: Name of a preset, a model's name on the hub, or a folder.
+
+        Raises:
+            As :func:`~eval.models.vllm_session.vllm_session`, whichever of the servers failed.
+        """
+        served = await self._place(model)
+        try:
+            yield served
+        finally:
+            self._leave()
+
+    async def _place(self, model: str) -> ServedModel:
+        assert self._turns is not None, "not entered"
+        if self._turns.done():
+            self._turns.result()
+        if self._served is not None and self._served[0] == model:
+            self._in_flight += 1
+            self._changed.set()
+            return self._served[1]
+        place: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(model, []).append(place)
+        self._changed.set()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it was its turn in the same instant
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        self._changed.set()
+
+    async def _take_turns(self) -> None:
+        async with self._sessions as sessions:
+            while True:
+                self._changed.clear()
+                model = self._most_waited_for()
+                if model is None:
+                    await self._changed.wait()
+                    continue
+                self._served = None
+                self._served = model, await sessions.serve(model)
+                for place in self._waiting.pop(model, ()):
+                    if not place.done():
+                        self._in_flight += 1
+                        place.set_result(self._served[1])
+                await self._until_the_turn_is_over()
+
+    def _most_waited_for(self) -> str | None:
+        waiting = {model: sum(not place.done() for place in places) for model, places in self._waiting.items()}
+        self._waiting = {model: self._waiting[model] for model, count in waiting.items() if count}
+        return max(self._waiting, key=waiting.__getitem__, default=None)
+
+    async def _until_the_turn_is_over(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._in_flight or self._most_waited_for() is None:
+                await self._changed.wait()
+                continue
+            try:
+                async with asyncio.timeout(self._quiet_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    def _failed(self, turns: asyncio.Task[None]) -> None:
+        """Tells those who wait for a turn that there will be none."""
+        error = None if turns.cancelled() else turns.exception()
+        for place in (place for places in self._waiting.values() for place in places if not place.done()):
+            if error is None:
+                place.cancel()
+            else:
+                place.set_exception(error)
+
+    async def __aenter__(self) -> Self:
+        self._turns = asyncio.ensure_future(self._take_turns())
+        self._turns.add_done_callback(self._failed)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._turns is not None
+        self._turns.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((self._turns,))

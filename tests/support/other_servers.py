@@ -1,0 +1,95 @@
+"""Stand-ins for SGLang and llama.cpp: the stand-in model server, with the shapes in which those two answer.
+
+Both pass over fields of a request that they don't know, tell thoughts in ``reasoning_content``, know no ids of pictures
+and no log-probabilities of chosen tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from eval.perf.model_server.faults import InjectedFault
+from eval.perf.model_server.replies import token_id
+from eval.perf.model_server.server import FakeModelServer, RefusedCall
+from eval.perf.model_server.settings import FEATURES, Settings
+
+_LACKS = {"picture_ids", "chosen_log_probs"}
+
+
+def _of(settings: Mapping[str, Any]) -> Settings:
+    return Settings(**{"play": "rounds", **settings, "features": FEATURES - _LACKS})
+
+
+def _reshape_thought(choice: dict[str, Any]) -> None:
+    message = choice["message"]
+    message["reasoning_content"] = message.pop("reasoning", None)
+    message.pop("refusal")
+
+
+class SglangStandIn(FakeModelServer):
+    """SGLang: counts cached tokens on request, and then only where there are some; has ``/tokenize`` as vLLM has."""
+
+    def __init__(self, *, cache_report: bool = True, **settings: Any) -> None:
+        super().__init__(_of(settings), keep=True)
+        self._cache_report = cache_report
+
+    def application(self) -> web.Application:
+        app = super().application()
+        app.router.add_post("/tokenize", self._tokens)
+        return app
+
+    async def _tokens(self, request: web.Request) -> web.Response:
+        prompt = (await request.json())["prompt"]
+        return web.json_response({"tokens": [token_id(prompt)], "count": 1, "max_model_len": 32_768})
+
+    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+        body = await super()._work(payload, fault)
+        (choice,) = body["choices"]
+        _reshape_thought(choice)
+        choice |= {"matched_stop": None}
+        details = body["usage"]["prompt_tokens_details"]
+        if not self._cache_report or not details["cached_tokens"]:
+            body["usage"]["prompt_tokens_details"] = None
+        return {**body, "metadata": {"weight_version": "default"}}
+
+
+class LlamaCppStandIn(FakeModelServer):
+    """llama.cpp: ``/tokenize`` reads another field, tokens of log-probabilities have ids, and there are timings.
+
+    It answers whatever model is asked for, and tells a request that is too long for its slot in words of its own.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(_of(settings), keep=True)
+
+    def application(self) -> web.Application:
+        app = super().application()
+        app.router.add_post("/tokenize", self._tokens)
+        return app
+
+    async def _tokens(self, request: web.Request) -> web.Response:
+        text = (await request.json()).get("content")
+        return web.json_response({"tokens": [] if text is None else [token_id(text)]})
+
+    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+        try:
+            body = await super()._work({**payload, "model": self.settings.model}, fault)
+        except RefusedCall as refused:
+            if "more than" not in str(refused):
+                raise
+            raise RefusedCall(
+                400, "request (40000 tokens) exceeds the available context size (16384 tokens), try increasing it"
+            ) from None
+        (choice,) = body["choices"]
+        _reshape_thought(choice)
+        for position in (choice["logprobs"] or {}).get("content", ()):
+            position["top_logprobs"] = [
+                {"id": number, "bytes": list(one["token"].encode()), **one}
+                for number, one in enumerate(position["top_logprobs"])
+            ]
+        cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        timings = {"cache_n": cached, "prompt_n": body["usage"]["prompt_tokens"] - cached, "predicted_ms": 1.5}
+        return {**body, "system_fingerprint": "b1", "timings": timings}

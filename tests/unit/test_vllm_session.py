@@ -1,0 +1,267 @@
+"""A vLLM for as long as the work that asks it, on a stand-in for vLLM; commands that start one for their models."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pydantic import SecretStr
+
+from court.backends.chat.client import ChatCompletions
+from court.errors import BadRequest, Unavailable
+from court.ports import ChatRequest
+from eval.cli import cli
+from eval.models.vllm_session import ServedModel, VllmSessions, vllm_session
+from eval.runs.folder import RunFolder
+from eval.synthetic.make import Layout, make
+from serving.models.vllm import VllmFailed
+from serving.settings import ModelSettings, RoleSettings
+from tests.support.vllm_stand_in import VllmStandIn
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    made = VllmStandIn(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(made.site))
+    monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", sys.executable)
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    return made
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def told(work):
+    """Runs ``work(tell)``; what came of it, and what was told."""
+    said = []
+
+    async def run():
+        async with asyncio.timeout(60):
+            return await work(said.append)
+
+    return asyncio.run(run()), said
+
+
+def test_a_model_is_served_while_the_work_lasts(stand_in):
+    async def work(tell):
+        async with vllm_session("some/model", tell) as served:
+            assert stand_in.journal() == [("start", "some/model")]
+            model = ChatCompletions(
+                base_url=served.url, model=served.name, api_key=served.api_key.get_secret_value(), attempts=1
+            )
+            await model.reply(ChatRequest("s", ("hello",), None, 8), within_s=10)
+            await model.aclose()
+        return served
+
+    served, said = told(work)
+    assert served.name == "some/model" and served.api_key.get_secret_value() not in repr(served)
+    assert stand_in.journal() == [("start", "some/model"), ("end", "some/model")]
+    assert not any(map(alive, stand_in.pids()))
+    assert any("Starting vLLM with some/model" in sentence for sentence in said)
+
+
+def test_a_preset_is_served_by_its_model_s_name(stand_in):
+    async def work(tell):
+        async with vllm_session("qwen3-vl-4b", tell) as served:
+            return served.name
+
+    assert told(work)[0] == "Qwen/Qwen3-VL-4B-Instruct"
+
+
+def test_a_start_that_fails_is_told_with_the_end_of_its_log(stand_in):
+    said = []
+
+    async def work():
+        async with vllm_session("missing/model", said.append):
+            raise AssertionError("it never answers")
+
+    with pytest.raises(VllmFailed, match="ended with code 1 before it answered"):
+        asyncio.run(work())
+    assert said[-1] == "vllm| OSError: there is no such model"
+
+
+def test_its_death_ends_the_work_and_is_told(stand_in):
+    async def work(tell):
+        async with vllm_session("some/model", tell):
+            os.kill(stand_in.pids()[0], signal.SIGKILL)
+            await asyncio.sleep(60)
+
+    with pytest.raises(VllmFailed, match="though nobody told it to") as caught:
+        told(work)
+    assert caught.value.reason == "VLLM_ENDED"
+
+
+def test_work_that_is_called_off_or_fails_ends_it_and_is_not_said_to_be_its_death(stand_in):
+    async def work(tell):
+        async with vllm_session("some/model", tell):
+            asyncio.current_task().cancel()
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        told(work)
+
+    async def failing(tell):
+        async with vllm_session("some/model", tell):
+            raise Unavailable("The work failed.")
+
+    with pytest.raises(Unavailable, match="The work failed"):
+        told(failing)
+    assert not any(map(alive, stand_in.pids())) and len(stand_in.pids()) == 2
+
+
+def test_one_of_several_models_runs_at_a_time_and_is_kept_while_it_is_wanted(stand_in):
+    async def work(tell):
+        async with VllmSessions(tell) as sessions:
+            names = [(await sessions.serve(model)).name for model in ("one", "one", "other")]
+            assert [alive(pid) for pid in stand_in.pids()] == [False, True]
+            return names
+
+    assert told(work)[0] == ["one", "one", "other"]
+    assert stand_in.journal() == [("start", "one"), ("end", "one"), ("start", "other"), ("end", "other")]
+
+
+def test_it_plays_every_role_and_gets_no_key_of_others():
+    served = ServedModel("http://127.0.0.1:1/v1", "m", SecretStr("ours"))
+    own = RoleSettings(url=("http://elsewhere/v1",), model="other", api_key=SecretStr("theirs"), temperature=0.3)
+    llm = served.in_all_roles(ModelSettings(roles={"judge": own}, api_key=SecretStr("theirs"), max_tokens=2000))
+    judge = llm.of_role("judge")
+    assert (judge.url, judge.model, judge.temperature) == (("http://127.0.0.1:1/v1",), "m", 0.3)
+    assert judge.api_key.get_secret_value() == llm.of_role("proposer").api_key.get_secret_value() == "ours"
+    assert llm.max_tokens == 2000
+
+
+# Commands
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("synthetic") / "data", Layout.HARMEME, train=16, val=12, test=3, seed=1).root
+
+
+def evaluate(*words):
+    return CliRunner().invoke(cli, list(map(str, words)))
+
+
+def study(command, data, out, *words):
+    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--procedure", "full", "--concurrency", 2)
+    return evaluate(command, *given, *words)
+
+
+@pytest.mark.slow
+def test_each_model_of_an_ablation_is_started_once_and_one_after_the_other(stand_in, data, tmp_path):
+    out = tmp_path / "study"
+    words = ("--vllm", "base", "--with-model", "first", "--with-model", "second", "--arms", "full,dull-judge")
+    outcome = study("ablate", data, out, *words)
+    assert outcome.exit_code == 0, outcome.output
+    order = [(what, name) for name in ("base", "first", "second") for what in ("start", "end")]
+    assert stand_in.journal() == order
+    models = {arm: set(RunFolder(out / arm).manifest().models.values()) for arm in ("full", "dull-judge")}
+    assert set(models["full"]) == set(models["dull-judge"]) == {"base"}
+    for name in ("first", "second"):
+        manifest = RunFolder(out / f"model-{name}").manifest()
+        assert set(manifest.models.values()) == {name} and manifest.server == "vllm"
+    # What is there is not asked again: nothing is started.
+    assert study("ablate", data, out, *words).exit_code == 0
+    assert stand_in.journal() == order
+    # One arm more: its model alone is started.
+    assert study("ablate", data, out, *words, "--with-model", "third").exit_code == 0
+    assert stand_in.journal() == [*order, ("start", "third"), ("end", "third")]
+
+
+@pytest.mark.slow
+def test_a_sweep_starts_one_server_for_all_its_runs(stand_in, data, tmp_path):
+    outcome = study(
+        "sweep", data, tmp_path / "sweep", "--vllm", "m", "--grid", "rounds_max=2,3", "--protocol", "merged"
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert stand_in.journal() == [("start", "m"), ("end", "m")]
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_died_says_so_and_is_taken_up_with_another(stand_in, data, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setenv("DIES_AFTER", "40")
+    outcome = study("run", data, out, "--vllm", "m", "--vllm-flag=--seed=1")
+    assert outcome.exit_code == 3, outcome.output
+    assert "vllm| out of memory" in outcome.output
+    assert "ended with code -9 though nobody told it to" in outcome.output
+    assert f"memecourt-eval run --resume {out} --vllm m --concurrency 2 --vllm-flag=--seed=1" in outcome.output
+    before = len(RunFolder(out).predictions())
+    assert before < 3
+    monkeypatch.delenv("DIES_AFTER")
+    again = evaluate("run", "--resume", out, "--vllm", "m")
+    assert again.exit_code == 0, again.output
+    judged = RunFolder(out).predictions()
+    assert len(judged) == 3 and not any(one.outcome == "FAILED" for one in judged)
+    # Another port, and all the same the calls of before are found in the store.
+    assert sum(one.cost.stored for one in judged) > 0
+    assert evaluate("run", "--resume", out, "--vllm", "m").exit_code == 0
+    assert len(stand_in.pids()) == 2  # nothing was left to ask
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_too(stand_in, data, tmp_path):
+    out = tmp_path / "run"
+    given = ("--dataset", "synthetic-harmeme", "--data", data, "--out", out, "--procedure", "full", "--vllm", "m")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eval", "run", *map(str, given)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    said = ""
+    for line in process.stderr:
+        said += line
+        if "vLLM answers as m" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said += process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "Interrupted." in said and "Traceback" not in said, said
+    end = time.monotonic() + 10
+    while any(map(alive, stand_in.pids())):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert len(stand_in.pids()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--vllm", "m", "--llm-url", "http://127.0.0.1:1/v1"), "leave --llm-url and --model out"),
+        (("--vllm", "m", "--procedure", "summary"), "the procedure summary asks none"),
+        (("--vllm-flag=--seed=1",), "--vllm-flag goes with --vllm"),
+        (("--vllm", "m", "--vllm-flag=--port=1"), "--port is a setting of memecourt"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "ablate", "sweep"])
+def test_options_that_do_not_go_together_are_said_before_anything_is_started(
+    stand_in, data, tmp_path, command, words, fault
+):
+    grid = ("--grid", "rounds_max=2,3") if command == "sweep" else ()
+    outcome = study(command, data, tmp_path / "out", *words, *grid)
+    assert outcome.exit_code in (1, 2) and fault in " ".join(outcome.output.split()), outcome.output
+    assert stand_in.journal() == []
+
+
+def test_what_needs_two_servers_at_once_or_is_out_of_reach_is_refused(stand_in, data, tmp_path):
+    outcome = study("ablate", data, tmp_path / "out", "--vllm", "m", "--with-model", "judge=other")
+    assert outcome.exit_code == 1 and "asks two models by turns" in outcome.output
+    outcome = study("run", data, tmp_path / "out", "--vllm", "m", "--ray", "127.0.0.1:1")
+    assert outcome.exit_code == 2 and "other machines can't reach" in " ".join(outcome.output.split())
+    with pytest.raises(BadRequest):
+
+        async def work(tell):
+            async with vllm_session("m", tell, flags=("--host", "0.0.0.0")):
+                pass
+
+        told(work)
+    assert stand_in.journal() == []
