@@ -30,9 +30,10 @@ from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
 from eval.datasets.known import Dataset
 from eval.models.call_cache import SqliteCallCache
-from eval.models.memes import ShownMemes, shown_memes
+from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
+from eval.models.samples import SampledSet, Samples, one_set, read_memes
 from eval.runs import environment as about
 from serving.version import SOFTWARE
 
@@ -48,7 +49,7 @@ class Ask:
         name: Name of the arena.
         settings: Settings of the arena.
         specs: The models that it needs.
-        dataset: Which data set.
+        dataset: Which data set; None where ``samples`` are named.
         data: Directory of the data set.
         split: Which part of it.
         limit: Largest number of memes, drawn by label; None for all.
@@ -58,15 +59,17 @@ class Ask:
         references: A file of what people wrote; None where there is none.
         calls: A store of calls that arenas share; None for the arena's own.
         command: Command line of the run.
+        samples: Memes of several data sets, or some of one; in place of the first four that name one.
+        sample_seed: Seed of the sample, where it is another than that of all else.
     """
 
     out: Path
     name: str
     settings: ArenaSettings
     specs: Mapping[str, ModelSpec]
-    dataset: Dataset
-    data: Path
-    split: str
+    dataset: Dataset | None = None
+    data: Path = Path()
+    split: str = ""
     limit: int | None = None
     seed: int = 0
     concurrency: int = 4
@@ -74,6 +77,17 @@ class Ask:
     references: Path | None = None
     calls: Path | None = None
     command: str = ""
+    samples: Samples | None = None
+    sample_seed: int | None = None
+
+    @property
+    def drawn(self) -> Samples:
+        """The memes that the arena is about."""
+        if self.samples is not None:
+            return self.samples
+        if self.dataset is None:
+            raise ValueError("name a data set, or samples of several")
+        return one_set(self.dataset, self.data, self.split, limit=self.limit)
 
 
 _TOKENS_IN, _TOKENS_OUT = 1500, 300
@@ -134,24 +148,21 @@ async def run(
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
     with _alone(ask.out):
-        shown = await shown_memes(
-            ask.dataset,
-            ask.data,
-            ask.split,
-            limit=ask.limit,
-            seed=ask.seed,
-            keep=(lambda meme: meme.id in asked_about) if given else (lambda _: True),
+        shown, sets = await read_memes(
+            ask.drawn,
+            seed=ask.seed if ask.sample_seed is None else ask.sample_seed,
+            keep=(lambda meme: meme in asked_about) if given else (lambda _: True),
         )
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
         folder = ArenaFolder(ask.out)
-        manifest = _manifest(ask, shown, given, references)
+        manifest = _manifest(ask, shown, given=given, references=references, sets=sets)
         if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
             manifest = _taken_up(folder.manifest(), manifest)
         folder.write_manifest(manifest)
         absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
-            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.split}.")
+            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.drawn.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         begin(*foretold(ask, len(shown.memes), len(given)))
@@ -178,7 +189,12 @@ async def run(
 
 
 def _manifest(
-    ask: Ask, shown: ShownMemes, given: Sequence[FixedTask], references: Sequence[HumanReference]
+    ask: Ask,
+    shown: ShownMemes,
+    *,
+    given: Sequence[FixedTask],
+    references: Sequence[HumanReference],
+    sets: tuple[SampledSet, ...],
 ) -> ArenaManifest:
     def digest_of(lines: Sequence[BaseModel]) -> str:
         return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
@@ -186,11 +202,13 @@ def _manifest(
     return ArenaManifest(
         name=ask.name,
         created=datetime.now(UTC),
-        dataset=ask.dataset.id,
-        split=ask.split,
+        dataset=ask.drawn.dataset,
+        split=ask.drawn.split,
         data=shown.files,
-        limit=ask.limit,
+        limit=ask.drawn.limit,
         seed=ask.seed,
+        sample_seed=ask.sample_seed,
+        samples=sets,
         settings=ask.settings,
         models={
             name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
@@ -198,7 +216,11 @@ def _manifest(
         },
         memes=tuple(
             MemeEntry(
-                id=meme.id, harmful=meme.harmful, source_label=meme.source_label, pixels_sha256=meme.pixels_sha256
+                id=meme.id,
+                harmful=meme.harmful,
+                source_label=meme.source_label,
+                pixels_sha256=meme.pixels_sha256,
+                dataset=meme.dataset if sets else "",
             )
             for meme in shown.memes
         ),

@@ -14,6 +14,8 @@ import click
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.arena.leaderboard import Leaderboard
     from eval.arena.run import Ask
 
@@ -40,6 +42,13 @@ PAGE = "leaderboard.html"
     show_default=True,
     type=click.IntRange(0),
     help="Of that sample, of who meets whom, and of replies.",
+)
+@click.option(
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="How often it is held, about the same memes, each time with the next seed: folders side by side in --out.",
 )
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
 @click.option(
@@ -76,12 +85,25 @@ def arena(**given: Any) -> None:
     from eval.arena.agreement import HumanVerdict
     from eval.arena.folder import read_lines
     from eval.arena.leaderboard import leaderboard
+    from eval.arena.repeats import repeats_of
+    from eval.runs.repeats import repeats_in
 
     out: Path = given["out"]
     try:
-        if not given["only_report"]:
-            _hold(_options_of(given), yes=given["yes"])
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
+        if not given["only_report"]:
+            ask = _options_of(given)
+            if given["repeats"] == 1:
+                _hold(ask, yes=given["yes"])
+            else:
+                for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
+                    _hold(repeat, yes=given["yes"] or number > 0)
+        if folders := repeats_in(out):
+            boards = [leaderboard(folder, humans) for folder in folders]
+            for one, folder in zip(boards, folders, strict=True):
+                _page(one, folder)
+            _tell_repeats(boards, out, as_json=given["as_json"])
+            return
         board = leaderboard(out, humans)
         page = _page(board, out)
     except CourtError as error:
@@ -93,6 +115,24 @@ def arena(**given: Any) -> None:
 
     click.echo(as_text(board))
     click.echo(f"{page} shows it.")
+
+
+def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from eval.arena.repeats import repeat_lead, repeat_section, repeated_board
+    from eval.reports.sections import as_page, as_text
+
+    repeated = repeated_board(boards)
+    lead, section = repeat_lead(repeated), repeat_section(repeated)
+    page = out / PAGE
+    page.write_text(as_page("Leaderboard over repeats", lead, [section]), encoding="utf-8")
+    hand_on(page)
+    if as_json:
+        click.echo(json.dumps({**asdict(repeated), "repeats": [figures_of(board) for board in boards]}))
+        return
+    click.echo(as_text(lead, [section]))
+    click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
 
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
@@ -107,6 +147,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "split": manifest.split,
         "finished": manifest.finished is not None,
         "settings": manifest.settings.model_dump(mode="json"),
+        "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
     for one in told["boards"]:
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
@@ -141,35 +182,24 @@ def _options_of(given: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
-    from eval.commands.options import dataset_of
-    from eval.datasets.known import SplitRole
-    from eval.datasets.places import recognised
+    from eval.commands.options import samples_of
     from eval.models.open import read_models
+    from eval.models.samples import TABLE_KEYS
 
-    if not given["data"]:
-        raise click.UsageError("Missing option --data.")
     file = read_models(given["models"])
     unknown = [name for name in file.rest if name != "arena"]
     if unknown:
         raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
-    settings = arena_settings(file.rest.get("arena", {}), file.models)
+    table = file.rest.get("arena", {})
+    samples = samples_of(given, table, "[arena] in the file of models")
+    settings = arena_settings({name: table[name] for name in table if name not in TABLE_KEYS}, file.models)
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
-    if given["dataset"]:
-        dataset = dataset_of(given["dataset"])
-    else:
-        found = recognised(given["data"])
-        if len(found) > 1:
-            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
-        (dataset,) = found
     return Ask(
         out=given["out"],
         name=given["name"] or given["out"].resolve().name,
         settings=settings,
         specs={name: file.models[name] for name in used},
-        dataset=dataset,
-        data=given["data"],
-        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
-        limit=given["limit"],
+        samples=samples,
         seed=given["seed"],
         concurrency=given["concurrency"],
         tasks=given["tasks"],

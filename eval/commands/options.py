@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ from serving.cli.common import FiniteRange
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
+    from eval.models.samples import Samples
     from eval.runs.folder import RunFolder
     from eval.studies.arms import Arm, Study
 
@@ -26,6 +27,41 @@ def dataset_of(id_: str) -> Dataset:
     if id_ not in DATASETS:
         raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
     return DATASETS[id_]
+
+
+def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
+    """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
+
+    Args:
+        given: Options of the command: models, data, dataset, split and limit.
+        table: Table of the file of models that may hold ``sample`` and ``only``.
+        where: Its name, for errors.
+
+    Raises:
+        BadRequest: The table can't be used, or no data set is recognised.
+        click.UsageError: Options and table name memes both, or neither does.
+    """
+    from eval.datasets.known import SplitRole
+    from eval.datasets.places import recognised
+    from eval.models.samples import Samples, one_set, read_samples
+
+    read = read_samples(table, where, given["models"].parent)
+    if isinstance(read, Samples):
+        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if given[name] is not None]
+        if named:
+            raise click.UsageError(f"{where} names the memes with sample: leave {', '.join(named)} out.")
+        return read
+    if not given["data"]:
+        raise click.UsageError("Missing option --data.")
+    if given["dataset"]:
+        dataset = dataset_of(given["dataset"])
+    else:
+        found = recognised(given["data"])
+        if len(found) > 1:
+            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
+        (dataset,) = found
+    split = given["split"] or dataset.of_role(SplitRole.TEST)[0].name
+    return one_set(dataset, given["data"], split, limit=given["limit"], only=read)
 
 
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
