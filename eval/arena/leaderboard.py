@@ -77,6 +77,8 @@ class Leaderboard:
     Attributes:
         manifest: Manifest of the arena.
         boards: Overall first.
+        other_vote: The overall board by the other way to count several judges' judgements of a battle; None where each
+            battle has one judge.
         targets: In the order of the settings.
         memes: Number of finished memes.
         left_out: Memes that nothing could be asked about, by reason.
@@ -112,6 +114,7 @@ class Leaderboard:
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
+    other_vote: Board | None = None
 
     def board(self, dimension: str) -> Board:
         """Returns the board of one dimension. Raises KeyError if there is none."""
@@ -154,6 +157,9 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         spent=folder.spent(),
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
         humans=human_agreement(events, humans) if humans else None,
+        other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
+        if settings.judges_per_battle > 1
+        else None,
     )
 
 

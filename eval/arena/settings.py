@@ -11,6 +11,20 @@ from court.errors import BadRequest
 from eval.arena.ranking.elo import K
 
 _SETTINGS = "[arena] in the file of models"
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "as-published": {
+        "levels": 3,
+        "swapped": False,
+        # The paper keeps a judge's own answer from fusion only.
+        "own_case": True,
+        "pairing": "coverage",
+        "answers_per_task": 3,
+        "temperature": 1.0,
+        "guideline": "fused",
+        "vote": "majority",
+    },
+}
+"""Settings that go together, by name; the whole panel judges each battle besides."""
 
 
 class ArenaSettings(BaseModel):
@@ -32,6 +46,8 @@ class ArenaSettings(BaseModel):
     """The target whose rating is 1000; the mean of all where nobody is named."""
     judges_per_battle: int = Field(default=1, ge=1)
     """How many of the panel judge a battle, drawn for each."""
+    vote: Literal["pool", "majority"] = "pool"
+    """Whether each judgement of a battle counts as a battle, or all of them as one, by their majority."""
     own_case: bool = False
     """Whether a judge may judge a battle of its own model, where another could."""
     levels: Literal[3, 5] = 3
@@ -84,14 +100,23 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> Ar
     """Reads the table.
 
     Args:
-        table: ``[arena]`` as it stands in the file.
+        table: ``[arena]`` as it stands in the file; what it says itself goes before its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
 
     Raises:
         BadRequest: The table has an unknown setting, or names a model that the file has not.
     """
+    given = dict(table)
+    preset = given.pop("preset", None)
+    if preset is not None:
+        if preset not in _PRESETS:
+            raise BadRequest(
+                f"{_SETTINGS}: there is no preset {preset!r}; there are {', '.join(_PRESETS)}.", reason="ARENA_SETTINGS"
+            )
+        judges = given.get("judges", ())
+        given = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **given}
     try:
-        settings = ArenaSettings.model_validate({"targets": list(models), **table})
+        settings = ArenaSettings.model_validate({"targets": list(models), **given})
     except ValidationError as error:
         told = "; ".join(
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))

@@ -149,7 +149,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "settings": manifest.settings.model_dump(mode="json"),
         "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
-    for one in told["boards"]:
+    for one in (*told["boards"], *filter(None, [told["other_vote"]])):
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
     told["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
     return told

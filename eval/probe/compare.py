@@ -47,7 +47,7 @@ class ProbeComparison:
 
     Attributes:
         targets: In the order of the folders.
-        categories: Those in which any target was scored, by name; the mean over them is last.
+        categories: Categories in which any target was scored, by name; the mean over them is last.
         cells: Cells by target and category.
         memes: Number of memes that all were probed with.
         threshold: Score up to which an explanation has failed.

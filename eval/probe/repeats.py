@@ -40,7 +40,7 @@ class RepeatedProbe:
         target: The model that is probed.
         seeds: Seed of each repeat.
         finished: True if all repeats are.
-        categories: By name; all together last.
+        categories: Figures by category; those of all together are last.
     """
 
     target: str
