@@ -143,7 +143,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
         manifest: Manifest of the arena.
         events: Its events, or those of some of its memes.
         dimension: Dimension of the verdicts.
-        vote: How several judgements of a battle count; as the settings say if None.
+        vote: Rule for several judgements of a battle; as the settings say if None.
     """
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
@@ -254,12 +254,20 @@ def table_of(
         manifest: Manifest of the arena.
         events: Its events, or those of some of its memes.
         dimension: Dimension of the verdicts.
-        vote: How several judgements of a battle count; as the settings say if None.
+        vote: Rule for several judgements of a battle; as the settings say if None.
 
     Returns:
         The table, and covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard
         deviation of 1.
     """
+    table, covariates, _ = table_with_tasks(manifest, events, dimension, vote=vote)
+    return table, covariates
+
+
+def table_with_tasks(
+    manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
+) -> tuple[Battles, Floats, list[tuple[str, int]]]:
+    """The battles as :func:`table_of` has them, and the meme and number of the task of each."""
     settings = manifest.settings
     style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
@@ -271,8 +279,10 @@ def table_of(
     rows: list[tuple[str, str, float, str]] = []
     weights: list[float] = []
     differences: list[list[float]] = []
+    tasks: list[tuple[str, int]] = []
     for event in ordered:
         if isinstance(event, Forfeited):
+            tasks.append((event.meme, event.task))
             rows.append((event.winner, event.loser, 1.0, event.meme))
             weights.append(1.0)
             differences.append([0.0] * len(STYLES))
@@ -287,12 +297,13 @@ def table_of(
             score = score if event.a == key.one else 1 - score
         rows.append((event.a, event.b, score, event.meme))
         weights.append(weight)
+        tasks.append((event.meme, event.task))
         a, b = (style[event.meme, event.task, name] for name in (event.a, event.b))
         both = ((a.words, b.words), (a.headings, b.headings), (a.lists, b.lists), (a.bold, b.bold))
         differences.append([_share(x, y) for x, y in both])
     covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
     spread_ = covariates.std(axis=0)
-    return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0)
+    return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0), tasks
 
 
 def _share(a: float, b: float) -> float:

@@ -79,6 +79,8 @@ class TaskFormulated(_Event):
     """The question; several where they follow each other."""
     language: str = ""
     """Asked for in the answers; BCP 47, empty where none is."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Groups that it belongs to, where it came with the set."""
     call: ReplyCost | None
 
 

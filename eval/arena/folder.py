@@ -59,6 +59,8 @@ class FixedTask(_ArenaFileModel):
     language: str = ""
     reference: str = ""
     """What people answered."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Groups that the question belongs to, such as its field or its difficulty, for boards by group."""
 
 
 class HumanReference(_ArenaFileModel):

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from court.deadline import gather_or_cancel
@@ -180,7 +181,7 @@ class _Meme:
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
     def _fixed_task(self, number: int, given: FixedTask) -> _Task:
-        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None)
+        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None, tags=given.tags)
         return _Task(
             number=task.number,
             overall=task.overall,
@@ -190,11 +191,24 @@ class _Meme:
         )
 
     def _formulated(
-        self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: ReplyCost | None
+        self,
+        number: int,
+        relevance: Relevance | None,
+        *,
+        rounds: tuple[str, ...],
+        language: str,
+        call: ReplyCost | None,
+        tags: Mapping[str, str] = MappingProxyType({}),
     ) -> _Task:
         self._keep(
             TaskFormulated(
-                meme=self._meme.id, task=number, relevance=relevance, rounds=rounds, language=language, call=call
+                meme=self._meme.id,
+                task=number,
+                relevance=relevance,
+                rounds=rounds,
+                language=language,
+                tags=dict(tags),
+                call=call,
             )
         )
         return _Task(number=number, overall=self._begin + number, rounds=rounds, language=language, reference="")

@@ -1,7 +1,7 @@
 """Published figures of the arena's procedures, for comparison; ratings of MemeArena average 1000, as ours do.
 
-MemeArena: Chen et al., EMNLP 2025, arXiv 2510.27196, tables 1 and 2. ProBench: its table 1, single-round track, every model
-against one baseline whose rating is fixed.
+MemeArena: Chen et al., EMNLP 2025, arXiv 2510.27196, tables 1 and 2. ProBench: its table 1, single-round track, every
+model against one baseline whose rating is fixed.
 """
 
 from __future__ import annotations

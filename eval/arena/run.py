@@ -196,9 +196,6 @@ def _manifest(
     references: Sequence[HumanReference],
     sets: tuple[SampledSet, ...],
 ) -> ArenaManifest:
-    def digest_of(lines: Sequence[BaseModel]) -> str:
-        return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
-
     return ArenaManifest(
         name=ask.name,
         created=datetime.now(UTC),
@@ -234,6 +231,15 @@ def _manifest(
         machine=about.machine(),
         command=ask.command,
     )
+
+
+def digest_of(lines: Sequence[BaseModel]) -> str:
+    """Digest of the lines of a file; empty where there are none."""
+    if not lines:
+        return ""
+    # Without tags where there are none, so that a file of the first edition keeps its digest.
+    contents = [line.model_dump(mode="json") for line in lines]
+    return digest([{name: value for name, value in one.items() if name != "tags" or value} for one in contents])
 
 
 def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:

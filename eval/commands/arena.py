@@ -16,10 +16,12 @@ from serving.access.private_files import hand_on
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from eval.arena.groups import BoardsBy
     from eval.arena.leaderboard import Leaderboard
     from eval.arena.run import Ask
+    from eval.reports.sections import Section
 
-PAGE = "leaderboard.html"
+PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 
 
 @click.command()
@@ -67,6 +69,11 @@ PAGE = "leaderboard.html"
     help="What people said of battles (JSON lines: meme, task, one, other, who, better), to hold the panel against.",
 )
 @click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that arenas share.")
+@click.option(
+    "--by",
+    metavar="KEY,KEY,…",
+    help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
+)
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
 @click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
 @click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
@@ -84,8 +91,10 @@ def arena(**given: Any) -> None:
     from court.errors import CourtError
     from eval.arena.agreement import HumanVerdict
     from eval.arena.folder import read_lines
+    from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
     from eval.arena.repeats import repeats_of
+    from eval.reports.sections import as_text as sections_as_text
     from eval.runs.repeats import repeats_in
 
     out: Path = given["out"]
@@ -99,22 +108,45 @@ def arena(**given: Any) -> None:
                 for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
                     _hold(repeat, yes=given["yes"] or number > 0)
         if folders := repeats_in(out):
+            if given["by"]:
+                raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
             boards = [leaderboard(folder, humans) for folder in folders]
             for one, folder in zip(boards, folders, strict=True):
                 _page(one, folder)
             _tell_repeats(boards, out, as_json=given["as_json"])
             return
         board = leaderboard(out, humans)
+        groups = groups_in(out, _keys(given["by"]))
         page = _page(board, out)
+        sections = _group_page(board, groups, out) if groups else []
     except CourtError as error:
         raise click.ClickException(error.message) from None
     if given["as_json"]:
-        click.echo(json.dumps(figures_of(board)))
+        more = {"by": [plain_groups(one) for one in groups]} if groups else {}
+        click.echo(json.dumps({**figures_of(board), **more}))
         return
     from eval.arena.terminal import as_text
 
     click.echo(as_text(board))
+    if sections:
+        click.echo("\n" + sections_as_text([], sections))
     click.echo(f"{page} shows it.")
+
+
+def _keys(by: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (key.strip() for key in (by or "").split(","))))
+
+
+def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
+    from eval.arena.group_words import group_sections
+    from eval.reports.sections import as_page
+
+    sections = group_sections(groups, [row.model for row in board.board("overall").rows])
+    page = out / GROUP_PAGE
+    command = shlex.join(["memecourt-eval", *sys.argv[1:]])
+    page.write_text(as_page(f"Boards by group: {board.manifest.name}", [], sections, command=command), encoding="utf-8")
+    hand_on(page)
+    return sections
 
 
 def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:

@@ -83,6 +83,8 @@ def test_the_command_reports_on_all_repeats(three):
     page = (three / "leaderboard.html").read_text()
     assert "Over all repeats" in page and "quality=" not in page and "style=" not in page
     assert (three / "repeat-2" / "leaderboard.html").exists()
+    ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--by", "gold"])
+    assert ran.exit_code == 2 and "folder of a repeat" in ran.output
     told = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--json"]).output)
     assert len(told["repeats"]) == 3 and told["models"][0]["rating"]["mean"] > told["models"][2]["rating"]["mean"]
 
