@@ -38,7 +38,7 @@ def _section(by: BoardsBy, models: Sequence[str]) -> Section:
 
 def _test_words(by: BoardsBy) -> list[str]:
     if by.test is None or by.p is None:
-        return ["There is one group, and nothing to compare it with."]
+        return ["Fewer than two groups have questions enough to be compared."]
     p = f"p = {by.p:.3f}, likelihood ratio, {by.test.deals:,} random deals of groups over memes"
     if not by.shown:
         return [f"That models rank differently in these groups is not shown ({p}): nobody is weaker in one of them."]

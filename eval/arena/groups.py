@@ -54,7 +54,7 @@ class BoardsBy:
         key: Key of the groups, such as ``language``.
         groups: The groups, by name.
         ungrouped: Tasks with a battle that belong to no group.
-        test: Test of whether models rank differently in them; None where there is but one group.
+        test: Test of whether models rank differently in those with questions enough; None where fewer than two have.
         p: Its p-value, adjusted for all keys together; None likewise.
     """
 
@@ -175,7 +175,7 @@ def _difficulty(value: str) -> str:
 
 def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
     group_of = groups_of(manifest, events, key)
-    fought = {(e.meme, e.task) for e in events if _ranks(e, manifest)}
+    fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
     if not group_of.keys() & fought:
         tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
         raise BadRequest(
@@ -190,7 +190,7 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
     groups = tuple(
         _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
     )
-    names = [group.name for group in groups]
+    names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
     test = _test(manifest, events, group_of, names, deals) if len(names) > 1 else None
     return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
 
@@ -217,7 +217,9 @@ def _test(
     names: Sequence[str],
     deals: int | None,
 ) -> Interaction:
-    inside = [e for e in events if isinstance(e, Judged | Forfeited | Answered) and (e.meme, e.task) in group_of]
+    inside = [
+        e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
+    ]
     table, _, tasks = table_with_tasks(manifest, inside, OVERALL)
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)

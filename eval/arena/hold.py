@@ -274,6 +274,8 @@ class _Meme:
         self._keep(FusionBegun(meme=self._meme.id, task=task.number, judge=author))
         rest = [name for name in self._settings.targets if name in answers and name != author]
         rng.shuffle(rest)
+        if self._settings.fusion_rounds != "all":
+            rest = rest[: self._settings.fusion_rounds]
         for number, drawn in enumerate(rest, 1):
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5

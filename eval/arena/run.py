@@ -110,10 +110,13 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
     judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
-    merged = tasks * (settings.answers_per_task - 1) if settings.guideline == "fused" else 0
+    rounds = len(settings.targets) - 1
+    if settings.fusion_rounds != "all":
+        rounds = min(rounds, settings.fusion_rounds)
+    merged = tasks * rounds if settings.guideline == "fused" and not given else 0
     by_role = (
         ((settings.controller,), 0 if given else memes + tasks),
-        (settings.targets, tasks * settings.answers_per_task),
+        (settings.targets, tasks * len(settings.targets)),
         (settings.judges, judged + merged),
     )
     dollars = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -58,6 +58,8 @@ class ArenaSettings(BaseModel):
     """How many battles one counts as in which a model is far better."""
     guideline: Literal["fused", "none"] = "fused"
     """What judges measure answers by."""
+    fusion_rounds: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """How many answers are merged into a guideline, drawn among them; fewer than all where more gain nothing."""
     forfeits: Literal["leave out", "lose"] = "leave out"
     """What becomes of battles in which one has no answer that could be used."""
     temperature: float = Field(default=1.0, ge=0, le=2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.rating import rate_arena
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
@@ -77,7 +78,8 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
 @click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
 @click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
-def arena(**given: Any) -> None:
+@click.pass_context
+def arena(context: click.Context, /, **given: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
 
     For each meme a controller makes up three people and has each ask a question; every target answers all of them. The
@@ -88,6 +90,8 @@ def arena(**given: Any) -> None:
 
     Exit code: 0 if the arena has come to its end, 1 if it could not go on, 130 if it was interrupted.
     """
+    if context.invoked_subcommand is not None:
+        return
     from court.errors import CourtError
     from eval.arena.agreement import HumanVerdict
     from eval.arena.folder import read_lines
@@ -131,6 +135,9 @@ def arena(**given: Any) -> None:
     if sections:
         click.echo("\n" + sections_as_text([], sections))
     click.echo(f"{page} shows it.")
+
+
+arena.add_command(rate_arena)
 
 
 def _keys(by: str | None) -> tuple[str, ...]:

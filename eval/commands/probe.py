@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.rating import rate_probe
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
@@ -192,6 +193,9 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
         click.echo(json.dumps({**asdict(replace(comparison, cells={})), "cells": cells}))
         return
     click.echo(as_text(lead, sections))
+
+
+probe.add_command(rate_probe)
 
 
 def _tell_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:

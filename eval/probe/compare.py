@@ -13,8 +13,8 @@ from court.errors import BadRequest
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
 from eval.probe.report import RESAMPLES, THRESHOLD
-from eval.probe.resampling import MemeValues, ResampledMeans
 from eval.scores.metrics import Figure
+from eval.scores.resampled_means import MemeValues, ResampledMeans
 from eval.scores.resampling import Floats, interval
 
 MEAN = "mean of categories"

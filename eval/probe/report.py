@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from eval.probe.folder import (
     MINED,
     REWRITTEN,
@@ -30,10 +28,9 @@ from eval.probe.folder import (
     Step,
     StepOutcome,
 )
-from eval.probe.resampling import MemeValues, ResampledMeans
 from eval.probe.topics import Topic, topics_of
 from eval.scores.metrics import Figure
-from eval.scores.resampling import interval
+from eval.scores.resampled_means import difference_of, mean_of
 
 THRESHOLD = 4
 """Up to which score an explanation has failed."""
@@ -279,39 +276,6 @@ def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> R
         mean=mean_of([(meme, float(score)) for meme, score in values], resamples, seed),
         failure=mean_of([(meme, float(score <= threshold)) for meme, score in values], resamples, seed),
     )
-
-
-def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
-    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
-
-    Args:
-        values: A meme's id and a value of it; a meme may have several, which are drawn together.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
-    """
-    if not values:
-        return None
-    means = ResampledMeans((meme for meme, _ in values), resamples, seed)
-    value, drawn = means.of(values)
-    return Figure(value, *interval(drawn))
-
-
-def difference_of(values: MemeValues, less: MemeValues, *, resamples: int, seed: int) -> Figure | None:
-    """The difference of two means, both over the same drawn memes; None where one of them has no values.
-
-    Args:
-        values: A meme's id and a value of it, as for :func:`mean_of`.
-        less: Values whose mean is taken away.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
-    """
-    if not values or not less:
-        return None
-    means = ResampledMeans((meme for meme, _ in (*values, *less)), resamples, seed)
-    (one, drawn), (other, other_drawn) = means.of(values), means.of(less)
-    differences = drawn - other_drawn
-    there = differences[~np.isnan(differences)]
-    return Figure(one - other, *interval(there)) if there.size else None
 
 
 def _by_step(steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> tuple[StepRow, ...]:

@@ -435,6 +435,12 @@ def test_calls_are_foretold(tmp_path):
     calls, dollars = foretold(ask, len(arena.memes), 0)
     arena.hold()
     assert calls == arena.asked and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
+    # All targets answer each question and all answers are merged, however few of them meet.
+    for number, changes in enumerate(({}, {"fusion_rounds": 2}, {"guideline": "none"})):
+        arena = Arena(tmp_path / str(number), memes=2, **changes)
+        arena.hold()
+        specs = dict.fromkeys(STRENGTHS, SimpleNamespace(usd_in=1.0, usd_out=2.0))
+        assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.asked
 
 
 def test_five_levels_both_orders_and_an_anchor(tmp_path):

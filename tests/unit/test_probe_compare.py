@@ -16,12 +16,12 @@ from eval.probe.mining import capped
 from eval.probe.published import PUBLISHED
 from eval.probe.refining import Limits, listed_seeds
 from eval.probe.repeats import repeat_section, repeated_probe, repeats_of
-from eval.probe.report import difference_of, read_report
-from eval.probe.resampling import ResampledMeans
+from eval.probe.report import read_report
 from eval.probe.run import probe
 from eval.probe.seeds import SEEDS, read_seeds
 from eval.probe.terminal import in_words
 from eval.scores.repeated import repeated
+from eval.scores.resampled_means import ResampledMeans, difference_of
 from tests.support.fakes import FakeReader
 from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
 from tests.unit.test_probe_run import a_plan

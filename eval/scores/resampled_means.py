@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eval.scores.resampling import Floats
+from eval.scores.metrics import Figure
+from eval.scores.resampling import Floats, interval
 
 MemeValues = Sequence[tuple[str, float]]
 """A meme's id and a value of it; a meme may have several, which are drawn together."""
@@ -41,3 +42,36 @@ class ResampledMeans:
         with np.errstate(invalid="ignore"):
             means = (self._drawn @ sums) / (self._drawn @ counts)
         return float(sums.sum() / counts.sum()), np.asarray(means)
+
+
+def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
+    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
+
+    Args:
+        values: A meme's id and a value of it; a meme may have several, which are drawn together.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
+    """
+    if not values:
+        return None
+    means = ResampledMeans((meme for meme, _ in values), resamples, seed)
+    value, drawn = means.of(values)
+    return Figure(value, *interval(drawn))
+
+
+def difference_of(values: MemeValues, less: MemeValues, *, resamples: int, seed: int) -> Figure | None:
+    """The difference of two means, both over the same drawn memes; None where one of them has no values.
+
+    Args:
+        values: A meme's id and a value of it, as for :func:`mean_of`.
+        less: Values whose mean is taken away.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
+    """
+    if not values or not less:
+        return None
+    means = ResampledMeans((meme for meme, _ in (*values, *less)), resamples, seed)
+    (one, drawn), (other, other_drawn) = means.of(values), means.of(less)
+    differences = drawn - other_drawn
+    there = differences[~np.isnan(differences)]
+    return Figure(one - other, *interval(there)) if there.size else None
