@@ -104,6 +104,11 @@ class ArenaManifest(_ArenaFileModel):
     machine: str
     command: str
 
+    @property
+    def drawn_by(self) -> int:
+        """Seed of the sample of memes."""
+        return self.seed if self.sample_seed is None else self.sample_seed
+
     def same_as(self, other: ArenaManifest) -> list[str]:
         """Names of what differs that may not."""
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}

@@ -191,7 +191,7 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
         _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
     )
     names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
-    test = _test(manifest, events, group_of, names, deals) if len(names) > 1 else None
+    test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
     return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
 
 

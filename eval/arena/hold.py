@@ -43,7 +43,7 @@ from eval.models.metered import MeteredModel
 
 T = TypeVar("T")
 
-_REQUEST_AT_FAULT = frozenset({400, 413, 422})
+REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """With these a server refuses one request; with others (no such model, wrong key) it would refuse them all."""
 
 
@@ -385,7 +385,7 @@ class _Meme:
         try:
             return await saying
         except ModelRefused as error:
-            if error.status not in _REQUEST_AT_FAULT:
+            if error.status not in REQUEST_AT_FAULT:
                 raise
             return error.reason
         except (ReplyUnusable, Overrun) as error:

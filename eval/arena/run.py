@@ -150,7 +150,7 @@ async def run(
     given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
-    with _alone(ask.out):
+    with alone(ask.out):
         shown, sets = await read_memes(
             ask.drawn,
             seed=ask.seed if ask.sample_seed is None else ask.sample_seed,
@@ -258,7 +258,7 @@ def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """Keeps others off the folder. Raises BadRequest where it holds something else, or is in use."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK).open("a") as lock:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.explaining import explain
 from eval.commands.rating import rate_arena
 from serving.access.private_files import hand_on
 
@@ -138,6 +139,7 @@ def arena(context: click.Context, /, **given: Any) -> None:
 
 
 arena.add_command(rate_arena)
+arena.add_command(explain)
 
 
 def _keys(by: str | None) -> tuple[str, ...]:

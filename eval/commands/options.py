@@ -11,6 +11,7 @@ import click
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
+    from eval.arena.folder import ArenaManifest
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
     from eval.models.samples import Samples
@@ -62,6 +63,30 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
         (dataset,) = found
     split = given["split"] or dataset.of_role(SplitRole.TEST)[0].name
     return one_set(dataset, given["data"], split, limit=given["limit"], only=read)
+
+
+def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | None) -> Samples | None:
+    """The memes of an arena that is there; None where neither names their data.
+
+    Args:
+        manifest: Manifest of the arena.
+        data: Directory of its data set, where it has one.
+        models: File of models whose table ``[arena]`` names its data sets.
+
+    Raises:
+        BadRequest: The table can't be used.
+    """
+    from eval.models.open import read_models
+    from eval.models.samples import Samples, one_set, read_samples
+
+    if data is not None:
+        only = manifest.samples[0].only if manifest.samples else "all"
+        return one_set(dataset_of(manifest.dataset), data, manifest.split, limit=manifest.limit, only=only)
+    if models is None:
+        return None
+    table = read_models(models).rest.get("arena", {})
+    read = read_samples(table, "[arena] in the file of models", models.parent)
+    return read if isinstance(read, Samples) else None
 
 
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:

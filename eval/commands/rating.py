@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from eval.commands.options import arena_samples
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
@@ -116,15 +117,15 @@ def rate_arena(**given: Any) -> None:
                 end = rating.plateau(by_round)
                 more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
                 sections.append(round_section(by_round, end))
-            _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found, more)
+            _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
             return
         measures = rating.measures_by_round(texts)
         _show(
             given,
             f"Guidelines of {manifest.name}",
             [measure_section(measures)],
-            (),
-            {"measures": [asdict(one) for one in measures]},
+            found=(),
+            more={"measures": [asdict(one) for one in measures]},
         )
     except CourtError as error:
         raise click.ClickException(error.message) from None
@@ -164,7 +165,7 @@ def rate_probe(**given: Any) -> None:
         found = _summary(ratings, key)
         sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
         beside = rating.agent_section(ratings, key, threshold=given["threshold"])
-        _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found, {})
+        _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
     except CourtError as error:
         raise click.ClickException(error.message) from None
 
@@ -183,26 +184,15 @@ def _pictures_of(given: Mapping[str, Any]) -> Pictures:
     import asyncio
 
     from eval.arena.folder import ArenaFolder
-    from eval.commands.options import dataset_of
-    from eval.models.open import read_models
-    from eval.models.samples import Samples, one_set, read_memes, read_samples
+    from eval.models.samples import read_memes
     from eval.reports.records import shrunk
 
     manifest = ArenaFolder(given["out"]).manifest()
-    if given["models"]:
-        table = read_models(given["models"]).rest.get("arena", {})
-        read = read_samples(table, "[arena] in the file of models", given["models"].parent)
-        if not isinstance(read, Samples):
-            raise click.UsageError("[arena] names no data sets: name the one with --data.")
-        samples = read
-    elif given["data"]:
-        only = manifest.samples[0].only if manifest.samples else "all"
-        samples = one_set(dataset_of(manifest.dataset), given["data"], manifest.split, limit=manifest.limit, only=only)
-    else:
+    samples = arena_samples(manifest, given["data"], given["models"])
+    if samples is None:
         click.echo("Raters are not shown the memes: name their data set with --data.", err=True)
         return lambda _: ()
-    seed = manifest.seed if manifest.sample_seed is None else manifest.sample_seed
-    shown, _ = asyncio.run(read_memes(samples, seed=seed))
+    shown, _ = asyncio.run(read_memes(samples, seed=manifest.drawn_by))
     frames = {meme.id: tuple(frame.png for frame in meme.frames) for meme in shown.memes}
 
     def pictures(meme: str) -> tuple[bytes, ...]:
@@ -251,6 +241,7 @@ def _show(
     given: Mapping[str, Any],
     title: str,
     sections: Sequence[Section],
+    *,
     found: Sequence[CriterionRatings],
     more: Mapping[str, Any],
 ) -> None:
