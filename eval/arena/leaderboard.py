@@ -13,6 +13,7 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement
 from eval.arena.bias import BiasReport, bias_report
 from eval.arena.boards import Board, board_of
+from eval.arena.contrasts import SettingContrast, contrasts
 from eval.arena.events import (
     Answered,
     Event,
@@ -95,6 +96,7 @@ class Leaderboard:
         spent: Actual calls of each model, in all sessions.
         bias: None where it was not looked at.
         humans: None where people's verdicts were not given.
+        contrasts: Ratings under each setting of the bias study less those under the first; empty without the study.
     """
 
     manifest: ArenaManifest
@@ -115,6 +117,7 @@ class Leaderboard:
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
     other_vote: Board | None = None
+    contrasts: tuple[SettingContrast, ...] = ()
 
     def board(self, dimension: str) -> Board:
         """Returns the board of one dimension. Raises KeyError if there is none."""
@@ -160,6 +163,13 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
         if settings.judges_per_battle > 1
         else None,
+        contrasts=contrasts(
+            events,
+            settings.targets,
+            {name: entry.family for name, entry in manifest.models.items()},
+            resamples=settings.resamples,
+            seed=manifest.seed,
+        ),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from eval.arena import figures
+from eval.arena.contrast_words import contrast_sections
 from eval.arena.leaderboard import Leaderboard
+from eval.arena.words import SETTING_WORDS
 from eval.reports.page import Drawn, need_page, render
 
 DIMENSION_WORDS = {
@@ -13,12 +15,6 @@ DIMENSION_WORDS = {
     "redundancy": "redundancy",
     "relevance": "relevance",
     "accuracy": "accuracy",
-}
-SETTING_WORDS = {
-    "fused": "fused guideline",
-    "own": "its own answer",
-    "human": "written by people",
-    "none": "no reference",
 }
 
 
@@ -44,6 +40,7 @@ def as_html(board: Leaderboard) -> str:
         settings=board.manifest.settings,
         dimensions=DIMENSION_WORDS,
         setting_words=SETTING_WORDS,
+        contrasts=contrast_sections(board.contrasts, [row.model for row in overall.rows]),
         drawn=[
             Drawn(
                 "Ratings",

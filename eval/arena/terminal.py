@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from eval.arena.boards import BoardRow
 from eval.arena.leaderboard import Leaderboard
-from eval.arena.page import DIMENSION_WORDS, SETTING_WORDS
+from eval.arena.page import DIMENSION_WORDS
+from eval.arena.words import SETTING_WORDS
 from eval.scores.tables import table
 
 

@@ -95,3 +95,12 @@ class Setting(StrEnum):
     """What people wrote."""
     NONE = "none"
     """Nothing."""
+
+
+SETTING_WORDS: Mapping[Setting, str] = {
+    Setting.FUSED: "fused guideline",
+    Setting.OWN: "its own answer",
+    Setting.HUMAN: "written by people",
+    Setting.NONE: "no reference",
+}
+"""Settings as reports write them."""

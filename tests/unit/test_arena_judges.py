@@ -186,6 +186,31 @@ def test_larger_panels_come_nearer_to_the_whole():
     assert 0.6 < sizes[1].chance == sizes[5].chance < 1
 
 
+def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
+    """Three judges on four battles; people always find a better. Nobody else judged the last one but j."""
+    said = {"j": "aaba", "k": "abb", "l": "baa"}
+    events = [
+        judged(f"m{number}", "a", "b", judge, Verdict.A if word == "a" else Verdict.B)
+        for judge, words in said.items()
+        for number, word in enumerate(words)
+    ]
+    people = [
+        HumanVerdict(meme=f"m{number}", task=0, one="a", other="b", who=who, better="one")
+        for number in range(4)
+        for who in "pq"
+    ]
+    one, two, three = human_agreement(events, people).panels
+    assert (one.size, one.panels, one.battles) == (1, 3, pytest.approx(10 / 3))
+    assert one.accuracy == pytest.approx((3 / 4 + 1 / 3 + 2 / 3) / 3)
+    assert (one.lowest, one.highest) == (pytest.approx(1 / 3), pytest.approx(3 / 4))
+    # Two who differ have a tie, which is not people's: j and k agree on a once, j and l once, k and l never.
+    assert (two.panels, two.accuracy) == (3, pytest.approx((1 / 3 + 1 / 3 + 0) / 3))
+    assert (three.panels, three.battles, three.accuracy) == (1, 3, pytest.approx(2 / 3))
+    assert three.kappa is None or three.kappa <= 0
+    alone = [event for event in events if event.judge == "j"]
+    assert human_agreement(alone, people).panels == ()
+
+
 def test_the_panel_beside_people():
     events = [
         judged("m1", "a", "b", "j", Verdict.A),
