@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MEMEARENA_SOURCE = "MemeArena (Chen et al., EMNLP 2025, arXiv 2510.27196), table 1"
 NDCG_SOURCE = "MemeArena (Chen et al., EMNLP 2025, arXiv 2510.27196), table 2"
-PROBENCH_SOURCE = "ProBench, table 1, single-round track"
 
 
 @dataclass(frozen=True, slots=True)
