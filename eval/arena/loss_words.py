@@ -45,6 +45,8 @@ def _percent(figure: Figure) -> str:
 
 
 def _agreement(what: str, kappa: Kappa) -> str:
+    if kappa.n and kappa.value is None:
+        return f"On {kappa.n:,} losses two explainers always gave one and the same {what}: there is no κ."
     if kappa.value is None:
         return f"Nothing is known of how far two explainers agree on the {what}: name another one with --second."
     few = "" if kappa.enough else " (too few to rely on)"

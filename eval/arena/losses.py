@@ -20,9 +20,8 @@ from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import DIMENSIONS, OVERALL, LossError
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
-from eval.scores.metrics import Figure
+from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampled_means import ResampledMeans
-from eval.scores.resampling import interval
 from serving.docket.review.agreement import Kappa, cohen
 
 ASPECTS = DIMENSIONS[:-1]
@@ -305,5 +304,5 @@ def _shares(values: Sequence[tuple[str, str]], names: Sequence[str], *, resample
     found = {}
     for name in names:
         value, drawn = draws.of([(meme, float(said == name)) for meme, said in values])
-        found[str(name)] = Figure(value, *interval(drawn))
+        found[str(name)] = share_figure(value, drawn, len({meme for meme, _ in values}))
     return found
