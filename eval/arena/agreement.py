@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -31,6 +33,29 @@ class HumanVerdict(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class PanelAccuracy:
+    """Agreement of panels of one size with people.
+
+    Attributes:
+        size: Judges of a panel.
+        panels: Number of panels that judged some of the battles together.
+        battles: Mean number of battles of a panel.
+        accuracy: Mean share of battles in which the panel's vote is the people's; even votes are a tie.
+        lowest: The lowest of the panels' shares.
+        highest: The highest.
+        kappa: Mean of Cohen's kappa, of the panels that have one; None where none has.
+    """
+
+    size: int
+    panels: int
+    battles: float
+    accuracy: float
+    lowest: float
+    highest: float
+    kappa: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class HumanAgreement:
     """The figures.
 
@@ -42,6 +67,7 @@ class HumanAgreement:
         people: Fleiss', among people.
         judges: Cohen's, of each judge with the people's majority.
         even: Battles on which the votes of one side are even, so that there is no majority; they are in no figure.
+        panels: Agreement by size of the panel; empty where no two judges judged the same battle.
     """
 
     battles: int
@@ -51,6 +77,7 @@ class HumanAgreement:
     people: Kappa
     judges: Mapping[str, Kappa]
     even: int
+    panels: tuple[PanelAccuracy, ...] = ()
 
 
 def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> HumanAgreement:
@@ -89,7 +116,42 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
         people=fleiss([list(words.values()) for words in people.values()]),
         judges={judge: cohen(_with(found, voted)) for judge, found in sorted(by_judge.items())},
         even=even,
+        panels=_panels(by_judge, voted),
     )
+
+
+def _panels(
+    by_judge: Mapping[str, Mapping[Key, Sequence[str]]], voted: Mapping[Key, str | None]
+) -> tuple[PanelAccuracy, ...]:
+    """Votes of all panels of each size, on the battles that all of a panel judged."""
+    said = {
+        judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
+        for judge, found in sorted(by_judge.items())
+    }
+    sizes = []
+    for size in range(1, len(said) + 1):
+        pairs = []
+        for panel in itertools.combinations(said, size):
+            common = set.intersection(*(set(said[judge]) for judge in panel))
+            votes = {key: _majority([said[judge][key] for judge in panel]) or "tie" for key in common}
+            if votes:
+                pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
+        shares = [share for each in pairs if (share := _hits(each)) is not None]
+        if not shares:
+            break
+        kappas = [value for each in pairs if (value := cohen(each).value) is not None]
+        sizes.append(
+            PanelAccuracy(
+                size=size,
+                panels=len(pairs),
+                battles=fmean(map(len, pairs)),
+                accuracy=fmean(shares),
+                lowest=min(shares),
+                highest=max(shares),
+                kappa=fmean(kappas) if kappas else None,
+            )
+        )
+    return tuple(sizes) if len(sizes) > 1 else ()
 
 
 def _with(found: Mapping[Key, Sequence[str]], voted: Mapping[Key, str | None]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.arena.events import Event, Judged
+from eval.arena.joint import joint_scores
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.words import OVERALL, Setting
@@ -44,6 +45,21 @@ def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
     ideal_discounts = _shared(reference, discount.tolist())
     ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
     return float(gained / ideal) if ideal else 1.0
+
+
+def chance_ndcg(reference: Mapping[str, float]) -> float:
+    """Computes the mean NDCG of a ranking in random order: a figure below it is worse than chance.
+
+    Over all orders each place holds the mean relevance, so that the gain is that times the sum of all discounts.
+
+    Args:
+        reference: A score of each model, two at least.
+    """
+    relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
+    discount = 1 / np.log2(np.arange(2, len(reference) + 2))
+    ideal_discounts = _shared(reference, discount.tolist())
+    ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
+    return float(np.mean(list(relevance.values())) * discount.sum() / ideal) if ideal else 1.0
 
 
 def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
@@ -102,11 +118,19 @@ class JudgeAgreement:
         judge: Judge in question.
         ndcg: NDCG of its ranking, with the others' as reference.
         tau: Kendall's, of the two; None where one has everybody level.
+        chance: Mean NDCG of a random order with the same reference.
+        joint: NDCG with the ranking by the joint vote of all judges as reference, itself included, as MemeArena has it.
+        joint_tau: Kendall's of those two, likewise.
+        joint_chance: Mean NDCG of a random order with that reference.
     """
 
     judge: str
     ndcg: float
     tau: float | None
+    chance: float
+    joint: float
+    joint_tau: float | None
+    joint_chance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +143,9 @@ class UnderSetting:
         judges: Each beside the others.
         ndcg: Their mean.
         tau: Their mean, of those that there are; None where there are none.
+        chance: Their mean: what NDCG comes to by chance.
+        joint: Mean NDCG with the joint vote as reference.
+        joint_tau: Mean of Kendall's with it, of those that there are; None where there are none.
         own_cases: Each judge in its own case.
         first_wins: Share of what was won by the answer shown first, of battles that were not tied; None without any.
     """
@@ -128,6 +155,9 @@ class UnderSetting:
     judges: tuple[JudgeAgreement, ...]
     ndcg: float
     tau: float | None
+    chance: float
+    joint: float
+    joint_tau: float | None
     own_cases: tuple[OwnCase, ...]
     first_wins: float | None
 
@@ -141,12 +171,14 @@ class PanelSize:
         panels: Number of panels examined.
         ndcg: Mean, the ranking by the whole panel as reference.
         tau: Mean Kendall's tau; None if there is none.
+        chance: Mean NDCG of a random order.
     """
 
     size: int
     panels: int
     ndcg: float
     tau: float | None
+    chance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +231,8 @@ def _under(
     setting: Setting, judged: Mapping[str, Sequence[Judged]], models: Sequence[str], resamples: int, seed: int
 ) -> UnderSetting:
     agreements, cases = [], []
+    everything = [event for found in judged.values() for event in found]
+    joint = _joint_rates(everything, models)
     for judge, own in judged.items():
         # What somebody says in its own case is no measure of anybody else.
         others = [
@@ -212,20 +246,34 @@ def _under(
         said, reference = _rates(own, models), _rates(others, models)
         both = [model for model in models if model in said and model in reference]
         here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
-        agreements.append(JudgeAgreement(judge, ndcg(here, there), kendall(here, there)))
+        whole = {model: joint[model] for model in said}
+        agreements.append(
+            JudgeAgreement(
+                judge=judge,
+                ndcg=ndcg(here, there),
+                tau=kendall(here, there),
+                chance=chance_ndcg(there),
+                joint=ndcg(said, whole),
+                joint_tau=kendall(said, whole),
+                joint_chance=chance_ndcg(whole),
+            )
+        )
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
-    everything = [event for found in judged.values() for event in found]
     scores = [event.verdicts[OVERALL].score for event in everything]
     decided = [score for score in scores if score != 0.5]
     taus = [each.tau for each in agreements if each.tau is not None]
+    joint_taus = [each.joint_tau for each in agreements if each.joint_tau is not None]
     return UnderSetting(
         setting=setting,
         battles=len(everything),
         judges=tuple(agreements),
         ndcg=float(np.mean([each.ndcg for each in agreements])) if agreements else 1.0,
         tau=float(np.mean(taus)) if taus else None,
+        chance=float(np.mean([each.chance for each in agreements])) if agreements else 1.0,
+        joint=float(np.mean([each.joint for each in agreements])) if agreements else 1.0,
+        joint_tau=float(np.mean(joint_taus)) if joint_taus else None,
         own_cases=tuple(cases),
         first_wins=float(np.mean(decided)) if decided else None,
     )
@@ -233,9 +281,18 @@ def _under(
 
 def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
     """Counted win rates, of those that fought."""
-    rows = [(event.a, event.b, event.verdicts[OVERALL].score, event.meme) for event in events]
+    return _counted([(event.a, event.b, event.verdicts[OVERALL].score, event.meme) for event in events], models)
+
+
+def _counted(rows: Sequence[tuple[str, str, float, str]], models: Sequence[str]) -> dict[str, float]:
     rates, _ = win_rates(wins(battles(models, rows)))
     return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
+
+
+def _joint_rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
+    """Counted win rates by the joint vote of all judges, a battle each."""
+    rows = [(key.one, key.other, score, key.meme) for key, score in joint_scores(events, OVERALL).items()]
+    return _counted(rows, models)
 
 
 def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resamples: int, seed: int) -> OwnCase | None:
@@ -290,13 +347,22 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
         panels = list(itertools.combinations(judges, size))
         if len(panels) > _PANELS:
             panels = rng.sample(panels, _PANELS)
-        gains, taus = [], []
+        gains, taus, chances = [], [], []
         for panel in panels:
             said = _rates([event for judge in panel for event in by_judge[judge]], models)
             both = [model for model in models if model in said and model in whole]
             here, there = {m: said[m] for m in both}, {m: whole[m] for m in both}
             gains.append(ndcg(here, there))
             taus.append(kendall(here, there))
+            chances.append(chance_ndcg(there))
         known = [tau for tau in taus if tau is not None]
-        sizes.append(PanelSize(size, len(panels), float(np.mean(gains)), float(np.mean(known)) if known else None))
+        sizes.append(
+            PanelSize(
+                size=size,
+                panels=len(panels),
+                ndcg=float(np.mean(gains)),
+                tau=float(np.mean(known)) if known else None,
+                chance=float(np.mean(chances)),
+            )
+        )
     return tuple(sizes)

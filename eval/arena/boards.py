@@ -11,6 +11,7 @@ import numpy as np
 
 from eval.arena.events import Answered, Event, Forfeited, Judged
 from eval.arena.folder import ArenaManifest
+from eval.arena.joint import Vote, battle_key, joint_scores
 from eval.arena.noise import noise_in
 from eval.arena.ranking.battles import Battles, Floats, NotRanked, among, battles, expected, groups, win_rates, wins
 from eval.arena.ranking.bootstrap import Spread, spread, spread_of_elo, spread_styled
@@ -135,11 +136,18 @@ class _RatedGroup:
     spread: Spread | None
 
 
-def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> Board:
-    """The ratings of an arena in one dimension; it must have a battle."""
+def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None) -> Board:
+    """The ratings of an arena in one dimension; it must have a battle.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events, or those of some of its memes.
+        dimension: Dimension of the verdicts.
+        vote: Rule for several judgements of a battle; as the settings say if None.
+    """
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
-    table, covariates = table_of(manifest, events, dimension)
+    table, covariates = table_of(manifest, events, dimension, vote=vote)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates, against = win_rates(wins(table))
     not_ranked = noise = noise_in(events, dimension)
@@ -234,19 +242,36 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
     return tuple(rated)
 
 
-def table_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -> tuple[Battles, Floats]:
+def table_of(
+    manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
+) -> tuple[Battles, Floats]:
     """The battles of one dimension, forfeits included where the settings say so, and their differences of style.
 
     Battles are fought side by side, and in another order where an arena was taken up again. Elo depends on it, so that
     the seed draws the order here.
 
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events, or those of some of its memes.
+        dimension: Dimension of the verdicts.
+        vote: Rule for several judgements of a battle; as the settings say if None.
+
     Returns:
         The table, and covariates of shape (battles, 4), in the order of :data:`STYLES`, each scaled to a standard
         deviation of 1.
     """
+    table, covariates, _ = table_with_tasks(manifest, events, dimension, vote=vote)
+    return table, covariates
+
+
+def table_with_tasks(
+    manifest: ArenaManifest, events: Sequence[Event], dimension: str, *, vote: Vote | None = None
+) -> tuple[Battles, Floats, list[tuple[str, int]]]:
+    """The battles as :func:`table_of` has them, and the meme and number of the task of each."""
     settings = manifest.settings
     style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    joint = joint_scores(fought, dimension) if (vote or settings.vote) == "majority" else None
     lost = [event for event in events if isinstance(event, Forfeited)] if settings.forfeits == "lose" else []
     ordered: list[Judged | Forfeited] = [*fought, *lost]
     ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why"}))
@@ -254,21 +279,31 @@ def table_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str) -
     rows: list[tuple[str, str, float, str]] = []
     weights: list[float] = []
     differences: list[list[float]] = []
+    tasks: list[tuple[str, int]] = []
     for event in ordered:
         if isinstance(event, Forfeited):
+            tasks.append((event.meme, event.task))
             rows.append((event.winner, event.loser, 1.0, event.meme))
             weights.append(1.0)
             differences.append([0.0] * len(STYLES))
             continue
         verdict = event.verdicts[dimension]
-        rows.append((event.a, event.b, verdict.score, event.meme))
-        weights.append(settings.far if verdict.far else 1.0)
+        score, weight = verdict.score, settings.far if verdict.far else 1.0
+        if joint is not None:
+            key = battle_key(event)
+            if key not in joint:
+                continue  # the battle stands in the table already
+            score, weight = joint.pop(key), 1.0
+            score = score if event.a == key.one else 1 - score
+        rows.append((event.a, event.b, score, event.meme))
+        weights.append(weight)
+        tasks.append((event.meme, event.task))
         a, b = (style[event.meme, event.task, name] for name in (event.a, event.b))
         both = ((a.words, b.words), (a.headings, b.headings), (a.lists, b.lists), (a.bold, b.bold))
         differences.append([_share(x, y) for x, y in both])
     covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
     spread_ = covariates.std(axis=0)
-    return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0)
+    return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0), tasks
 
 
 def _share(a: float, b: float) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from court.prompts import Prompt
-from eval.arena.words import Relevance, Setting, Verdict
+from eval.arena.words import LossError, Relevance, Setting, Verdict
 from eval.models.metered import MeteredModel, ParsedReply
 
 T = TypeVar("T")
@@ -79,6 +79,8 @@ class TaskFormulated(_Event):
     """The question; several where they follow each other."""
     language: str = ""
     """Asked for in the answers; BCP 47, empty where none is."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Groups that it belongs to, where it came with the set."""
     call: ReplyCost | None
 
 
@@ -196,6 +198,37 @@ class NotJudged(_Battle):
     reason: str
 
 
+class LossExplained(_Event):
+    """A model said why an answer lost a battle."""
+
+    kind: Literal["LossExplained"] = "LossExplained"
+    task: int
+    winner: str
+    loser: str
+    explainer: str
+    second: bool = False
+    """Whether it is the second opinion on the loss, which is for agreement alone."""
+    aspect: str
+    """The dimension in which it lost most."""
+    asked: bool
+    """Whether the explainer said so; otherwise the verdicts of the battle did."""
+    error: LossError
+    why: str
+    call: ReplyCost
+
+
+class LossNotExplained(_Event):
+    """A model said nothing usable about a loss."""
+
+    kind: Literal["LossNotExplained"] = "LossNotExplained"
+    task: int
+    winner: str
+    loser: str
+    explainer: str
+    second: bool = False
+    reason: str
+
+
 class MemeLeftOut(_Event):
     """Event: no question could be made about the meme."""
 
@@ -220,6 +253,8 @@ Event = (
     | Forfeited
     | Judged
     | NotJudged
+    | LossExplained
+    | LossNotExplained
     | MemeLeftOut
     | MemeDone
 )

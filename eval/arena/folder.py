@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
+from eval.models.samples import SampledSet
 
 FORMAT = 1
 MANIFEST, EVENTS, USAGE, CALLS = "manifest.json", "events.jsonl", "usage.json", "calls.sqlite"
@@ -46,6 +47,8 @@ class MemeEntry(_ArenaFileModel):
     harmful: bool
     source_label: str
     pixels_sha256: str
+    dataset: str = ""
+    """Its data set, where the arena has several."""
 
 
 class FixedTask(_ArenaFileModel):
@@ -56,6 +59,8 @@ class FixedTask(_ArenaFileModel):
     language: str = ""
     reference: str = ""
     """What people answered."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Groups that the question belongs to, such as its field or its difficulty, for boards by group."""
 
 
 class HumanReference(_ArenaFileModel):
@@ -79,6 +84,10 @@ class ArenaManifest(_ArenaFileModel):
     data: dict[str, str]
     limit: int | None
     seed: int
+    sample_seed: int | None = None
+    """Seed of the sample where it is another: repeats of an arena are about the same memes."""
+    samples: tuple[SampledSet, ...] = ()
+    """The data sets, where they are several or only some of their memes count."""
     settings: ArenaSettings
     models: dict[str, ModelEntry]
     memes: tuple[MemeEntry, ...]
@@ -94,6 +103,11 @@ class ArenaManifest(_ArenaFileModel):
     python: str
     machine: str
     command: str
+
+    @property
+    def drawn_by(self) -> int:
+        """Seed of the sample of memes."""
+        return self.seed if self.sample_seed is None else self.sample_seed
 
     def same_as(self, other: ArenaManifest) -> list[str]:
         """Names of what differs that may not."""

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from court.deadline import gather_or_cancel
@@ -42,7 +43,7 @@ from eval.models.metered import MeteredModel
 
 T = TypeVar("T")
 
-_REQUEST_AT_FAULT = frozenset({400, 413, 422})
+REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """With these a server refuses one request; with others (no such model, wrong key) it would refuse them all."""
 
 
@@ -180,7 +181,7 @@ class _Meme:
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
     def _fixed_task(self, number: int, given: FixedTask) -> _Task:
-        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None)
+        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None, tags=given.tags)
         return _Task(
             number=task.number,
             overall=task.overall,
@@ -190,11 +191,24 @@ class _Meme:
         )
 
     def _formulated(
-        self, number: int, relevance: Relevance | None, rounds: tuple[str, ...], language: str, call: ReplyCost | None
+        self,
+        number: int,
+        relevance: Relevance | None,
+        *,
+        rounds: tuple[str, ...],
+        language: str,
+        call: ReplyCost | None,
+        tags: Mapping[str, str] = MappingProxyType({}),
     ) -> _Task:
         self._keep(
             TaskFormulated(
-                meme=self._meme.id, task=number, relevance=relevance, rounds=rounds, language=language, call=call
+                meme=self._meme.id,
+                task=number,
+                relevance=relevance,
+                rounds=rounds,
+                language=language,
+                tags=dict(tags),
+                call=call,
             )
         )
         return _Task(number=number, overall=self._begin + number, rounds=rounds, language=language, reference="")
@@ -260,6 +274,8 @@ class _Meme:
         self._keep(FusionBegun(meme=self._meme.id, task=task.number, judge=author))
         rest = [name for name in self._settings.targets if name in answers and name != author]
         rng.shuffle(rest)
+        if self._settings.fusion_rounds != "all":
+            rest = rest[: self._settings.fusion_rounds]
         for number, drawn in enumerate(rest, 1):
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
@@ -369,7 +385,7 @@ class _Meme:
         try:
             return await saying
         except ModelRefused as error:
-            if error.status not in _REQUEST_AT_FAULT:
+            if error.status not in REQUEST_AT_FAULT:
                 raise
             return error.reason
         except (ReplyUnusable, Overrun) as error:

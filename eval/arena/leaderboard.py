@@ -13,6 +13,7 @@ from court.errors import BadRequest
 from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement
 from eval.arena.bias import BiasReport, bias_report
 from eval.arena.boards import Board, board_of
+from eval.arena.contrasts import SettingContrast, contrasts
 from eval.arena.events import (
     Answered,
     Event,
@@ -77,6 +78,8 @@ class Leaderboard:
     Attributes:
         manifest: Manifest of the arena.
         boards: Overall first.
+        other_vote: The overall board by the other way to count several judges' judgements of a battle; None where each
+            battle has one judge.
         targets: In the order of the settings.
         memes: Number of finished memes.
         left_out: Memes that nothing could be asked about, by reason.
@@ -93,6 +96,7 @@ class Leaderboard:
         spent: Actual calls of each model, in all sessions.
         bias: None where it was not looked at.
         humans: None where people's verdicts were not given.
+        contrasts: Ratings under each setting of the bias study less those under the first; empty without the study.
     """
 
     manifest: ArenaManifest
@@ -112,6 +116,8 @@ class Leaderboard:
     spent: dict[str, Spent] = field(default_factory=dict)
     bias: BiasReport | None = None
     humans: HumanAgreement | None = None
+    other_vote: Board | None = None
+    contrasts: tuple[SettingContrast, ...] = ()
 
     def board(self, dimension: str) -> Board:
         """Returns the board of one dimension. Raises KeyError if there is none."""
@@ -154,6 +160,16 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         spent=folder.spent(),
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
         humans=human_agreement(events, humans) if humans else None,
+        other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
+        if settings.judges_per_battle > 1
+        else None,
+        contrasts=contrasts(
+            events,
+            settings.targets,
+            {name: entry.family for name, entry in manifest.models.items()},
+            resamples=settings.resamples,
+            seed=manifest.seed,
+        ),
     )
 
 

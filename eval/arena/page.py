@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from eval.arena import figures
+from eval.arena.contrast_words import contrast_sections
 from eval.arena.leaderboard import Leaderboard
+from eval.arena.published import MEMEARENA_NDCG, NDCG_SOURCE
+from eval.arena.words import SETTING_WORDS
 from eval.reports.page import Drawn, need_page, render
 
 DIMENSION_WORDS = {
@@ -13,12 +16,6 @@ DIMENSION_WORDS = {
     "redundancy": "redundancy",
     "relevance": "relevance",
     "accuracy": "accuracy",
-}
-SETTING_WORDS = {
-    "fused": "fused guideline",
-    "own": "its own answer",
-    "human": "written by people",
-    "none": "no reference",
 }
 
 
@@ -44,6 +41,9 @@ def as_html(board: Leaderboard) -> str:
         settings=board.manifest.settings,
         dimensions=DIMENSION_WORDS,
         setting_words=SETTING_WORDS,
+        published_ndcg={name: sum(row) / len(row) for name, row in MEMEARENA_NDCG.items()},
+        ndcg_source=NDCG_SOURCE,
+        contrasts=contrast_sections(board.contrasts, [row.model for row in overall.rows]),
         drawn=[
             Drawn(
                 "Ratings",

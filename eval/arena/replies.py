@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from court.replies import Reply, UnusableReply, Words, object_schema, parse
-from eval.arena.words import DIMENSIONS, Relevance, Verdict, Verdicts, words_of
+from eval.arena.words import DIMENSIONS, LossError, Relevance, Verdict, Verdicts, words_of
 
 _PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
 """Characters at most of what is taken."""
@@ -118,6 +118,37 @@ def parse_verdicts(text: str, *, levels: int) -> Verdicts:
     if wrong:
         raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
     return Verdicts(said.why, {name: offered[getattr(said, name)] for name in DIMENSIONS})
+
+
+class Explanation(Reply):
+    """Reason why an answer lost."""
+
+    why: _Why
+    aspect: str = ""
+    error: str
+    """One of :class:`~eval.arena.words.LossError`."""
+
+
+def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Explanation`.
+
+    Args:
+        aspects: Dimensions that it may name; with fewer than two it is not asked for one.
+        chars: Longest sentence.
+    """
+    asked = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
+    error = {"type": "string", "enum": [str(error) for error in LossError]}
+    return object_schema({"why": _text(min(chars, _WHY)), **asked, "error": error})
+
+
+def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
+    """A reason that names one of the aspects that were offered, where there was a choice. Raises Fault."""
+    said = parse(Explanation, text)
+    if len(aspects) > 1 and said.aspect not in aspects:
+        raise UnusableReply("REPLY_MALFORMED", f"aspect must be one of {', '.join(aspects)}")
+    if said.error not in list(LossError):
+        raise UnusableReply("REPLY_MALFORMED", f"error must be one of {', '.join(LossError)}")
+    return said
 
 
 def _text(most: int) -> dict[str, Any]:

@@ -30,9 +30,10 @@ from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
 from eval.datasets.known import Dataset
 from eval.models.call_cache import SqliteCallCache
-from eval.models.memes import ShownMemes, shown_memes
+from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
+from eval.models.samples import SampledSet, Samples, one_set, read_memes
 from eval.runs import environment as about
 from serving.version import SOFTWARE
 
@@ -48,7 +49,7 @@ class Ask:
         name: Name of the arena.
         settings: Settings of the arena.
         specs: The models that it needs.
-        dataset: Which data set.
+        dataset: Which data set; None where ``samples`` are named.
         data: Directory of the data set.
         split: Which part of it.
         limit: Largest number of memes, drawn by label; None for all.
@@ -60,15 +61,17 @@ class Ask:
         command: Command line of the run.
         vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
+        samples: Memes of several data sets, or some of one; in place of the first four that name one.
+        sample_seed: Seed of the sample, where it is another than that of all else.
     """
 
     out: Path
     name: str
     settings: ArenaSettings
     specs: Mapping[str, ModelSpec]
-    dataset: Dataset
-    data: Path
-    split: str
+    dataset: Dataset | None = None
+    data: Path = Path()
+    split: str = ""
     limit: int | None = None
     seed: int = 0
     concurrency: int = 4
@@ -78,6 +81,17 @@ class Ask:
     command: str = ""
     vllm: Sequence[str] = ()
     vllm_flags: Sequence[str] = ()
+    samples: Samples | None = None
+    sample_seed: int | None = None
+
+    @property
+    def drawn(self) -> Samples:
+        """The memes that the arena is about."""
+        if self.samples is not None:
+            return self.samples
+        if self.dataset is None:
+            raise ValueError("name a data set, or samples of several")
+        return one_set(self.dataset, self.data, self.split, limit=self.limit)
 
 
 _TOKENS_IN, _TOKENS_OUT = 1500, 300
@@ -100,10 +114,13 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
     judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
-    merged = tasks * (settings.answers_per_task - 1) if settings.guideline == "fused" else 0
+    rounds = len(settings.targets) - 1
+    if settings.fusion_rounds != "all":
+        rounds = min(rounds, settings.fusion_rounds)
+    merged = tasks * rounds if settings.guideline == "fused" and not given else 0
     by_role = (
         ((settings.controller,), 0 if given else memes + tasks),
-        (settings.targets, tasks * settings.answers_per_task),
+        (settings.targets, tasks * len(settings.targets)),
         (settings.judges, judged + merged),
     )
     dollars = 0.0
@@ -137,25 +154,22 @@ async def run(
     given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
-    with _alone(ask.out):
-        shown = await shown_memes(
-            ask.dataset,
-            ask.data,
-            ask.split,
-            limit=ask.limit,
-            seed=ask.seed,
-            keep=(lambda meme: meme.id in asked_about) if given else (lambda _: True),
+    with alone(ask.out):
+        shown, sets = await read_memes(
+            ask.drawn,
+            seed=ask.seed if ask.sample_seed is None else ask.sample_seed,
+            keep=(lambda meme: meme in asked_about) if given else (lambda _: True),
         )
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
         folder = ArenaFolder(ask.out)
-        manifest = _manifest(ask, shown, given, references)
+        manifest = _manifest(ask, shown, given=given, references=references, sets=sets)
         if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
             manifest = _taken_up(folder.manifest(), manifest)
         folder.write_manifest(manifest)
         absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
-            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.split}.")
+            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.drawn.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         begin(*foretold(ask, len(shown.memes), len(given)))
@@ -191,19 +205,23 @@ async def run(
 
 
 def _manifest(
-    ask: Ask, shown: ShownMemes, given: Sequence[FixedTask], references: Sequence[HumanReference]
+    ask: Ask,
+    shown: ShownMemes,
+    *,
+    given: Sequence[FixedTask],
+    references: Sequence[HumanReference],
+    sets: tuple[SampledSet, ...],
 ) -> ArenaManifest:
-    def digest_of(lines: Sequence[BaseModel]) -> str:
-        return digest([line.model_dump(mode="json") for line in lines]) if lines else ""
-
     return ArenaManifest(
         name=ask.name,
         created=datetime.now(UTC),
-        dataset=ask.dataset.id,
-        split=ask.split,
+        dataset=ask.drawn.dataset,
+        split=ask.drawn.split,
         data=shown.files,
-        limit=ask.limit,
+        limit=ask.drawn.limit,
         seed=ask.seed,
+        sample_seed=ask.sample_seed,
+        samples=sets,
         settings=ask.settings,
         models={
             name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
@@ -211,7 +229,11 @@ def _manifest(
         },
         memes=tuple(
             MemeEntry(
-                id=meme.id, harmful=meme.harmful, source_label=meme.source_label, pixels_sha256=meme.pixels_sha256
+                id=meme.id,
+                harmful=meme.harmful,
+                source_label=meme.source_label,
+                pixels_sha256=meme.pixels_sha256,
+                dataset=meme.dataset if sets else "",
             )
             for meme in shown.memes
         ),
@@ -227,6 +249,15 @@ def _manifest(
     )
 
 
+def digest_of(lines: Sequence[BaseModel]) -> str:
+    """Digest of the lines of a file; empty where there are none."""
+    if not lines:
+        return ""
+    # Without tags where there are none, so that a file of the first edition keeps its digest.
+    contents = [line.model_dump(mode="json") for line in lines]
+    return digest([{name: value for name, value in one.items() if name != "tags" or value} for one in contents])
+
+
 def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
     """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
     differ = begun.same_as(now)
@@ -240,7 +271,7 @@ def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """Keeps others off the folder. Raises BadRequest where it holds something else, or is in use."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK).open("a") as lock:

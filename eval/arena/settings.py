@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -11,6 +11,20 @@ from court.errors import BadRequest
 from eval.arena.ranking.elo import K
 
 _SETTINGS = "[arena] in the file of models"
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "as-published": {
+        "levels": 3,
+        "swapped": False,
+        # The paper keeps a judge's own answer from fusion only.
+        "own_case": True,
+        "pairing": "coverage",
+        "answers_per_task": 3,
+        "temperature": 1.0,
+        "guideline": "fused",
+        "vote": "majority",
+    },
+}
+"""Settings that go together, by name; the whole panel judges each battle besides."""
 
 
 class ArenaSettings(BaseModel):
@@ -32,6 +46,8 @@ class ArenaSettings(BaseModel):
     """The target whose rating is 1000; the mean of all where nobody is named."""
     judges_per_battle: int = Field(default=1, ge=1)
     """How many of the panel judge a battle, drawn for each."""
+    vote: Literal["pool", "majority"] = "pool"
+    """Whether each judgement of a battle counts as a battle, or all of them as one, by their majority."""
     own_case: bool = False
     """Whether a judge may judge a battle of its own model, where another could."""
     levels: Literal[3, 5] = 3
@@ -42,6 +58,8 @@ class ArenaSettings(BaseModel):
     """How many battles one counts as in which a model is far better."""
     guideline: Literal["fused", "none"] = "fused"
     """What judges measure answers by."""
+    fusion_rounds: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """How many answers are merged into a guideline, drawn among them; fewer than all where more gain nothing."""
     forfeits: Literal["leave out", "lose"] = "leave out"
     """What becomes of battles in which one has no answer that could be used."""
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -84,14 +102,23 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> Ar
     """Reads the table.
 
     Args:
-        table: ``[arena]`` as it stands in the file.
+        table: ``[arena]`` as it stands in the file; what it says itself goes before its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
 
     Raises:
         BadRequest: The table has an unknown setting, or names a model that the file has not.
     """
+    given = dict(table)
+    preset = given.pop("preset", None)
+    if preset is not None:
+        if preset not in _PRESETS:
+            raise BadRequest(
+                f"{_SETTINGS}: there is no preset {preset!r}; there are {', '.join(_PRESETS)}.", reason="ARENA_SETTINGS"
+            )
+        judges = given.get("judges", ())
+        given = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **given}
     try:
-        settings = ArenaSettings.model_validate({"targets": list(models), **table})
+        settings = ArenaSettings.model_validate({"targets": list(models), **given})
     except ValidationError as error:
         told = "; ".join(
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))

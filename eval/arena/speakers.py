@@ -15,7 +15,7 @@ from court.prompts import Prompt
 from court.untrusted import Fence
 from eval.arena import replies
 from eval.arena.events import ReplyCost, Style, call_of
-from eval.arena.replies import Profiles, TargetAnswer
+from eval.arena.replies import Explanation, Profiles, TargetAnswer
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
@@ -23,6 +23,9 @@ from eval.models.metered import MeteredModel, ParsedReply
 
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
+"""Roles of every arena; their prompts are part of its manifest."""
+EXPLAINER = "explainer"
+"""A role that may come after an arena, to say why battles were lost."""
 
 
 def prompt_of(role: str) -> Prompt:
@@ -169,6 +172,38 @@ class Speaker:
             schema=replies.verdicts_schema(levels=levels, chars=self.chars),
         )
         return said.value, call_of(self.chair, prompt, "verdicts", said)
+
+    async def explain(
+        self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
+    ) -> tuple[Explanation, ReplyCost]:
+        """Says why an answer lost.
+
+        Args:
+            rounds: The question, or several.
+            better: The answer that won.
+            worse: The answer that lost.
+            why: Reasons of the judges who found so.
+            aspects: Dimensions in which it may have lost most; with fewer than two it is not asked for one.
+        """
+        prompt = prompts.load(_PACKAGE, EXPLAINER)
+        parts: list[str | Frame] = self._shown(prompt)
+        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        texts = {"better": self._laid_out(prompt, better), "worse": self._laid_out(prompt, worse)}
+        parts.append(prompt.task("answers", **texts, why=self.fence.around(why)))
+        parts.append(prompt.task("error"))
+        if len(aspects) > 1:
+            parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
+        asked = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
+        parts.append(prompt.task("explain", asked=asked))
+        said = await self.chair.say(
+            prompt,
+            "explain",
+            parts,
+            partial(replies.parse_explanation, aspects=aspects),
+            fence=self.fence,
+            schema=replies.explanation_schema(aspects, 400),
+        )
+        return said.value, call_of(self.chair, prompt, "explain", said)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         """The picture first, as it stays the same from call to call."""

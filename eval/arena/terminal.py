@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from eval.arena.boards import BoardRow
 from eval.arena.leaderboard import Leaderboard
-from eval.arena.page import DIMENSION_WORDS, SETTING_WORDS
+from eval.arena.page import DIMENSION_WORDS
+from eval.arena.words import SETTING_WORDS
 from eval.scores.tables import table
 
 
@@ -22,6 +23,9 @@ def as_text(board: Leaderboard) -> str:
         "",
     ]
     rows = [[*(["group"] if overall.grouped else []), "place", "model", "rating", "Elo", "won", "battles", "answered"]]
+    other = board.other_vote
+    if other:
+        rows[0].append("pooled" if settings.vote == "majority" else "joint vote")
     targets = {target.model: target for target in board.targets}
     for number, row in enumerate(overall.rows, 1):
         target = targets[row.model]
@@ -35,6 +39,7 @@ def as_text(board: Leaderboard) -> str:
                 "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
                 f"{row.battles:,}",
                 f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
+                *([_rating(next(one for one in other.rows if one.model == row.model))] if other else []),
             ]
         )
     lines += [table(rows), ""]
@@ -54,11 +59,12 @@ def as_text(board: Leaderboard) -> str:
         lines.append(f"Judged in both orders, {100 * share:.1f} % of {both:,} battles had the same outcome.")
     if board.bias:
         lines.append("")
-        rows = [["reference", "NDCG", "τ", "favour themselves"]]
+        rows = [["reference", "NDCG", "chance", "τ", "NDCG, joint vote", "τ", "favour themselves"]]
         for one in board.bias.settings:
             guilty = [f"{case.judge} ({100 * case.lift:+.0f})" for case in one.own_cases if case.favours_itself]
-            tau = "–" if one.tau is None else f"{one.tau:.2f}"
-            rows.append([SETTING_WORDS[one.setting], f"{one.ndcg:.3f}", tau, ", ".join(guilty) or "nobody"])
+            tau, joint = ("–" if value is None else f"{value:.2f}" for value in (one.tau, one.joint_tau))
+            figures = [f"{one.ndcg:.3f}", f"{one.chance:.3f}", tau, f"{one.joint:.3f}", joint]
+            rows.append([SETTING_WORDS[one.setting], *figures, ", ".join(guilty) or "nobody"])
         lines.append(table(rows))
     if board.humans and board.humans.accuracy is not None:
         lines.append(

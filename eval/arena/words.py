@@ -73,6 +73,17 @@ class Verdicts:
     by_dimension: Mapping[str, Verdict]
 
 
+class LossError(StrEnum):
+    """Kind of error that made an answer lose."""
+
+    TEXT = "text"
+    PERCEPTION = "perception"
+    REASONING = "reasoning"
+    KNOWLEDGE = "knowledge"
+    REFUSAL = "refusal"
+    NONE = "none"
+
+
 class Setting(StrEnum):
     """Reference that a judge is shown; the four settings under which its bias is studied."""
 
@@ -84,3 +95,12 @@ class Setting(StrEnum):
     """What people wrote."""
     NONE = "none"
     """Nothing."""
+
+
+SETTING_WORDS: Mapping[Setting, str] = {
+    Setting.FUSED: "fused guideline",
+    Setting.OWN: "its own answer",
+    Setting.HUMAN: "written by people",
+    Setting.NONE: "no reference",
+}
+"""Settings as reports write them."""

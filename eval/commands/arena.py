@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.explaining import explain
 from eval.commands.options import vllm_turns_options
+from eval.commands.rating import rate_arena
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from eval.arena.groups import BoardsBy
     from eval.arena.leaderboard import Leaderboard
     from eval.arena.run import Ask
+    from eval.reports.sections import Section
 
-PAGE = "leaderboard.html"
+PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
@@ -43,6 +49,13 @@ PAGE = "leaderboard.html"
     type=click.IntRange(0),
     help="Of that sample, of who meets whom, and of replies.",
 )
+@click.option(
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="How often it is held, about the same memes, each time with the next seed: folders side by side in --out.",
+)
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
 @click.option(
     "--tasks",
@@ -60,10 +73,16 @@ PAGE = "leaderboard.html"
     help="What people said of battles (JSON lines: meme, task, one, other, who, better), to hold the panel against.",
 )
 @click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that arenas share.")
+@click.option(
+    "--by",
+    metavar="KEY,KEY,…",
+    help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
+)
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
 @click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
 @click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
-def arena(**given: Any) -> None:
+@click.pass_context
+def arena(context: click.Context, /, **given: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
 
     For each meme a controller makes up three people and has each ask a question; every target answers all of them. The
@@ -74,27 +93,89 @@ def arena(**given: Any) -> None:
 
     Exit code: 0 if the arena has come to its end, 1 if it could not go on, 130 if it was interrupted.
     """
+    if context.invoked_subcommand is not None:
+        return
     from court.errors import CourtError
     from eval.arena.agreement import HumanVerdict
     from eval.arena.folder import read_lines
+    from eval.arena.groups import groups_in, plain_groups
     from eval.arena.leaderboard import leaderboard
+    from eval.arena.repeats import repeats_of
+    from eval.reports.sections import as_text as sections_as_text
+    from eval.runs.repeats import repeats_in
 
     out: Path = given["out"]
     try:
-        if not given["only_report"]:
-            _hold(_options_of(given), yes=given["yes"])
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
+        if not given["only_report"]:
+            ask = _options_of(given)
+            if given["repeats"] == 1:
+                _hold(ask, yes=given["yes"])
+            else:
+                for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
+                    _hold(repeat, yes=given["yes"] or number > 0)
+        if folders := repeats_in(out):
+            if given["by"]:
+                raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
+            boards = [leaderboard(folder, humans) for folder in folders]
+            for one, folder in zip(boards, folders, strict=True):
+                _page(one, folder)
+            _tell_repeats(boards, out, as_json=given["as_json"])
+            return
         board = leaderboard(out, humans)
+        groups = groups_in(out, _keys(given["by"]))
         page = _page(board, out)
+        sections = _group_page(board, groups, out) if groups else []
     except CourtError as error:
         raise click.ClickException(error.message) from None
     if given["as_json"]:
-        click.echo(json.dumps(figures_of(board)))
+        more = {"by": [plain_groups(one) for one in groups]} if groups else {}
+        click.echo(json.dumps({**figures_of(board), **more}))
         return
     from eval.arena.terminal import as_text
 
     click.echo(as_text(board))
+    if sections:
+        click.echo("\n" + sections_as_text([], sections))
     click.echo(f"{page} shows it.")
+
+
+arena.add_command(rate_arena)
+arena.add_command(explain)
+
+
+def _keys(by: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (key.strip() for key in (by or "").split(","))))
+
+
+def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
+    from eval.arena.group_words import group_sections
+    from eval.reports.sections import as_page
+
+    sections = group_sections(groups, [row.model for row in board.board("overall").rows])
+    page = out / GROUP_PAGE
+    command = shlex.join(["memecourt-eval", *sys.argv[1:]])
+    page.write_text(as_page(f"Boards by group: {board.manifest.name}", [], sections, command=command), encoding="utf-8")
+    hand_on(page)
+    return sections
+
+
+def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from eval.arena.repeats import repeat_lead, repeat_section, repeated_board
+    from eval.reports.sections import as_page, as_text
+
+    repeated = repeated_board(boards)
+    lead, section = repeat_lead(repeated), repeat_section(repeated)
+    page = out / PAGE
+    page.write_text(as_page("Leaderboard over repeats", lead, [section]), encoding="utf-8")
+    hand_on(page)
+    if as_json:
+        click.echo(json.dumps({**asdict(repeated), "repeats": [figures_of(board) for board in boards]}))
+        return
+    click.echo(as_text(lead, [section]))
+    click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
 
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
@@ -109,8 +190,9 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "split": manifest.split,
         "finished": manifest.finished is not None,
         "settings": manifest.settings.model_dump(mode="json"),
+        "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
-    for one in told["boards"]:
+    for one in (*told["boards"], *filter(None, [told["other_vote"]])):
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
     told["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
     return told
@@ -143,37 +225,26 @@ def _options_of(given: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
-    from eval.commands.options import dataset_of
-    from eval.datasets.known import SplitRole
-    from eval.datasets.places import recognised
+    from eval.commands.options import samples_of
     from eval.models.open import read_models, require_servers
+    from eval.models.samples import TABLE_KEYS
 
-    if not given["data"]:
-        raise click.UsageError("Missing option --data.")
     file = read_models(given["models"])
     unknown = [name for name in file.rest if name != "arena"]
     if unknown:
         raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
-    settings = arena_settings(file.rest.get("arena", {}), file.models)
+    table = file.rest.get("arena", {})
+    samples = samples_of(given, table, "[arena] in the file of models")
+    settings = arena_settings({name: table[name] for name in table if name not in TABLE_KEYS}, file.models)
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
     require_servers(specs, given["vllm"])  # what is wrong is said before anything is read
-    if given["dataset"]:
-        dataset = dataset_of(given["dataset"])
-    else:
-        found = recognised(given["data"])
-        if len(found) > 1:
-            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
-        (dataset,) = found
     return Ask(
         out=given["out"],
         name=given["name"] or given["out"].resolve().name,
         settings=settings,
         specs=specs,
-        dataset=dataset,
-        data=given["data"],
-        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
-        limit=given["limit"],
+        samples=samples,
         seed=given["seed"],
         concurrency=given["concurrency"],
         tasks=given["tasks"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,8 +12,10 @@ from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
     from court.events import Procedure
+    from eval.arena.folder import ArenaManifest
     from eval.datasets.known import Dataset
     from eval.datasets.protocol import Protocol
+    from eval.models.samples import Samples
     from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunFolder
     from eval.studies.arms import Arm, Study
@@ -28,6 +30,65 @@ def dataset_of(id_: str) -> Dataset:
     if id_ not in DATASETS:
         raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
     return DATASETS[id_]
+
+
+def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
+    """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
+
+    Args:
+        given: Options of the command: models, data, dataset, split and limit.
+        table: Table of the file of models that may hold ``sample`` and ``only``.
+        where: Its name, for errors.
+
+    Raises:
+        BadRequest: The table can't be used, or no data set is recognised.
+        click.UsageError: Options and table name memes both, or neither does.
+    """
+    from eval.datasets.known import SplitRole
+    from eval.datasets.places import recognised
+    from eval.models.samples import Samples, one_set, read_samples
+
+    read = read_samples(table, where, given["models"].parent)
+    if isinstance(read, Samples):
+        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if given[name] is not None]
+        if named:
+            raise click.UsageError(f"{where} names the memes with sample: leave {', '.join(named)} out.")
+        return read
+    if not given["data"]:
+        raise click.UsageError("Missing option --data.")
+    if given["dataset"]:
+        dataset = dataset_of(given["dataset"])
+    else:
+        found = recognised(given["data"])
+        if len(found) > 1:
+            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
+        (dataset,) = found
+    split = given["split"] or dataset.of_role(SplitRole.TEST)[0].name
+    return one_set(dataset, given["data"], split, limit=given["limit"], only=read)
+
+
+def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | None) -> Samples | None:
+    """The memes of an arena that is there; None where neither names their data.
+
+    Args:
+        manifest: Manifest of the arena.
+        data: Directory of its data set, where it has one.
+        models: File of models whose table ``[arena]`` names its data sets.
+
+    Raises:
+        BadRequest: The table can't be used.
+    """
+    from eval.models.open import read_models
+    from eval.models.samples import Samples, one_set, read_samples
+
+    if data is not None:
+        only = manifest.samples[0].only if manifest.samples else "all"
+        return one_set(dataset_of(manifest.dataset), data, manifest.split, limit=manifest.limit, only=only)
+    if models is None:
+        return None
+    table = read_models(models).rest.get("arena", {})
+    read = read_samples(table, "[arena] in the file of models", models.parent)
+    return read if isinstance(read, Samples) else None
 
 
 def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Protocol, ...]:

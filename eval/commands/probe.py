@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eval.commands.options import vllm_turns_options
+from eval.commands.rating import rate_probe
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.probe.report import ProbeReport
     from eval.probe.run import ProbePlan
     from eval.runs.progress import Progress
 
 PAGE = "weakness.html"
+AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--target", metavar="NAME", help="Who is probed: a model of the file of models.")
 @click.option(
     "--controller",
@@ -68,9 +73,34 @@ PAGE = "weakness.html"
     show_default=True,
     help="Up to which score an explanation has failed. The paper says below 4; its figures come out with 4.",
 )
+@click.option(
+    "--per-category",
+    type=click.IntRange(min=1),
+    help="Score so many memes of a category at most, drawn by seed: the same for every target. [default: all]",
+)
+@click.option(
+    "--seeds-from",
+    type=click.Path(path_type=Path),
+    metavar="PROBE",
+    help="Begin searches with the memes of another probe (its folder, or its seeds.json), to compare targets.",
+)
+@click.option(
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="How often it is probed, with the same memes, each time with the next seed: folders side by side in --out.",
+)
+@click.option(
+    "--as-published",
+    is_flag=True,
+    help="As AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category; what is named besides "
+    "goes before it.",
+)
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text of a meme.")
-def probe(**given: Any) -> None:
+@click.pass_context
+def probe(context: click.Context, /, **given: Any) -> None:
     """Finds out which harmful memes a model does not understand, and looks for more by rewriting them.
 
     Memes of a data set are sorted into kinds of harm. The target explains each; the controllers score that against a
@@ -84,16 +114,35 @@ def probe(**given: Any) -> None:
 
     Exit code: 0 if the probe has come to its end, 1 if it could not go on, 130 if it was interrupted.
     """
+    if context.invoked_subcommand is not None:
+        return
     from court.errors import CourtError
+    from eval.probe.repeats import repeats_of
     from eval.probe.report import read_report
+    from eval.runs.folder import CALLS
+    from eval.runs.repeats import repeats_in
 
+    if given["as_published"]:
+        for name, value in AS_PUBLISHED.items():
+            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
+                given[name] = value
     try:
         if given["only_report"]:
             out = given["out"] or _folder_of(given)
         else:
             plan = _planned(given)
             out = plan.out
-            _hold(plan, given)
+            if given["repeats"] == 1:
+                _hold(plan, given)
+            else:
+                for one in repeats_of(plan, given["repeats"]):
+                    _hold(one, given | {"calls": given["calls"] or out / CALLS})
+        if folders := repeats_in(out):
+            reports = [read_report(folder, threshold=given["threshold"]) for folder in folders]
+            for each, folder in zip(reports, folders, strict=True):
+                _page(each, folder)
+            _tell_repeats(reports, out, as_json=given["as_json"])
+            return
         report = read_report(out, threshold=given["threshold"])
         page = _page(report, out)
     except CourtError as error:
@@ -105,6 +154,68 @@ def probe(**given: Any) -> None:
 
     click.echo(in_words(report))
     click.echo(f"{page} shows it, rewritten texts included. Keep it to yourself.")
+
+
+@probe.command()
+@click.argument("probes", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
+@click.option(
+    "--threshold",
+    type=click.IntRange(0, 10),
+    default=4,
+    show_default=True,
+    help="Up to which score an explanation has failed.",
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json: bool) -> None:
+    """Compares targets that were probed alike, a folder each: scores and failure rates by category.
+
+    They must have been probed with the same memes, references and seeds; what keeps them from being compared is named.
+    """
+    from dataclasses import asdict
+
+    from court.errors import CourtError
+    from eval.probe.compare import compare_probes
+    from eval.probe.compared_words import comparison_lead, comparison_sections
+    from eval.reports.sections import as_page, as_text
+
+    try:
+        comparison = compare_probes(probes, threshold=threshold)
+        lead, sections = comparison_lead(comparison), comparison_sections(comparison)
+        if html is not None:
+            html.write_text(as_page("Targets compared", lead, sections), encoding="utf-8")
+            hand_on(html)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        cells = [
+            {"target": target, "category": category, **asdict(cell)}
+            for (target, category), cell in comparison.cells.items()
+        ]
+        click.echo(json.dumps({**asdict(replace(comparison, cells={})), "cells": cells}))
+        return
+    click.echo(as_text(lead, sections))
+
+
+probe.add_command(rate_probe)
+
+
+def _tell_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from eval.probe.repeats import repeat_lead, repeat_section, repeated_probe
+    from eval.reports.sections import as_page, as_text
+
+    repeated = repeated_probe(reports)
+    lead, section = repeat_lead(repeated), repeat_section(repeated)
+    page = out / PAGE
+    page.write_text(as_page("Weaknesses over repeats", lead, [section]), encoding="utf-8")
+    hand_on(page)
+    if as_json:
+        click.echo(json.dumps({**asdict(repeated), "repeats": [figures_of(report) for report in reports]}))
+        return
+    click.echo(as_text(lead, [section]))
+    click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts.")
 
 
 def figures_of(report: ProbeReport) -> dict[str, Any]:
@@ -119,6 +230,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
         "controllers": report.manifest.controllers,
         "dataset": report.manifest.dataset,
         "split": report.manifest.split,
+        "samples": [one.model_dump(mode="json") for one in report.manifest.samples],
         "finished": report.manifest.finished is not None,
         **told,
         "memes": len(report.memes),
@@ -191,34 +303,33 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
 
 
 def _planned(given: dict[str, Any]) -> ProbePlan:
-    from eval.commands.options import dataset_of
-    from eval.datasets.known import SplitRole
-    from eval.datasets.places import recognised
+    from eval.commands.options import samples_of
+    from eval.models.open import read_models
+    from eval.models.samples import TABLE_KEYS
     from eval.probe.refining import Limits
     from eval.probe.run import ProbePlan
+    from eval.probe.seeds import read_seeds
 
-    for name, option in (("target", "--target"), ("controllers", "--controller"), ("data", "--data")):
+    for name, option in (("target", "--target"), ("controllers", "--controller")):
         if not given[name]:
             raise click.UsageError(f"Missing option {option}.")
-    if given["dataset"]:
-        dataset = dataset_of(given["dataset"])
-    else:
-        found = recognised(given["data"])
-        if len(found) > 1:
-            raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
-        (dataset,) = found
+    table = read_models(given["models"]).rest.get("probe", {})
+    if unknown := [name for name in table if name not in TABLE_KEYS]:
+        raise click.UsageError(f"[probe] in {given['models'].name} has no setting {', '.join(unknown)}.")
     return ProbePlan(
         out=given["out"] or _folder_of(given),
-        dataset=dataset,
-        data=given["data"],
-        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
+        dataset=None,
+        data=Path(),
+        split="",
+        samples=samples_of(given, table, "[probe] in the file of models"),
         target=given["target"],
         controllers=tuple(dict.fromkeys(given["controllers"])),
-        limit=given["limit"],
         seed=given["seed"],
         limits=Limits(steps=given["steps"], seeds=given["seeds"]),
         batch=given["batch"],
         concurrency=given["concurrency"],
+        per_category=given["per_category"],
+        seed_set=read_seeds(given["seeds_from"]) if given["seeds_from"] else None,
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
     )
 

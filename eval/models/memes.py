@@ -28,6 +28,7 @@ class ShownMeme:
         harmful: Gold, of two classes.
         source_label: Gold, in the data set's own words.
         targets: Whom or what it is about, where the data set says.
+        dataset: Id of its data set; empty where it is not known.
     """
 
     id: str
@@ -37,6 +38,7 @@ class ShownMeme:
     harmful: bool
     source_label: str
     targets: tuple[str, ...] = ()
+    dataset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ async def shown_memes(
             harmful=meme.harmful,
             source_label=meme.source_label,
             targets=meme.targets,
+            dataset=dataset.id,
         )
 
     try:

@@ -8,6 +8,7 @@
 ``taxonomy.json``     the categories in the end
 ``scored.jsonl``      each meme and category with misbelief, reference, answer and score (:class:`Scored`)
 ``rewritten.jsonl``   each step of the refinement (:class:`Step`); its texts stay here, and every line says so
+``seeds.json``        the memes that searches began with, by category, for ``--seeds-from`` of another target
 ``usage.json``        what each model was asked
 ``calls.sqlite``      the store of model calls
 ====================  ====================================================================================
@@ -29,7 +30,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
+from eval.models.samples import SampledSet
 from eval.probe.replies import HIGHEST, LOWEST
+from eval.probe.seeds import SEEDS, SeedSet, seed_content
 from eval.probe.taxonomy import Category
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
@@ -230,6 +233,14 @@ class ProbeManifest(_Stored):
     """Shown to the Refiner, at most."""
     batch: int
     """Memes that are sorted by the same categories."""
+    sample_seed: int | None = None
+    """Seed of the sample where it is another: repeats of a probe are about the same memes."""
+    samples: tuple[SampledSet, ...] = ()
+    """The data sets, where they are several or only some of their memes count."""
+    per_category: int | None = None
+    """Memes of a category that are scored, at most; None for all."""
+    seed_set: str = ""
+    """Digest of the list of memes that searches begin with; empty where they were drawn."""
     prompts: dict[str, str]
     """Digests, by id."""
     text_reader: str
@@ -336,6 +347,10 @@ class ProbeFolder:
     def write_taxonomy(self, categories: tuple[Category, ...]) -> None:
         """In one step."""
         self._write(TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
+
+    def write_seeds(self, seeds: SeedSet) -> None:
+        """In one step."""
+        self._write(SEEDS, json.dumps(seed_content(seeds), indent=2) + "\n")
 
     def usage(self) -> tuple[ModelUsage, ...]:
         """Returns the usage of each model; empty if the probe was broken off before it was written."""

@@ -8,8 +8,10 @@ back first, and a run that is taken up again asks the same again. A batch of one
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from court.deadline import gather_or_cancel
 from eval.probe import agents
@@ -87,6 +89,32 @@ async def narrate(
     known = {subject.id: subject for subject in subjects}
     return await gather_or_cancel(
         *(one(known[each.meme], taxonomy[name]) for each in mined for name in each.categories)
+    )
+
+
+def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
+    """Leaves the memes of each category that are to be scored: at most so many, drawn by seed.
+
+    Those whose id has the smallest SHA-256 with the seed and the category: a larger cap only adds memes, and the same
+    are drawn for every target.
+
+    Args:
+        mined: Memes as they were sorted.
+        most: Largest number of memes of a category.
+        seed: Seed of the draw.
+    """
+
+    def rank(category: str, meme: str) -> str:
+        return hashlib.sha256(f"probe cap {seed}\0{category}\0{meme}".encode()).hexdigest()
+
+    names = dict.fromkeys(name for one in mined for name in one.categories)
+    left = {
+        name: set(sorted((one.meme for one in mined if name in one.categories), key=partial(rank, name))[:most])
+        for name in names
+    }
+    return tuple(
+        one.model_copy(update={"categories": tuple(name for name in one.categories if one.meme in left[name])})
+        for one in mined
     )
 
 

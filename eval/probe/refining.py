@@ -77,6 +77,17 @@ def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored
     return tuple(sorted(scored, key=rank)[:most])
 
 
+def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored, ...]:
+    """Finds the memes of a list with which searches can begin, in the order of the list.
+
+    Args:
+        scored: Memes of the category that :func:`usable` gave.
+        memes: Ids of memes; those without a score are passed over, and no other takes their place.
+    """
+    known = {one.meme: one for one in scored}
+    return tuple(known[meme] for meme in memes if meme in known)
+
+
 async def refine(
     bench: ProbeModels,
     category: Category,
@@ -84,7 +95,7 @@ async def refine(
     subjects: Mapping[str, Subject],
     *,
     limits: Limits,
-    draw: int,
+    seeds: Sequence[Scored],
     tell: Callable[[Step], None] = lambda _: None,
 ) -> tuple[Step, ...]:
     """The searches of one category.
@@ -95,13 +106,12 @@ async def refine(
         scored: Its memes that :func:`usable` gave.
         subjects: The memes, by id.
         limits: Limits of the search.
-        draw: Seed of the draw of seeds.
+        seeds: Memes that searches begin with, in order; see :func:`chosen_seeds` and :func:`listed_seeds`.
         tell: Is told of each step.
 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """
-    seeds = chosen_seeds(scored, limits.seeds, draw)
     begun = {seed.meme for seed in seeds}
     pool = [one for one in scored if one.meme not in begun]
     history = [

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from eval.probe.folder import (
     MINED,
     REWRITTEN,
@@ -32,7 +30,7 @@ from eval.probe.folder import (
 )
 from eval.probe.topics import Topic, topics_of
 from eval.scores.metrics import Figure
-from eval.scores.resampling import interval
+from eval.scores.resampled_means import difference_of, mean_of
 
 THRESHOLD = 4
 """Up to which score an explanation has failed."""
@@ -76,6 +74,9 @@ class CategoryRow:
         outcomes: Number of those by outcome.
         after: Rates of its steps that were scored, or should have been.
         change: Mean difference of scores, rewritten less as it is, over memes that have both; None where none has.
+        pooled: Rates of both together, as the published tables have them: the memes as they are, and rewritten.
+        pooled_change: Failure rate of both together less that of the memes as they are, over the same resamples; None
+            where nothing was scored.
     """
 
     name: str
@@ -85,6 +86,8 @@ class CategoryRow:
     outcomes: Mapping[StepOutcome, int]
     after: Rates
     change: Figure | None
+    pooled: Rates
+    pooled_change: Figure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,9 @@ def _weakest(row: CategoryRow) -> tuple[float, float, str]:
 def _row(
     name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int
 ) -> CategoryRow:
+    own = [_One(one.meme, one.scoring) for one in scored]
     tried = [_One(step.meme, step.scoring) for step in steps if step.scoring is not None]
+    failed, failed_before = _failed([*own, *tried], threshold), _failed(own, threshold)
     changes = [
         (step.meme, float(step.scoring.score - step.before))
         for step in steps
@@ -245,12 +250,19 @@ def _row(
     return CategoryRow(
         name=name,
         memes=len({one.meme for one in scored}),
-        before=_rates([_One(one.meme, one.scoring) for one in scored], threshold, resamples, seed),
+        before=_rates(own, threshold, resamples, seed),
         steps=len(steps),
         outcomes=_counted(steps),
         after=_rates(tried, threshold, resamples, seed),
         change=mean_of(changes, resamples, seed),
+        pooled=_rates([*own, *tried], threshold, resamples, seed),
+        pooled_change=difference_of(failed, failed_before, resamples=resamples, seed=seed),
     )
+
+
+def _failed(ones: Sequence[_One], threshold: int) -> list[tuple[str, float]]:
+    """Returns 1 for each score that is at most the threshold and 0 for each other, with its meme."""
+    return [(one.meme, float(one.scoring.score <= threshold)) for one in ones if one.scoring.score is not None]
 
 
 def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> Rates:
@@ -264,27 +276,6 @@ def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> R
         mean=mean_of([(meme, float(score)) for meme, score in values], resamples, seed),
         failure=mean_of([(meme, float(score <= threshold)) for meme, score in values], resamples, seed),
     )
-
-
-def mean_of(values: Sequence[tuple[str, float]], resamples: int, seed: int) -> Figure | None:
-    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
-
-    Args:
-        values: A meme's id and a value of it; a meme may have several, which are drawn together.
-        resamples: Number of resamples.
-        seed: Seed of the generator.
-    """
-    if not values:
-        return None
-    places = {meme: place for place, meme in enumerate(dict.fromkeys(meme for meme, _ in values))}
-    sums, counts = np.zeros(len(places)), np.zeros(len(places))  # float of shape (memes,)
-    for meme, value in values:
-        sums[places[meme]] += value
-        counts[places[meme]] += 1
-    shares = np.full(len(places), 1 / len(places))
-    drawn = np.random.default_rng(seed).multinomial(len(places), shares, size=resamples)  # (resamples, memes)
-    low, high = interval((drawn @ sums) / (drawn @ counts))
-    return Figure(float(sums.sum() / counts.sum()), low, high)
 
 
 def _by_step(steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> tuple[StepRow, ...]:

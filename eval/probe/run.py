@@ -18,12 +18,14 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from court.deadline import gather_or_cancel
+from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
 from eval.datasets.known import Dataset
-from eval.models.memes import ShownMeme, ShownMemes, shown_memes
+from eval.models.memes import ShownMeme, ShownMemes
 from eval.models.metered import MeteredModel
+from eval.models.samples import SampledSet, Samples, one_set, read_memes
 from eval.probe.agents import ProbeModels, Subject, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
@@ -40,9 +42,10 @@ from eval.probe.folder import (
     differing,
     line_of,
 )
-from eval.probe.mining import mine, narrate
-from eval.probe.refining import Limits, refine, usable
+from eval.probe.mining import capped, mine, narrate
+from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, usable
 from eval.probe.scoring import score_all
+from eval.probe.seeds import SeedSet, seed_content
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.runs import environment as about
 from eval.runs.progress import Progress
@@ -65,7 +68,7 @@ class ProbePlan:
 
     Attributes:
         out: The probe's folder; an empty one, or one in which this probe was begun.
-        dataset: Data set of the memes. Their labels are for the report alone.
+        dataset: Data set of the memes; None where ``samples`` are named. Their labels are for the report alone.
         data: Directory of the data set.
         split: Which part of it.
         target: Name in the run of the model that is probed.
@@ -77,10 +80,15 @@ class ProbePlan:
         concurrency: Memes, pairs and categories at once.
         taxonomy: To begin with.
         command: Command line of the run.
+        samples: Memes of several data sets, or some of one; in place of dataset, data, split and limit.
+        sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
+            else.
+        per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
+        seed_set: Memes that searches begin with, by category and in order, such as another target's; drawn where None.
     """
 
     out: Path
-    dataset: Dataset
+    dataset: Dataset | None
     data: Path
     split: str
     target: str
@@ -92,6 +100,24 @@ class ProbePlan:
     concurrency: int = 8
     taxonomy: tuple[Category, ...] = BEGIN
     command: str = ""
+    samples: Samples | None = None
+    sample_seed: int | None = None
+    per_category: int | None = None
+    seed_set: SeedSet | None = None
+
+    @property
+    def drawn(self) -> Samples:
+        """The memes that the probe is about."""
+        if self.samples is not None:
+            return self.samples
+        if self.dataset is None:
+            raise ValueError("name a data set, or samples of several")
+        return one_set(self.dataset, self.data, self.split, limit=self.limit)
+
+    @property
+    def draw(self) -> int:
+        """Seed of the sample of memes."""
+        return self.seed if self.sample_seed is None else self.sample_seed
 
 
 async def probe(
@@ -114,10 +140,10 @@ async def probe(
     bench = ProbeModels(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with _alone(plan.out):
-        shown = await shown_memes(plan.dataset, plan.data, plan.split, limit=plan.limit, seed=plan.seed)
+        shown, sets = await read_memes(plan.drawn, seed=plan.draw)
         if shown.without_picture:
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
-        manifest = _manifest(plan, shown, bench, reader)
+        manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
         if folder.begun:
             _require_same(folder.manifest(), manifest)
             manifest = folder.manifest()
@@ -143,6 +169,8 @@ async def _go_through(
     folder.write_taxonomy(taxonomy.categories)
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
+    if plan.per_category is not None:
+        mined = capped(mined, plan.per_category, plan.draw)
 
     pairs = await narrate(bench, subjects, mined, taxonomy, concurrency=plan.concurrency)
     known = {subject.id: subject for subject in subjects}
@@ -154,18 +182,40 @@ async def _go_through(
     turn = asyncio.Semaphore(plan.concurrency)
 
     good = {category.name: usable(scored, category.name) for category in taxonomy.categories}
-    most = sum(plan.limits.steps * min(plan.limits.seeds, len(those)) for those in good.values())
+    seeds = _seeds(plan, good, progress)
+    folder.write_seeds({name: tuple(one.meme for one in those) for name, those in seeds.items() if those})
+    most = plan.limits.steps * sum(map(len, seeds.values()))
     with _lines(folder, REWRITTEN, progress, most) as line:
 
         async def one(category: Category) -> tuple[Step, ...]:
             async with turn:
                 return await refine(
-                    bench, category, good[category.name], known, limits=plan.limits, draw=plan.seed, tell=line
+                    bench,
+                    category,
+                    good[category.name],
+                    known,
+                    limits=plan.limits,
+                    seeds=seeds[category.name],
+                    tell=line,
                 )
 
         steps = await gather_or_cancel(*(one(category) for category in taxonomy.categories))
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
+
+
+def _seeds(
+    plan: ProbePlan, good: Mapping[str, tuple[Scored, ...]], progress: Progress
+) -> dict[str, tuple[Scored, ...]]:
+    """The memes that searches begin with, by category: drawn, or those of a list."""
+    if plan.seed_set is None:
+        return {name: chosen_seeds(those, plan.limits.seeds, plan.seed) for name, those in good.items()}
+    wanted = {name: memes[: plan.limits.seeds] for name, memes in plan.seed_set.items()}
+    seeds = {name: listed_seeds(those, wanted.get(name, ())) for name, those in good.items()}
+    count = sum(map(len, wanted.values()))
+    if missing := count - sum(map(len, seeds.values())):
+        progress.tell(f"{missing:,} of {count:,} searches can't begin: their memes have no score here.")
+    return seeds
 
 
 async def _subjects(
@@ -262,16 +312,22 @@ def usage_of(bench: ProbeModels) -> tuple[ModelUsage, ...]:
     )
 
 
-def _manifest(plan: ProbePlan, shown: ShownMemes, bench: ProbeModels, reader: TextReader) -> ProbeManifest:
+def _manifest(
+    plan: ProbePlan, shown: ShownMemes, *, sets: tuple[SampledSet, ...], bench: ProbeModels, reader: TextReader
+) -> ProbeManifest:
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
     return ProbeManifest(
         created=datetime.now(UTC),
-        dataset=plan.dataset.id,
-        split=plan.split,
+        dataset=plan.drawn.dataset,
+        split=plan.drawn.split,
         data=shown.files,
         without_picture=shown.without_picture,
-        limit=plan.limit,
+        limit=plan.drawn.limit,
         seed=plan.seed,
+        sample_seed=plan.sample_seed,
+        samples=sets,
+        per_category=plan.per_category,
+        seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
         target=plan.target,
         controllers=plan.controllers,
         models={name: chair.model for name, chair in chairs.items()},

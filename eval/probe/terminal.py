@@ -9,6 +9,8 @@ from eval.scores.metrics import Figure
 from eval.scores.tables import table
 
 _TOPICS = 5
+_STABLE = 150
+"""Memes of a category from which on the paper found its figures stable."""
 
 
 def in_words(report: ProbeReport) -> str:
@@ -21,6 +23,9 @@ def in_words(report: ProbeReport) -> str:
         "",
         _rows("category", [*report.categories, report.overall]),
     ]
+    few = [row.name for row in report.categories if row.memes < _STABLE]
+    if manifest.per_category is not None and few:
+        lines.append(f"Fewer than {_STABLE} memes, so that another draw may tell otherwise: {', '.join(few)}.")
     if report.gold:
         lines += ["", _rows("gold label", report.gold)]
     if report.steps:
@@ -37,10 +42,11 @@ def in_words(report: ProbeReport) -> str:
 
 
 def _rows(of: str, rows: Sequence[CategoryRow]) -> str:
-    cells = [[of, "memes", "scored", "mean", "failed", "rewritten", "mean", "failed", "change"]]
+    cells = [[of, "memes", "scored", "mean", "failed", "rewritten", "mean", "failed", "change", "together"]]
     for row in rows:
         change = "–" if row.change is None else f"{row.change.value:+.2f}"
-        cells.append([row.name, f"{row.memes:,}", *_rates(row.before), *_rates(row.after), change])
+        own = [row.name, f"{row.memes:,}", *_rates(row.before), *_rates(row.after), change]
+        cells.append([*own, _failed(row.pooled)])
     return table(cells)
 
 
@@ -50,8 +56,12 @@ def _rates(rates: Rates) -> list[str]:
     return [
         f"{rates.scored:,}{told}",
         _mean(rates.mean),
-        "–" if rates.failure is None else f"{100 * rates.failure.value:.1f} %",
+        _failed(rates),
     ]
+
+
+def _failed(rates: Rates) -> str:
+    return "–" if rates.failure is None else f"{100 * rates.failure.value:.1f} %"
 
 
 def _mean(mean: Figure | None) -> str:
@@ -61,7 +71,7 @@ def _mean(mean: Figure | None) -> str:
 def _steps(report: ProbeReport) -> str:
     cells = [["step", "searches", "as they are", "rewritten", "failed", "outcomes"]]
     for row in report.steps:
-        failed = "–" if row.after.failure is None else f"{100 * row.after.failure.value:.1f} %"
+        failed = _failed(row.after)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
         cells.append([str(row.number), f"{row.n:,}", f"{row.before:.2f}", _mean(row.after.mean), failed, outcomes])
     return table(cells)

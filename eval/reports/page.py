@@ -43,14 +43,15 @@ def need_page() -> None:
         ) from None
 
 
-def render(template: str, *, package: str = _OURS, style: str = "", **values: Any) -> str:
-    """A page: all have the same look and the same script.
+def render(template: str, *, package: str = _OURS, style: str = "", script: str = "page.js", **values: Any) -> str:
+    """A page: all have the same look, and the same script unless they need their own.
 
     Args:
         template: Its file. It stands for itself, with ``{{ style }}`` and ``{{ script }}`` within their elements and
             their digests, ``{{ style_digest }}`` and ``{{ script_digest }}``, in its security policy.
         package: Package whose ``templates`` are searched first, then those of the benchmark's report.
         style: A file of further rules, found likewise; none where empty.
+        script: File of the script, found likewise.
         values: Values that the template needs besides; an unknown name is an error.
 
     Raises:
@@ -78,12 +79,12 @@ def render(template: str, *, package: str = _OURS, style: str = "", **values: An
         lower=word,
     )
     css = "".join(loader.get_source(environment, name)[0] for name in ("page.css", style) if name)
-    script = loader.get_source(environment, "page.js")[0]
+    source = loader.get_source(environment, script)[0]
     return environment.get_template(template).render(
         style=_own(css),
-        script=_own(script),
+        script=_own(source),
         style_digest=_source(css),
-        script_digest=_source(script),
+        script_digest=_source(source),
         nothing=words.NOTHING,
         **values,
     )

@@ -205,7 +205,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         dropped=len(results.judged) - n,
         undecided=int(cells[:, 2].sum()),
         failed=int(cells[:, 3].sum()),
-        coverage=_share(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n, n),
+        coverage=share_figure(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n, n),
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
@@ -246,7 +246,7 @@ def _figure(value: float, resampled: Floats) -> Figure:
     return Figure(value, *resampling.interval(resampled))
 
 
-def _share(value: float, resampled: Floats, n: int) -> Figure:
+def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     """A share of ``n`` memes; where all resamples agree, with the exact interval of Clopper and Pearson (1934).
 
     Memes that are all alike give a bootstrap of no width: one meme judged rightly would be an accuracy of 1 for sure.
@@ -269,15 +269,15 @@ def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
         there, named = int(support[place]), int((said == place).sum())
         return ClassScores(
             name=name,
-            precision=_share(float(precision[place]), over.precision[place], named) if named else None,
-            recall=_share(float(recall[place]), over.recall[place], there) if there else None,
+            precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
+            recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
             f1=_figure(float(f1[place]), over.f1[place]),
             support=there,
         )
 
     return Rates(
         n=len(gold),
-        accuracy=_share(float(accuracy_score(gold, said)), over.accuracy, len(gold)),
+        accuracy=share_figure(float(accuracy_score(gold, said)), over.accuracy, len(gold)),
         macro_f1=_figure(float(f1.mean()), over.macro_f1),
         classes=(of_class(0, "not harmful"), of_class(1, "harmful")),
     )

@@ -390,12 +390,57 @@ def test_judges_that_contradict_themselves_in_the_other_order_rank_nobody(tmp_pa
     assert "a coin could have given too" in leaderboard(tmp_path).board("overall").not_ranked
 
 
+def test_the_panel_s_votes_are_pooled_or_one_battle_and_both_are_shown(tmp_path):
+    boards = {}
+    for vote in ("pool", "majority"):
+        arena = Arena(tmp_path / vote, memes=8, judges_per_battle=2, judges=list(STRENGTHS)[:4], vote=vote)
+        arena.root.mkdir()
+        arena.hold()
+        boards[vote] = leaderboard(arena.root)
+    pooled, joint = (boards[vote].board("overall") for vote in ("pool", "majority"))
+    assert pooled.battles == 2 * joint.battles == 2 * 8 * 3 * 3
+    # Each way the other one stands beside it.
+    assert boards["pool"].other_vote.rows == joint.rows and boards["majority"].other_vote.rows == pooled.rows
+    fought = of(arena.folder.events(), Judged)
+    won = Counter()
+    for key in {(e.meme, e.task, *sorted((e.a, e.b))) for e in fought}:
+        said = [e for e in fought if (e.meme, e.task, *sorted((e.a, e.b))) == key]
+        lead = sum((e.verdicts["overall"].score - 0.5) * (1 if e.a == key[2] else -1) for e in said)
+        won[key[2]] += 0.5 + (lead > 0) / 2 - (lead < 0) / 2
+        won[key[3]] += 0.5 + (lead < 0) / 2 - (lead > 0) / 2
+    for row in joint.rows:
+        assert row.win_rate == pytest.approx(won[row.model] / row.battles)
+    assert (
+        joint.tied > pooled.tied / 2
+        and "joint vote" in as_text(boards["pool"])
+        and "pooled" in as_text(boards["majority"])
+    )
+    page = as_html(boards["majority"])
+    assert "rating, judgements pooled" in page and "one battle by their majority" in page
+
+
+def test_a_preset_sets_what_belongs_together_and_what_is_named_goes_before_it():
+    models = dict.fromkeys("abc", 1)
+    table = {"judges": ["a", "b"], "controller": "a", "preset": "as-published"}
+    settings = arena_settings(table, models)
+    assert (settings.vote, settings.own_case, settings.judges_per_battle, settings.levels) == ("majority", True, 2, 3)
+    assert arena_settings({**table, "judges_per_battle": 1, "levels": 5}, models).judges_per_battle == 1
+    with pytest.raises(BadRequest, match="no preset 'best'; there are as-published"):
+        arena_settings({**table, "preset": "best"}, models)
+
+
 def test_calls_are_foretold(tmp_path):
     arena = Arena(tmp_path, memes=6, strengths=THREE, swapped=True)
     ask = SimpleNamespace(settings=arena.settings, specs=dict.fromkeys(THREE, SimpleNamespace(usd_in=1.0, usd_out=2.0)))
     calls, dollars = foretold(ask, len(arena.memes), 0)
     arena.hold()
     assert calls == arena.asked and dollars == pytest.approx(calls * (1500 + 600) / 1e6)
+    # All targets answer each question and all answers are merged, however few of them meet.
+    for number, changes in enumerate(({}, {"fusion_rounds": 2}, {"guideline": "none"})):
+        arena = Arena(tmp_path / str(number), memes=2, **changes)
+        arena.hold()
+        specs = dict.fromkeys(STRENGTHS, SimpleNamespace(usd_in=1.0, usd_out=2.0))
+        assert foretold(SimpleNamespace(settings=arena.settings, specs=specs), 2, 0)[0] == arena.asked
 
 
 def test_five_levels_both_orders_and_an_anchor(tmp_path):

@@ -9,8 +9,12 @@ from scipy.stats import kendalltau
 from sklearn.metrics import cohen_kappa_score, ndcg_score
 
 from eval.arena.agreement import HumanVerdict, human_agreement
-from eval.arena.bias import bias_report, kendall, ndcg
+from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
 from eval.arena.events import Judged, ReplyCost
+from eval.arena.joint import joint_scores
+from eval.arena.published import MEMEARENA, MEMEARENA_NDCG, PROBENCH, PROBENCH_BASELINE
+from eval.arena.ranking.battles import battles
+from eval.arena.ranking.bradley_terry import ratings
 from eval.arena.words import DIMENSIONS, Setting, Verdict
 
 CALL = ReplyCost(chair="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
@@ -44,6 +48,68 @@ def test_ndcg_is_that_of_the_definition_by_hand():
     assert ndcg(scores("cba"), reference) == pytest.approx((1 / math.log2(3) + 2 / math.log2(4)) / ideal)
     # Turned upside down it is still far above 0, which is why Kendall's τ stands beside it.
     assert ndcg(scores("cba"), reference) > 0.6 and kendall(scores("cba"), reference) == -1
+
+
+def test_what_chance_gives_is_the_mean_over_all_orders():
+    for size in (2, 3, 5):
+        models = "abcde"[:size]
+        every = [ndcg(scores(order), scores(models)) for order in itertools.permutations(models)]
+        assert chance_ndcg(scores(models)) == pytest.approx(sum(every) / len(every))
+    level = {"a": 1.0, "b": 1.0, "c": 0.0}
+    every = [ndcg(scores(order), level) for order in itertools.permutations("abc")]
+    assert chance_ndcg(level) == pytest.approx(sum(every) / len(every))
+    # Of a random order scikit-learn says the same, on average.
+    rng = random.Random(0)
+    relevance = [[4, 3, 2, 1, 0]]
+    drawn = [ndcg_score(relevance, [rng.sample(range(5), 5)]) for _ in range(4000)]
+    assert chance_ndcg(scores("abcde")) == pytest.approx(sum(drawn) / len(drawn), abs=0.01)
+
+
+def test_the_published_ndcg_of_fifteen_models_is_read_beside_chance():
+    models = "abcdefghijklmno"
+    reference = scores(models)
+    assert chance_ndcg(reference) == pytest.approx(0.807, abs=5e-4)
+    assert ndcg(scores(models[::-1]), reference) == pytest.approx(0.614, abs=5e-4)
+    assert ndcg(scores(models[1:] + "a"), reference) == pytest.approx(0.958, abs=5e-4)
+    # So both of the published .68 are worse than chance, and the best model's fall alone can't explain them.
+    worse = [(name, value) for name, row in MEMEARENA_NDCG.items() for value in row if value < 0.807]
+    assert worse == [("own", 0.68), ("none", 0.68)]
+
+
+def test_published_ratings_average_1000_and_those_of_a_star_are_the_logit_of_the_win_rate():
+    assert sum(one.rating for one in MEMEARENA) / len(MEMEARENA) == pytest.approx(1000, abs=0.05)
+    assert sum(one.battles for one in MEMEARENA) / 2 == 5645
+    rates = [one.win_rate for one in MEMEARENA]
+    assert rates == sorted(rates, reverse=True) and len(PROBENCH) == 23
+    known = [one for one in PROBENCH if one.win_rate is not None]
+    for one in known:
+        points = PROBENCH_BASELINE + 400 * math.log10(one.win_rate / (1 - one.win_rate))
+        assert points == pytest.approx(one.rating, abs=0.1) and known
+    # And our own Bradley-Terry comes to that where everybody meets the baseline alone.
+    rows = [("b", "m", 0.0, "x")] * 6597 + [("b", "m", 1.0, "x")] * 3403
+    fitted = ratings(battles(["b", "m"], rows), anchor=0)
+    assert fitted[1] - fitted[0] + PROBENCH_BASELINE == pytest.approx(1229, abs=0.1)
+
+
+def test_the_joint_vote_is_one_battle_and_even_votes_are_ties():
+    def votes(*said):
+        return [judged("m", a, b, judge, verdict) for judge, (a, b, verdict) in zip("wxyz", said, strict=False)]
+
+    a_wins, b_wins, tie = ("a", "b", Verdict.A), ("b", "a", Verdict.A), ("a", "b", Verdict.BOTH_GOOD)
+    (key,) = joint_scores(votes(a_wins), "overall")
+    assert key == ("m", 0, "a", "b")
+    for said, score in (
+        ((a_wins, a_wins, b_wins), 1.0),
+        ((b_wins, b_wins, a_wins), 0.0),
+        ((a_wins, b_wins), 0.5),
+        ((tie, tie, a_wins), 1.0),
+        ((tie, tie), 0.5),
+        # Of five levels: one far better outweighs one better, and two better one far better not.
+        ((("a", "b", Verdict.A_FAR), b_wins), 1.0),
+        ((("a", "b", Verdict.B_FAR), a_wins, ("b", "a", Verdict.B)), 0.5),
+        ((("b", "a", Verdict.B_FAR), b_wins, b_wins, b_wins), 0.0),
+    ):
+        assert joint_scores(votes(*said), "overall") == {key: score}, said
 
 
 @pytest.mark.parametrize("size", [2, 4, 7])
@@ -101,6 +167,48 @@ def test_larger_panels_come_nearer_to_the_whole():
     assert sizes[5].ndcg == pytest.approx(1) and sizes[5].tau == pytest.approx(1)
     assert sizes[1].tau < sizes[3].tau <= sizes[5].tau
     assert not report.settings[0].own_cases  # none of them fights
+    # The reference that MemeArena takes, counted here anew: who won most of five votes won the battle.
+    votes = {}
+    for event in events:
+        votes.setdefault((event.meme, event.a, event.b), []).append(event.verdicts["overall"] is Verdict.A)
+    won = dict.fromkeys("abcde", 0)
+    for (_, one, other), said in votes.items():
+        won[one if sum(said) > 2 else other] += 1
+    for agreement in report.settings[0].judges:
+        own = dict.fromkeys("abcde", 0)
+        for event in events:
+            if event.judge == agreement.judge:
+                own[event.a if event.verdicts["overall"] is Verdict.A else event.b] += 1
+        assert agreement.joint == pytest.approx(ndcg(own, won))
+        assert agreement.joint_tau == pytest.approx(kendalltau(list(own.values()), list(won.values())).statistic)
+        assert agreement.joint_chance == pytest.approx(chance_ndcg(won))
+    assert report.settings[0].joint > report.settings[0].ndcg, "a judge agrees with itself"
+    assert 0.6 < sizes[1].chance == sizes[5].chance < 1
+
+
+def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
+    """Three judges on four battles; people always find a better. Nobody else judged the last one but j."""
+    said = {"j": "aaba", "k": "abb", "l": "baa"}
+    events = [
+        judged(f"m{number}", "a", "b", judge, Verdict.A if word == "a" else Verdict.B)
+        for judge, words in said.items()
+        for number, word in enumerate(words)
+    ]
+    people = [
+        HumanVerdict(meme=f"m{number}", task=0, one="a", other="b", who=who, better="one")
+        for number in range(4)
+        for who in "pq"
+    ]
+    one, two, three = human_agreement(events, people).panels
+    assert (one.size, one.panels, one.battles) == (1, 3, pytest.approx(10 / 3))
+    assert one.accuracy == pytest.approx((3 / 4 + 1 / 3 + 2 / 3) / 3)
+    assert (one.lowest, one.highest) == (pytest.approx(1 / 3), pytest.approx(3 / 4))
+    # Two who differ have a tie, which is not people's: j and k agree on a once, j and l once, k and l never.
+    assert (two.panels, two.accuracy) == (3, pytest.approx((1 / 3 + 1 / 3 + 0) / 3))
+    assert (three.panels, three.battles, three.accuracy) == (1, 3, pytest.approx(2 / 3))
+    assert three.kappa is None or three.kappa <= 0
+    alone = [event for event in events if event.judge == "j"]
+    assert human_agreement(alone, people).panels == ()
 
 
 def test_the_panel_beside_people():

@@ -15,7 +15,7 @@ from court.events import TextLine
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason, Reading
 from court.replies import UnusableReply
-from eval.probe import replies
+from eval.probe import refining, replies
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.erasing import erase, painted_over
 from eval.probe.folder import ScoringOutcome, Sorted, StepOutcome
@@ -408,9 +408,11 @@ def test_a_server_that_is_gone_is_no_score_but_ends_the_step(tmp_path):
 
 def refined(path, world, memes, limits, draw=0):
     subjects = {one.meme: subject(one.meme, one.text) for one in memes}
+    good = usable(memes, "religion")
+    seeds = refining.chosen_seeds(good, limits.seeds, draw)
 
     async def scene(bench, _):
-        return await refine(bench, RELIGION, usable(memes, "religion"), subjects, limits=limits, draw=draw)
+        return await refine(bench, RELIGION, good, subjects, limits=limits, seeds=seeds)
 
     return at_a_bench(path, world, scene)[0]
 

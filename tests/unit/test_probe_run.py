@@ -17,10 +17,11 @@ from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Scored, Sorted, Step, StepOutcome
 from eval.probe.page import as_html
 from eval.probe.refining import Limits
-from eval.probe.report import mean_of, read_report
+from eval.probe.report import read_report
 from eval.probe.run import NOTICE, ProbePlan, probe
 from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
+from eval.scores.resampled_means import mean_of
 from retrieval.build import build_library
 from retrieval.library.sources import NOT_FOR_LIBRARIES, Source
 from tests.support.encoders import WordEncoder

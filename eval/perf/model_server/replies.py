@@ -21,6 +21,9 @@ _WORDS = (
     *("new", "quiet", "bright", "figure", "table", "lamp", "river", "window", "garden", "letter", "bridge", "basket"),
     *("stands", "holds", "shows", "reads", "looks", "turns", "beside", "above", "under", "behind", "and", "but"),
 )
+_NAME_CHARS, _NAME_WORDS = 40, 3
+"""Length up to which a string is a name, and its words."""
+_RATING = ("Rating", ":", "[", "[")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -108,15 +111,17 @@ class ReplyMaker:
             seed: Another seed, other replies.
             words: Number of words of a reply, and of each string in one.
             values: Values of properties by name, wherever they stand in a schema, e.g. ``{"harmful": "WEAK"}``; ignored
-                if the schema does not allow them.
+                if the schema does not allow them. Of a property that is true or false, ``true`` and ``false``.
         """
         self._seed = seed
         self._words = words
         self._values = dict(values or {})
 
     def text(self, prompt: Sequence[str]) -> str:
-        """A reply to a prompt."""
-        return self._sentence(self._random(prompt), self._words)
+        """A reply to a prompt; it ends with a rating where the prompt asks for one in double square brackets."""
+        rng = self._random(prompt)
+        said = self._sentence(rng, self._words)
+        return f"{said} Rating: [[{rng.randint(1, 10)}]]" if _asks_for_rating(prompt) else said
 
     def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
         """A reply to a prompt that obeys a schema, as compact JSON. Raises ValueError if the schema asks for more than
@@ -173,6 +178,8 @@ class ReplyMaker:
         if name not in self._values:
             return made
         value, allowed = self._values[name], _resolve(schema["$ref"], root) if "$ref" in schema else schema
+        if allowed.get("type") == "boolean":
+            return {"true": True, "false": False}.get(str(value).lower(), made)
         return value if value in allowed.get("enum", [value]) else made
 
     def _string(self, schema: Mapping[str, Any], rng: random.Random) -> str:
@@ -180,13 +187,19 @@ class ReplyMaker:
             if re.search(schema["pattern"], "") and not schema.get("minLength"):
                 return ""
             raise ValueError("no string can be made for a pattern that the empty one does not match")
-        text = self._sentence(rng, self._words)
+        # A short field holds a name, which is no sentence that is cut off.
+        most = schema.get("maxLength")
+        text = self._sentence(rng, self._words if most is None or most > _NAME_CHARS else min(self._words, _NAME_WORDS))
         while len(text) < schema.get("minLength", 0):
             text += f" {rng.choice(_WORDS)}"
-        most = schema.get("maxLength")
         return (
             text if most is None or len(text) <= most else text[:most].rstrip().ljust(schema.get("minLength", 0), ".")
         )
+
+
+def _asks_for_rating(prompt: Sequence[str]) -> bool:
+    """True if a prompt shows how a rating is to be written."""
+    return any(tuple(prompt[place : place + len(_RATING)]) == _RATING for place in range(len(prompt)))
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:

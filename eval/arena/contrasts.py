@@ -1,0 +1,188 @@
+"""The same judges under two references: shifts of each target's rating, its own family's apart, and spread of ratings.
+
+Every judge judges the same battles in the same order under each setting, so that differences are paired: memes are
+drawn anew for both at once. Ratings are Bradley-Terry's, with a quarter of a tied battle added to each pair of models:
+one judge has too few battles for everybody to be beaten.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.events import Event, Judged
+from eval.arena.ranking.battles import MIDDLE, SCALE, Floats
+from eval.arena.ranking.bootstrap import draw_memes, tails
+from eval.arena.ranking.bradley_terry import fit
+from eval.arena.words import OVERALL, Setting
+from eval.scores.metrics import Figure
+
+_PRIOR = 0.25
+Battle = tuple[str, int, str, str, str]
+"""Meme, task, the two answers as they were shown, and the judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A target's rating by one judge under a setting, less that under another.
+
+    Attributes:
+        judge: Judge in question.
+        target: Target that is rated.
+        own_family: True if both are of one maker, or the same model.
+        ratings: Its rating under the one setting and under the other.
+        points: Difference of the two, with its interval over memes.
+    """
+
+    judge: str
+    target: str
+    own_family: bool
+    ratings: tuple[float, float]
+    points: Figure
+
+    @property
+    def sure(self) -> bool:
+        """True if the interval does not hold 0."""
+        return self.points.low > 0 or self.points.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class SettingContrast:
+    """Two settings beside each other, over the battles that were judged under both.
+
+    Attributes:
+        one: The setting whose ratings are compared.
+        other: The setting that they are compared with.
+        battles: Judgements under each.
+        shifts: Shifts by judge and target.
+        own_family: Mean shift of targets of a judge's own family less that of all others, with its interval; None where
+            no judge has both.
+        spread: Standard deviation of ratings under the one setting, mean over judges.
+        other_spread: The same under the other.
+        wider: Difference of the two: above 0, the one setting tells targets further apart.
+    """
+
+    one: Setting
+    other: Setting
+    battles: int
+    shifts: tuple[Shift, ...]
+    own_family: Figure | None
+    spread: float
+    other_spread: float
+    wider: Figure
+
+
+def contrasts(
+    events: Sequence[Event], models: Sequence[str], families: Mapping[str, str], *, resamples: int, seed: int
+) -> tuple[SettingContrast, ...]:
+    """Compares every setting of the bias study with the fused guideline, or with the first that was held.
+
+    Args:
+        events: Events of an arena.
+        models: The targets.
+        families: Maker of each model; empty where it is not known.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+    """
+    scores: dict[Setting, dict[Battle, float]] = {}
+    for event in events:
+        if isinstance(event, Judged) and event.study == "bias":
+            battle = (event.meme, event.task, event.a, event.b, event.judge)
+            scores.setdefault(event.setting, {})[battle] = event.verdicts[OVERALL].score
+    held = [setting for setting in Setting if setting in scores]
+    found = []
+    for one in held[1:]:
+        common = sorted(scores[one].keys() & scores[held[0]].keys())
+        if common:
+            both = (scores[one], scores[held[0]])
+            found.append(
+                _contrast((one, held[0]), both, common, models=models, families=families, draw=(resamples, seed))
+            )
+    return tuple(found)
+
+
+def _contrast(
+    settings: tuple[Setting, Setting],
+    scores: tuple[Mapping[Battle, float], Mapping[Battle, float]],
+    battles: Sequence[Battle],
+    *,
+    models: Sequence[str],
+    families: Mapping[str, str],
+    draw: tuple[int, int],
+) -> SettingContrast:
+    memes = sorted({battle[0] for battle in battles})
+    judges = list(dict.fromkeys(sorted(battle[4] for battle in battles)))
+    drawn = draw_memes(len(memes), *draw)
+    weights = np.concatenate([np.ones((1, len(memes))), drawn]).astype(np.float64)  # the actual memes first
+    # float of shape (settings, judges, 1 + resamples, models)
+    rated = np.stack(
+        [
+            np.stack(
+                [
+                    _ratings(found, [b for b in battles if b[4] == judge], memes=memes, models=models, weights=weights)
+                    for judge in judges
+                ]
+            )
+            for found in scores
+        ]
+    )
+    moved = rated[0] - rated[1]
+    ends = tails(len(memes))
+    own = np.array([[_own(judge, model, families) for model in models] for judge in judges])
+    shifts = [
+        Shift(
+            judge=judge,
+            target=model,
+            own_family=bool(own[j, t]),
+            ratings=(float(rated[0, j, 0, t]), float(rated[1, j, 0, t])),
+            points=_figure(moved[j, :, t], ends),
+        )
+        for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models))
+    ]
+    mixed = [j for j in range(len(judges)) if own[j].any() and not own[j].all()]
+    lifts = [moved[j][:, own[j]].mean(axis=1) - moved[j][:, ~own[j]].mean(axis=1) for j in mixed]
+    spreads = rated.std(axis=3).mean(axis=1)  # (settings, 1 + resamples)
+    return SettingContrast(
+        one=settings[0],
+        other=settings[1],
+        battles=len(battles),
+        shifts=tuple(shifts),
+        own_family=_figure(np.mean(lifts, axis=0), ends) if lifts else None,
+        spread=float(spreads[0, 0]),
+        other_spread=float(spreads[1, 0]),
+        wider=_figure(spreads[0] - spreads[1], ends),
+    )
+
+
+def _ratings(
+    scores: Mapping[Battle, float],
+    battles: Sequence[Battle],
+    *,
+    memes: Sequence[str],
+    models: Sequence[str],
+    weights: Floats,
+) -> Floats:
+    """Ratings by one judge, for each row of weights of the memes."""
+    n = len(models)
+    place = {model: number for number, model in enumerate(models)}
+    meme_of = {meme: number for number, meme in enumerate(memes)}
+    won = np.zeros((len(memes), n, n))
+    for battle in battles:
+        meme, _, a, b, _ = battle
+        won[meme_of[meme], place[a], place[b]] += scores[battle]
+        won[meme_of[meme], place[b], place[a]] += 1 - scores[battle]
+    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + (_PRIOR / 2) * (1 - np.eye(n))
+    return np.asarray(MIDDLE + SCALE * fit(tables))
+
+
+def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
+    family = families.get(judge, "")
+    return judge == model or bool(family and family == families.get(model, ""))
+
+
+def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
+    low, high = np.percentile(values[1:], ends)
+    return Figure(float(values[0]), float(low), float(high))

@@ -1,0 +1,228 @@
+"""Boards by group: by language, rounds, data set, or whatever a set of questions is tagged with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from court.errors import BadRequest
+from eval.arena.boards import Board, board_of, table_with_tasks
+from eval.arena.events import Answered, Event, Forfeited, Judged, TaskFormulated
+from eval.arena.folder import ArenaFolder, ArenaManifest
+from eval.arena.interaction import Interaction, holm, interaction
+from eval.arena.words import OVERALL
+
+BUILT_IN = ("dataset", "label", "gold", "language", "rounds", "relevance")
+"""Groups that there are without tags."""
+LEAST_TASKS = 30
+"""Tasks below which a group has win rates and no ratings."""
+LEVEL = 0.05
+_MOST_ROUNDS = 6
+_HARD = 6.0
+Task = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBoard:
+    """One group of tasks.
+
+    Attributes:
+        name: Name of the group.
+        tasks: Number of tasks with a battle.
+        memes: Memes that they are about.
+        board: Overall board of these tasks.
+        not_rated: Reason why only win rates are shown; empty where there are ratings.
+    """
+
+    name: str
+    tasks: int
+    memes: int
+    board: Board
+    not_rated: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoardsBy:
+    """All groups by one key.
+
+    Attributes:
+        key: Key of the groups, such as ``language``.
+        groups: The groups, by name.
+        ungrouped: Tasks with a battle that belong to no group.
+        test: Test of whether models rank differently in those with questions enough; None where fewer than two have.
+        p: Its p-value, adjusted for all keys together; None likewise.
+    """
+
+    key: str
+    groups: tuple[GroupBoard, ...]
+    ungrouped: int
+    test: Interaction | None
+    p: float | None
+
+    @property
+    def shown(self) -> bool:
+        """True if groups are shown to rank models differently."""
+        return self.p is not None and self.p < LEVEL
+
+
+def boards_by(
+    manifest: ArenaManifest, events: Sequence[Event], keys: Sequence[str], *, deals: int | None = None
+) -> tuple[BoardsBy, ...]:
+    """Ranks models in each group of tasks.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        keys: Keys to group by, each one of :data:`BUILT_IN`, or a tag of the tasks.
+        deals: Number of random deals of a test; as :func:`~eval.arena.interaction.interaction` has it if None.
+
+    Raises:
+        BadRequest: No task has a group by a key.
+    """
+    found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
+    tested = [one for one in found if one.test is not None]
+    adjusted = holm([one.test.p for one in tested if one.test is not None])
+    p_of = {one.key: p for one, p in zip(tested, adjusted, strict=True)}
+    return tuple(replace(one, p=p_of.get(one.key)) for one in found)
+
+
+def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
+    """Ranks models in each group of tasks of an arena on disk, as :func:`boards_by`; nothing is read without a key."""
+    if not keys:
+        return ()
+    folder = ArenaFolder(root)
+    return boards_by(folder.manifest(), folder.events(), keys)
+
+
+def plain_groups(by: BoardsBy) -> dict[str, Any]:
+    """The figures for other programs."""
+    return {
+        "key": by.key,
+        "p": by.p,
+        "shown": by.shown,
+        "ungrouped": by.ungrouped,
+        "test": asdict(by.test) if by.test else None,
+        "groups": [
+            {
+                "name": group.name,
+                "tasks": group.tasks,
+                "memes": group.memes,
+                "battles": group.board.battles,
+                "not_rated": group.not_rated,
+                "models": [
+                    {
+                        "model": row.model,
+                        "rating": asdict(row.rating) if row.rating and not group.not_rated else None,
+                        "win_rate": row.win_rate,
+                        "battles": row.battles,
+                    }
+                    for row in group.board.rows
+                ],
+            }
+            for group in by.groups
+        ],
+    }
+
+
+def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dict[Task, str]:
+    """Group of each task, of those that have one.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        key: One of :data:`BUILT_IN`, or a tag of the tasks.
+    """
+    memes = {meme.id: meme for meme in manifest.memes}
+    groups: dict[Task, str] = {}
+    for event in events:
+        if not isinstance(event, TaskFormulated):
+            continue
+        meme = memes.get(event.meme)
+        name: str | None
+        if key in event.tags:
+            name = _difficulty(event.tags[key]) if key == "difficulty" else event.tags[key]
+        else:
+            name = {
+                "dataset": (meme.dataset or manifest.dataset) if meme else None,
+                "label": meme.source_label if meme else None,
+                "gold": None if meme is None else "harmful" if meme.harmful else "not harmful",
+                "language": event.language or None,
+                "rounds": _rounds(len(event.rounds)),
+                "relevance": str(event.relevance) if event.relevance else None,
+            }.get(key)
+        if name:
+            groups[event.meme, event.task] = name
+    return groups
+
+
+def _rounds(count: int) -> str:
+    return str(count) if count < _MOST_ROUNDS else f"{_MOST_ROUNDS}+"
+
+
+def _difficulty(value: str) -> str:
+    """Names the half of the scale from 0 to 10 that a number is in; other words stay as they are."""
+    try:
+        score = float(value)
+    except ValueError:
+        return value
+    return "hard (6 and more)" if score >= _HARD else "easy (below 6)"
+
+
+def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
+    group_of = groups_of(manifest, events, key)
+    fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
+    if not group_of.keys() & fought:
+        tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
+        raise BadRequest(
+            f"No question of this arena has a group by {key!r}. There are: {', '.join((*BUILT_IN, *tags))}; other "
+            "groups are tags of questions (--tasks).",
+            reason="GROUPS_MISSING",
+        )
+    parts: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Judged | Forfeited | Answered) and (event.meme, event.task) in group_of:
+            parts[group_of[event.meme, event.task]].append(event)
+    groups = tuple(
+        _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
+    )
+    names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
+    test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
+    return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
+
+
+def _ranks(event: Event, manifest: ArenaManifest) -> bool:
+    if isinstance(event, Forfeited):
+        return manifest.settings.forfeits == "lose"
+    return isinstance(event, Judged) and event.study == "arena"
+
+
+def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> GroupBoard:
+    tasks = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
+    board = board_of(manifest, events, OVERALL)
+    why = board.not_ranked or board.grouped
+    if len(tasks) < LEAST_TASKS:
+        why = f"{len(tasks)} questions are too few for ratings: {LEAST_TASKS} are wanted."
+    return GroupBoard(name, len(tasks), len({meme for meme, _ in tasks}), board=board, not_rated=why)
+
+
+def _test(
+    manifest: ArenaManifest,
+    events: Sequence[Event],
+    group_of: Mapping[Task, str],
+    names: Sequence[str],
+    deals: int | None,
+) -> Interaction:
+    inside = [
+        e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
+    ]
+    table, _, tasks = table_with_tasks(manifest, inside, OVERALL)
+    numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
+    unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
+    group = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)
+    more = {} if deals is None else {"deals": deals}
+    return interaction(table, unit, group, names, seed=manifest.seed, **more)

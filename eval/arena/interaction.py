@@ -1,0 +1,218 @@
+"""A test whether models rank differently in different groups of tasks, before anybody is called weak in one.
+
+Compared are Bradley-Terry with ratings of their own in each group and with the same ratings in all, by the likelihood
+ratio. Its distribution where groups make no difference is had by dealing the group labels out anew (Good 2005, chapter
+3): over whole memes, for battles over one meme are no independent ones, and among the tasks of a meme where these are
+in several groups. Which of the models differ in which group is told by the difference of its ratings there and in the
+rest, each in units of its own spread over the deals. P-values are adjusted for all of them together by the largest one
+of each deal, step by step (Westfall & Young 1993, algorithm 2.8), which holds the error of the family as Holm's does
+and needs far fewer deals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints
+from eval.arena.ranking.bootstrap import draw_memes, tails
+from eval.arena.ranking.bradley_terry import fit
+
+DEALS = 999
+_PRIOR = 0.25
+"""Tied battles that are added to each pair of models in each table, so that all tables have finite ratings, those of
+deals too. It is the same in every deal, so that the test keeps its level."""
+_AT_ONCE = 1 << 23
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDifference:
+    """Rating of a model in a group, less that in all other groups together.
+
+    Attributes:
+        model: Name of the model.
+        group: Name of the group.
+        points: Difference of the two ratings, with a quarter of a tied battle added to each pair.
+        low: Lower end of its 95 % interval, by bootstrap over memes.
+        high: The upper end.
+        p: Chance of a difference as large by the deal of groups, adjusted for all models and groups.
+    """
+
+    model: str
+    group: str
+    points: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """Result of the test.
+
+    Attributes:
+        statistic: Twice the logarithm of the likelihood ratio.
+        p: Share of deals, the actual one included, with a statistic at least as large.
+        differences: Difference of each model in each group; of two groups, in the first, for the other has the same.
+        deals: Number of random deals.
+    """
+
+    statistic: float
+    p: float
+    differences: tuple[GroupDifference, ...]
+    deals: int
+
+
+def interaction(
+    table: Battles,
+    unit: Ints,
+    group: Ints,
+    names: Sequence[str],
+    *,
+    deals: int = DEALS,
+    resamples: int = 500,
+    seed: int = 0,
+) -> Interaction:
+    """Tests whether groups of tasks rank models differently.
+
+    Args:
+        table: Battles, their memes included.
+        unit: Number of the task of each battle, int of shape (battles,): tasks of two memes have two numbers.
+        group: Group of each task, int of shape (tasks,), in [0, groups).
+        names: Names of the groups, two at least; each has a battle.
+        deals: Number of random deals.
+        resamples: Number of resamples of the bootstrap.
+        seed: Seed of both.
+
+    Raises:
+        ValueError: There are fewer than two groups.
+    """
+    if len(names) < 2:
+        raise ValueError("a test of groups needs two of them")
+    n, tasks, groups = len(table.models), len(group), len(names)
+    won = _wins_by_unit(table, unit, tasks)
+    meme = np.zeros(tasks, dtype=np.int64)
+    meme[unit] = table.meme
+    rng = np.random.default_rng(seed)
+    labels = np.stack([group, *(_dealt(group, meme, rng) for _ in range(deals))])  # (deals + 1, tasks)
+    statistics, differences = _statistics(won, labels, groups, n)
+    observed = statistics[0]
+    # A deal that rounding alone sets below the actual one counts as its equal.
+    p = float(np.mean(statistics >= observed - 1e-9 * max(1.0, abs(observed))))
+    shown = 1 if groups == 2 else groups
+    cells = differences[:, :shown].reshape(len(labels), shown * n)
+    spread = cells[1:].std(axis=0)
+    z = np.abs(cells) / np.where(spread > 0, spread, np.inf)
+    adjusted = step_down(z[0], z[1:])
+    low, high = _intervals(won, group, meme, groups, resamples=resamples, seed=seed)
+    return Interaction(
+        statistic=float(observed),
+        p=p,
+        differences=tuple(
+            GroupDifference(
+                model=table.models[place],
+                group=names[which],
+                points=float(differences[0, which, place]),
+                low=float(low[which, place]),
+                high=float(high[which, place]),
+                p=float(adjusted[which * n + place]),
+            )
+            for which in range(shown)
+            for place in range(n)
+        ),
+        deals=deals,
+    )
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """P-values of several tests, adjusted for all of them (Holm 1979).
+
+    Args:
+        p_values: One of each test.
+    """
+    adjusted, largest = dict.fromkeys(range(len(p_values)), 0.0), 0.0
+    for rank, place in enumerate(sorted(adjusted, key=lambda at: p_values[at])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return tuple(adjusted.values())
+
+
+def step_down(observed: Floats, drawn: Floats) -> Floats:
+    """P-values of many statistics, adjusted for all together by their largest in each draw, step by step.
+
+    Args:
+        observed: float of shape (statistics,), the larger the less likely by chance.
+        drawn: float of shape (draws, statistics), by chance.
+
+    Returns:
+        float of shape (statistics,).
+    """
+    order = np.argsort(-observed, kind="stable")
+    # The largest of a statistic and all that are smaller in the actual data: those above are decided already.
+    largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]
+    p = (1 + (largest >= observed[order] - 1e-9).sum(axis=0)) / (1 + len(drawn))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(p)
+    return np.asarray(adjusted)
+
+
+def _wins_by_unit(table: Battles, unit: Ints, tasks: int) -> Floats:
+    n = len(table.models)
+    at = (unit * n + table.left) * n + table.right
+    won = np.bincount(at, weights=table.weight * table.score, minlength=tasks * n * n).reshape(tasks, n, n)
+    fought = np.bincount(at, weights=table.weight, minlength=tasks * n * n).reshape(tasks, n, n)
+    return np.asarray((won + (fought - won).transpose(0, 2, 1)).reshape(tasks, n * n))
+
+
+def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
+    """Deals the labels out anew: those of a meme go to another one with as many tasks, in any order."""
+    order = np.argsort(meme, kind="stable")
+    starts = np.flatnonzero(np.r_[True, meme[order][1:] != meme[order][:-1]])
+    sizes = np.diff(np.r_[starts, len(meme)])
+    dealt = np.empty_like(group)
+    for size in np.unique(sizes):
+        places = order[starts[sizes == size][:, None] + np.arange(size)]  # (memes of this size, tasks)
+        dealt[places] = rng.permuted(group[places][rng.permutation(len(places))], axis=1)
+    return dealt
+
+
+def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats, Floats]:
+    """Likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
+    prior = (_PRIOR / 2) * (1 - np.eye(n))
+    everything = won.sum(axis=0).reshape(n, n) + prior
+    together = _likelihood(everything[None], fit(everything[None]))[0]
+    step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
+    ratios, differences = [], []
+    for begin in range(0, len(labels), step):
+        part = labels[begin : begin + step]
+        member = (part[:, None, :] == np.arange(groups)[None, :, None]).astype(np.float64)
+        tables = (member.reshape(-1, member.shape[-1]) @ won).reshape(len(part), groups, n, n)
+        rest = tables.sum(axis=1, keepdims=True) - tables
+        own = fit(tables + prior)
+        ratios.append(2 * (_likelihood(tables + prior, own).sum(axis=1) - together))
+        differences.append(SCALE * (own - fit(rest + prior)))
+    return np.concatenate(ratios), np.concatenate(differences)
+
+
+def _intervals(
+    won: Floats, group: Ints, meme: Ints, groups: int, *, resamples: int, seed: int
+) -> tuple[Floats, Floats]:
+    """Ends of the intervals of the differences, each float of shape (groups, models)."""
+    n = int(np.sqrt(won.shape[1]))
+    prior = (_PRIOR / 2) * (1 - np.eye(n))
+    place = np.unique(meme, return_inverse=True)[1]
+    drawn = draw_memes(int(place.max()) + 1, resamples, seed)[:, place]  # (resamples, tasks)
+    found = []
+    for which in range(groups):
+        inside = (drawn * (group == which)) @ won
+        outside = (drawn * (group != which)) @ won
+        found.append(SCALE * (fit(inside.reshape(-1, n, n) + prior) - fit(outside.reshape(-1, n, n) + prior)))
+    low, high = np.percentile(np.stack(found, axis=1), tails(int(place.max()) + 1), axis=0)
+    return np.asarray(low), np.asarray(high)
+
+
+def _likelihood(tables: Floats, theta: Floats) -> Floats:
+    difference = theta[..., :, None] - theta[..., None, :]
+    return np.asarray((tables * -np.logaddexp(0.0, -difference)).sum(axis=(-2, -1)))

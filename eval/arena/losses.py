@@ -1,0 +1,308 @@
+"""Reasons of lost battles: in what an answer lost, and by which error, as models say who did not write it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from court.deadline import gather_or_cancel
+from court.errors import BadRequest, ModelRefused, Overrun, ReplyUnusable
+from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
+from eval.arena.folder import ArenaFolder, ArenaManifest
+from eval.arena.hold import REQUEST_AT_FAULT
+from eval.arena.joint import battle_key, joint_scores
+from eval.arena.speakers import FixedQuestion, Speaker
+from eval.arena.words import DIMENSIONS, OVERALL, LossError
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
+from eval.scores.metrics import Figure, share_figure
+from eval.scores.resampled_means import ResampledMeans
+from serving.docket.review.agreement import Kappa, cohen
+
+ASPECTS = DIMENSIONS[:-1]
+SECOND = 0.1
+"""Share of losses on which another model is heard too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A battle that was lost by the vote of its judges.
+
+    Attributes:
+        meme: Id of the meme.
+        task: Number of the task.
+        winner: Model whose answer won.
+        loser: Model whose answer lost.
+        aspects: Dimensions in which it lost most, by the verdicts; several where these don't tell.
+        why: Reasons of a judge who found so.
+    """
+
+    meme: str
+    task: int
+    winner: str
+    loser: str
+    aspects: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossShares:
+    """Losses of one model, by what it lost in and by error.
+
+    Attributes:
+        model: Name of the model.
+        n: Number of losses that were explained.
+        aspects: Share of each aspect, adding up to 1, with intervals over memes.
+        errors: Share of each kind of error, likewise.
+    """
+
+    model: str
+    n: int
+    aspects: Mapping[str, Figure]
+    errors: Mapping[str, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """Reasons of all explained losses.
+
+    Attributes:
+        models: Losses by model, in the order of the settings; those without any are left out.
+        by_verdicts: Share of losses whose aspect the verdicts tell.
+        unexplained: Losses about which a model said nothing usable.
+        aspects: Agreement of two explainers on the aspect, where both were asked for one.
+        errors: Agreement of the two on the error.
+    """
+
+    models: tuple[LossShares, ...]
+    by_verdicts: float
+    unexplained: int
+    aspects: Kappa
+    errors: Kappa
+
+
+def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, seed: int) -> tuple[Loss, ...]:
+    """Lists battles that were lost, at most so many of each model, drawn by seed.
+
+    With an anchor that everybody meets, losses against it; otherwise all.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        most: Largest number of losses of a model.
+        seed: Seed of the draw.
+    """
+    fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
+    by_battle: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
+    for event in fought:
+        by_battle[battle_key(event)].append(event)
+    anchor = manifest.settings.anchor if manifest.settings.pairing == "baseline" else None
+    found: dict[str, list[Loss]] = defaultdict(list)
+    for key, score in sorted(joint_scores(fought, OVERALL).items()):
+        if score == 0.5:
+            continue
+        winner, loser = (key.one, key.other) if score > 0.5 else (key.other, key.one)
+        if anchor is not None and winner != anchor:
+            continue
+        agreed = [event for event in by_battle[key] if _gain(event, winner, OVERALL) > 0]
+        found[loser].append(
+            Loss(
+                meme=key.meme,
+                task=key.task,
+                winner=winner,
+                loser=loser,
+                aspects=_worst(agreed, winner),
+                why=min(agreed, key=lambda event: (event.judge, event.turn)).why,
+            )
+        )
+    drawn = []
+    for name in manifest.settings.targets:
+        own = found[name]
+        drawn += random.Random(f"losses {seed} {name}").sample(own, min(most, len(own)))
+    return tuple(drawn)
+
+
+def _gain(event: Judged, winner: str, dimension: str) -> float:
+    gain = event.verdicts[dimension].score - 0.5
+    return gain if event.a == winner else -gain
+
+
+def _worst(agreed: Sequence[Judged], winner: str) -> tuple[str, ...]:
+    """The dimensions in which most of the judges who agree saw the loser behind; all of them where none did."""
+    gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in ASPECTS}
+    largest = max(gains.values())
+    return tuple(name for name, gain in gains.items() if gain == largest) if largest > 0 else ASPECTS
+
+
+async def explain_losses(
+    folder: ArenaFolder,
+    losses: Sequence[Loss],
+    memes: Mapping[str, ShownMeme],
+    *,
+    explainer: MeteredModel,
+    second: MeteredModel | None,
+    seed: int,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Asks why battles were lost, and keeps what is said; what was said before is not asked again.
+
+    Args:
+        folder: Folder of the arena.
+        losses: Losses to explain.
+        memes: The memes, by id.
+        explainer: Model that is asked.
+        second: Model that is asked about a tenth of them too; None for nobody.
+        seed: Seed of that tenth.
+        concurrency: Losses at once.
+        progress: Told how many of how many are done.
+
+    Raises:
+        BadRequest: Memes are missing.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be asked; what was said is kept.
+    """
+    missing = {loss.meme for loss in losses} - memes.keys()
+    if missing:
+        raise BadRequest(
+            f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
+        )
+    events = folder.events()
+    said = {
+        (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
+        for e in events
+        if isinstance(e, LossExplained | LossNotExplained)
+    }
+    answers = {
+        (e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in events if isinstance(e, Answered)
+    }
+    rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
+    asked = _asked(losses, explainer=explainer, second=second, seed=seed)
+    turn, done = asyncio.Semaphore(concurrency), 0
+
+    async def one(loss: Loss, chair: MeteredModel, again: bool) -> None:
+        nonlocal done
+        about = {
+            "meme": loss.meme,
+            "task": loss.task,
+            "winner": loss.winner,
+            "loser": loss.loser,
+            "explainer": chair.name,
+            "second": again,
+        }
+        if tuple(about.values()) not in said:
+            async with turn:
+                meme = memes[loss.meme]
+                folder.append([await _explained(loss, chair, about, rounds=rounds, answers=answers, meme=meme)])
+        done += 1
+        progress(done, len(asked))
+
+    await gather_or_cancel(*(one(*each) for each in asked))
+
+
+def _asked(
+    losses: Sequence[Loss], *, explainer: MeteredModel, second: MeteredModel | None, seed: int
+) -> list[tuple[Loss, MeteredModel, bool]]:
+    """Pairs each loss with who is asked, and whether as the second one; nobody explains a battle of its own."""
+    rng = random.Random(f"second opinion {seed}")
+    twice = set(rng.sample(range(len(losses)), max(1, round(SECOND * len(losses))))) if losses else set()
+    asked = []
+    for place, loss in enumerate(losses):
+        able = [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
+        for chair, again in zip(able, (False, True), strict=False):
+            if not again or place in twice:
+                asked.append((loss, chair, again))
+    return asked
+
+
+async def _explained(
+    loss: Loss,
+    chair: MeteredModel,
+    about: Mapping[str, object],
+    *,
+    rounds: Mapping[tuple[str, int], tuple[str, ...]],
+    answers: Mapping[tuple[str, int, str], FixedQuestion],
+    meme: ShownMeme,
+) -> LossExplained | LossNotExplained:
+    try:
+        given, call = await Speaker(chair, meme, 0).explain(
+            rounds[loss.meme, loss.task],
+            answers[loss.meme, loss.task, loss.winner],
+            answers[loss.meme, loss.task, loss.loser],
+            why=loss.why,
+            aspects=loss.aspects,
+        )
+    except ModelRefused as error:
+        if error.status not in REQUEST_AT_FAULT:
+            raise
+        return LossNotExplained.model_validate({**about, "reason": error.reason})
+    except (ReplyUnusable, Overrun) as error:
+        return LossNotExplained.model_validate({**about, "reason": error.reason})
+    several = len(loss.aspects) > 1
+    return LossExplained.model_validate(
+        {
+            **about,
+            "aspect": given.aspect if several else loss.aspects[0],
+            "asked": several,
+            "error": given.error,
+            "why": given.why,
+            "call": call,
+        }
+    )
+
+
+def loss_report(
+    manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
+) -> LossReport | None:
+    """Adds up why battles were lost; None where nothing was explained.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+    """
+    explained = [event for event in events if isinstance(event, LossExplained)]
+    by_battle: dict[tuple[object, ...], LossExplained] = {}
+    for event in explained:
+        if not event.second:  # where another model was asked later, the first one counts
+            by_battle.setdefault((event.meme, event.task, event.winner, event.loser), event)
+    first = list(by_battle.values())
+    if not first:
+        return None
+    models = []
+    for name in manifest.settings.targets:
+        own = [event for event in first if event.loser == name]
+        if own:
+            models.append(
+                LossShares(
+                    model=name,
+                    n=len(own),
+                    aspects=_shares([(e.meme, e.aspect) for e in own], ASPECTS, resamples=resamples, seed=seed),
+                    errors=_shares([(e.meme, e.error) for e in own], tuple(LossError), resamples=resamples, seed=seed),
+                )
+            )
+    pairs = [
+        (by_battle[key], e) for e in explained if e.second and (key := (e.meme, e.task, e.winner, e.loser)) in by_battle
+    ]
+    return LossReport(
+        models=tuple(models),
+        by_verdicts=float(np.mean([not event.asked for event in first])),
+        unexplained=sum(isinstance(event, LossNotExplained) and not event.second for event in events),
+        aspects=cohen([(one.aspect, other.aspect) for one, other in pairs if one.asked]),
+        errors=cohen([(one.error, other.error) for one, other in pairs]),
+    )
+
+
+def _shares(values: Sequence[tuple[str, str]], names: Sequence[str], *, resamples: int, seed: int) -> dict[str, Figure]:
+    """Share of each name, with its interval over memes; they add up to 1."""
+    draws = ResampledMeans((meme for meme, _ in values), resamples, seed)
+    found = {}
+    for name in names:
+        value, drawn = draws.of([(meme, float(said == name)) for meme, said in values])
+        found[str(name)] = share_figure(value, drawn, len({meme for meme, _ in values}))
+    return found

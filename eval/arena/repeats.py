@@ -1,0 +1,202 @@
+"""Repeats of an arena with other seeds: mean and spread of ratings, and which places hold in all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from court.errors import BadRequest
+from eval.arena.leaderboard import Leaderboard
+from eval.arena.run import Ask
+from eval.arena.words import OVERALL
+from eval.reports.sections import Section
+from eval.runs.repeats import prepare_repeats, repeat_folder
+from eval.scores.repeated import RepeatedFigure, repeated
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedModel:
+    """One model over all repeats.
+
+    Attributes:
+        model: Its name.
+        rating: Overall rating; in a repeat in which not all models can be rated together there is none.
+        win_rate: Share of its battles that it won.
+    """
+
+    model: str
+    rating: RepeatedFigure
+    win_rate: RepeatedFigure
+
+
+@dataclass(frozen=True, slots=True)
+class AdjacentPlaces:
+    """Two models that stand next to each other by their means.
+
+    Attributes:
+        ahead: The one with the higher mean.
+        behind: The other.
+        held: Number of repeats in which the first is ahead.
+        repeats: Number of repeats.
+    """
+
+    ahead: str
+    behind: str
+    held: int
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedBoard:
+    """An arena over all repeats.
+
+    Attributes:
+        seeds: Seed of each repeat.
+        finished: True if all repeats are.
+        by_rating: True if the order is by mean rating; by mean win rate otherwise.
+        models: The best first.
+        places: Neighbours in that order.
+    """
+
+    seeds: tuple[int, ...]
+    finished: bool
+    by_rating: bool
+    models: tuple[RepeatedModel, ...]
+    places: tuple[AdjacentPlaces, ...]
+
+
+def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
+    """Plans repeats of an arena: the same memes, each with the next seed, and one store of calls for all.
+
+    What is asked at temperature 0, and asked alike, is asked once.
+
+    Args:
+        ask: Options of the first; its folder is that of all repeats.
+        count: Number of repeats.
+
+    Raises:
+        BadRequest: The folder holds something else.
+    """
+    calls = prepare_repeats(ask.out, "an arena")
+    return tuple(
+        replace(
+            ask,
+            out=repeat_folder(ask.out, number + 1),
+            name=f"{ask.name}, repeat {number + 1}",
+            seed=ask.seed + number,
+            sample_seed=ask.seed if number else None,
+            calls=ask.calls or calls,
+        )
+        for number in range(count)
+    )
+
+
+def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
+    """Puts the overall boards of repeats together.
+
+    Args:
+        boards: Leaderboards of the repeats, in order.
+
+    Raises:
+        BadRequest: There are fewer than two, or they are of different models or memes.
+    """
+    if len(boards) < 2:
+        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+    first = boards[0].manifest
+    for board in boards[1:]:
+        other = board.manifest
+        differ = [
+            name
+            for name, one, two in (
+                ("settings", first.settings, other.settings),
+                ("models", first.models, other.models),
+                ("memes", first.memes, other.memes),
+            )
+            if one != two
+        ]
+        if differ:
+            raise BadRequest(
+                f"Repeats are of the same arena; these differ in {', '.join(differ)}.", reason="REPEATS_DIFFER"
+            )
+    overall = [board.board(OVERALL) for board in boards]
+    rated = [board.on_one_scale and all(row.rating is not None for row in board.rows) for board in overall]
+    rows = [{row.model: row for row in board.rows} for board in overall]
+    models = []
+    for name in first.settings.targets:
+        own = [of_repeat[name] for of_repeat in rows]
+        ratings = [
+            row.rating.value if comparable and row.rating else None for row, comparable in zip(own, rated, strict=True)
+        ]
+        models.append(RepeatedModel(name, repeated(ratings), repeated([row.win_rate for row in own])))
+    by_rating = all(rated)
+
+    def figure(model: RepeatedModel) -> RepeatedFigure:
+        return model.rating if by_rating else model.win_rate
+
+    ordered = sorted(models, key=lambda model: (-(figure(model).mean or 0.0), model.model))
+    places = [
+        AdjacentPlaces(
+            ahead=one.model,
+            behind=other.model,
+            held=sum(
+                a is not None and b is not None and a > b
+                for a, b in zip(figure(one).values, figure(other).values, strict=True)
+            ),
+            repeats=len(boards),
+        )
+        for one, other in itertools.pairwise(ordered)
+    ]
+    return RepeatedBoard(
+        seeds=tuple(board.manifest.seed for board in boards),
+        finished=all(board.manifest.finished is not None for board in boards),
+        by_rating=by_rating,
+        models=tuple(ordered),
+        places=tuple(places),
+    )
+
+
+def repeat_lead(board: RepeatedBoard) -> list[str]:
+    """Sentences before the table."""
+    lead = [f"{len(board.seeds)} repeats about the same memes, seeds {', '.join(map(str, board.seeds))}."]
+    if not board.finished:
+        lead.append("Not finished: these figures will change.")
+    return lead
+
+
+def repeat_section(board: RepeatedBoard) -> Section:
+    """Means, spreads and places as a table."""
+    header = ("model", "rating", "SD", *(f"repeat {n}" for n in range(1, len(board.seeds) + 1)), "won", "SD", "ahead")
+    held = {place.ahead: f"{place.held} of {place.repeats}" for place in board.places}
+    rows = [
+        (
+            model.model,
+            _points(model.rating.mean if board.by_rating else None),
+            _points(model.rating.sd if board.by_rating else None, 1),
+            *map(_points, model.rating.values),
+            _percent(model.win_rate.mean),
+            _percent(model.win_rate.sd),
+            held.get(model.model, "–"),
+        )
+        for model in board.models
+    ]
+    unsure = [place for place in board.places if place.held < place.repeats]
+    notes = [
+        "SD is the standard deviation over repeats; “ahead” counts the repeats in which a model is ahead of the next.",
+        "Every place holds in all repeats."
+        if not unsure
+        else "Not in all repeats: " + "; ".join(f"{place.ahead} ahead of {place.behind}" for place in unsure) + ".",
+    ]
+    if not board.by_rating:
+        notes.append(
+            "In some repeat not all models can be rated together, so that they stand in the order of the battles won."
+        )
+    return Section("repeats", "Over all repeats", (header, *rows), tuple(notes))
+
+
+def _points(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,257 @@
+"""``memecourt-eval arena rate`` and ``probe rate``: blind sheets for people, and what their ratings come to."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from eval.commands.options import arena_samples
+from serving.access.private_files import hand_on
+
+if TYPE_CHECKING:
+    from eval.arena.rating import Pictures
+    from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
+    from eval.reports.sections import Section
+    from eval.scores.ratings import CriterionRatings, Rating
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _sheet_options(command: F) -> F:
+    """Options of both commands: what is drawn, and which ratings are reported on."""
+    for option in reversed(
+        (
+            click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to draw from."),
+            click.option(
+                "--sheet", type=click.Path(path_type=Path), help="Draw a sheet, and write it under this name."
+            ),
+            click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="Items of a sheet."),
+            click.option(
+                "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the draw and the order."
+            ),
+            click.option(
+                "--ratings",
+                type=click.Path(path_type=Path),
+                multiple=True,
+                help="What people rated (JSON lines: item, who, criterion, score); may be given again.",
+            ),
+            click.option("--key", type=click.Path(path_type=Path), help="The key of the sheet that they rated."),
+            click.option(
+                "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("rate")
+@click.option("--what", type=click.Choice(["guidelines", "contexts"]), default="guidelines", show_default=True)
+@click.option(
+    "--rounds",
+    metavar="N-M|last",
+    default="last",
+    show_default=True,
+    help="Guidelines after which rounds of the fusion.",
+)
+@click.option("--per-round", default=10, show_default=True, type=click.IntRange(1), help="Guidelines of each round.")
+@click.option("--data", type=click.Path(path_type=Path), help="The arena's data set: raters are then shown the memes.")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    help="Instead, the file of models whose [arena] names several data sets.",
+)
+@_sheet_options
+def rate_arena(**given: Any) -> None:
+    """Has people rate guidelines, or people and questions, blindly; and reports on what they rated.
+
+    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which is not for them. With
+    --ratings FILE --key NAME.key.json it shows means, agreement and, of guidelines of several rounds, from which one on
+    nothing is gained. With neither it shows what can be measured for nothing: length, and what stays between rounds.
+    """
+    from court.errors import CourtError
+    from eval.arena import rating
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.rating_words import measure_section, round_section
+    from eval.reports.rating_words import rating_section
+
+    try:
+        folder = ArenaFolder(given["out"])
+        manifest, events = folder.manifest(), folder.events()
+        texts = rating.guideline_texts(events)
+        if given["sheet"]:
+            pictures = _pictures_of(given)
+            if given["what"] == rating.CONTEXTS:
+                items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
+            else:
+                rounds = _rounds(given["rounds"])
+                each = given["count"] if rounds is None else given["per_round"]
+                items = rating.guideline_items(
+                    texts, rounds=rounds, per_round=each, seed=given["seed"], pictures=pictures
+                )
+            _write(given, items, rating.CRITERIA[given["what"]])
+            return
+        if given["ratings"]:
+            ratings, key = _read(given, tuple(rating.CRITERIA))
+            found = _summary(ratings, key)
+            sections = [
+                rating_section(
+                    found,
+                    rating.PUBLISHED[key.what],
+                    source=rating.PUBLISHED_SOURCE,
+                    published_self=rating.PUBLISHED_SELF[key.what],
+                )
+            ]
+            more: dict[str, Any] = {}
+            if key.what == rating.GUIDELINES:
+                by_round = rating.ratings_by_round(ratings, key)
+                end = rating.plateau(by_round)
+                more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
+                sections.append(round_section(by_round, end))
+            _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
+            return
+        measures = rating.measures_by_round(texts)
+        _show(
+            given,
+            f"Guidelines of {manifest.name}",
+            [measure_section(measures)],
+            found=(),
+            more={"measures": [asdict(one) for one in measures]},
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+@click.command("rate")
+@click.option(
+    "--what", type=click.Choice(["mine", "references", "scores", "rewritten"]), default="references", show_default=True
+)
+@click.option(
+    "--threshold",
+    type=click.IntRange(0, 10),
+    default=4,
+    show_default=True,
+    help="Up to which score an explanation has failed.",
+)
+@_sheet_options
+def rate_probe(**given: Any) -> None:
+    """Has people rate what the agents of a probe did, blindly; and reports on what they rated.
+
+    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which is not for them. With
+    --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and the
+    Scorer's. A sheet of rewritten texts is marked like the probe's own files.
+    """
+    from court.errors import CourtError
+    from eval.probe import rating
+    from eval.reports.rating_words import rating_section
+
+    if not given["sheet"] and not given["ratings"]:
+        raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
+    try:
+        if given["sheet"]:
+            items = rating.items_of(given["out"], given["what"], most=given["count"], seed=given["seed"])
+            _write(given, items, rating.CRITERIA[given["what"]], mark=rating.MARKED.get(given["what"], ""))
+            return
+        ratings, key = _read(given, tuple(rating.CRITERIA))
+        found = _summary(ratings, key)
+        sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
+        beside = rating.agent_section(ratings, key, threshold=given["threshold"])
+        _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _rounds(text: str) -> range | None:
+    if text == "last":
+        return None
+    found = re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise click.UsageError(f"--rounds takes a range such as 0-14, or last, and not {text!r}.")
+    return range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+def _pictures_of(given: Mapping[str, Any]) -> Pictures:
+    """The memes' pictures, where the data set is at hand."""
+    import asyncio
+
+    from eval.arena.folder import ArenaFolder
+    from eval.models.samples import read_memes
+    from eval.reports.records import shrunk
+
+    manifest = ArenaFolder(given["out"]).manifest()
+    samples = arena_samples(manifest, given["data"], given["models"])
+    if samples is None:
+        click.echo("Raters are not shown the memes: name their data set with --data.", err=True)
+        return lambda _: ()
+    shown, _ = asyncio.run(read_memes(samples, seed=manifest.drawn_by))
+    frames = {meme.id: tuple(frame.png for frame in meme.frames) for meme in shown.memes}
+
+    def pictures(meme: str) -> tuple[bytes, ...]:
+        small = (shrunk(png, 400) for png in frames.get(meme, ()))
+        return tuple(jpeg for jpeg in small if jpeg is not None)
+
+    return pictures
+
+
+def _write(
+    given: Mapping[str, Any], items: Sequence[RatedItem], criteria: Sequence[Criterion], *, mark: str = ""
+) -> None:
+    from eval.reports.rating_sheet import lay_out, write_sheet
+
+    stem: Path = given["sheet"]
+    if stem.suffix in (".jsonl", ".html"):
+        stem = stem.with_suffix("")
+    lines = lay_out(items, seed=given["seed"])
+    rows, page, key = write_sheet(stem, given["what"], lines, criteria, seed=given["seed"], mark=mark)
+    twice = sum(bool(line.repeat_of) for line in lines)
+    click.echo(f"{rows} and {page}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters.")
+
+
+def _read(given: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
+    from court.errors import BadRequest
+    from eval.reports.rating_sheet import read_key
+    from eval.reports.rating_words import read_ratings
+
+    if not given["key"]:
+        raise click.UsageError("--ratings needs --key: the key of the sheet that was rated.")
+    key = read_key(given["key"])
+    if key.what not in kinds:
+        raise BadRequest(
+            f"{given['key'].name} is of a sheet of {key.what}: another command's.", reason="FILE_UNREADABLE"
+        )
+    return read_ratings(given["ratings"], key), key
+
+
+def _summary(ratings: Sequence[Rating], key: SheetKey) -> tuple[CriterionRatings, ...]:
+    from eval.scores.ratings import summarise
+
+    return summarise(ratings, key.repeat_of)
+
+
+def _show(
+    given: Mapping[str, Any],
+    title: str,
+    sections: Sequence[Section],
+    *,
+    found: Sequence[CriterionRatings],
+    more: Mapping[str, Any],
+) -> None:
+    from eval.reports.sections import as_page, as_text
+
+    if given["html"]:
+        command = shlex.join(["memecourt-eval", *sys.argv[1:]])
+        given["html"].write_text(as_page(title, [], sections, command=command), encoding="utf-8")
+        hand_on(given["html"])
+    if given["as_json"]:
+        click.echo(json.dumps({"ratings": [asdict(one) for one in found], **more}))
+        return
+    click.echo(as_text([title], sections))

@@ -1,0 +1,213 @@
+"""Samples of one or several data sets, as an arena or a probe shows them to models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
+from eval.datasets.known import DATASETS, Dataset, SplitRole
+from eval.datasets.protocol import Protocol
+from eval.models.memes import ShownMemes, shown_memes
+
+Only = Literal["all", "harmful"]
+TABLE_KEYS = ("sample", "only")
+"""Settings of ``[arena]`` and ``[probe]`` that say which memes are drawn."""
+
+
+class SampleEntry(BaseModel):
+    """One data set of ``sample = [...]`` in the file of models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str
+    data: Path
+    """The directory that it was unpacked in; relative to the file of models."""
+    split: str = ""
+    """The first one that is for testing where it is empty."""
+    memes: int | None = Field(default=None, ge=1)
+    """How many are drawn, by label; all where it is absent."""
+    protocol: Protocol | None = None
+    """How labels become two classes; the data set's usual one where it is absent."""
+
+
+class _SampleTable(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sample: tuple[SampleEntry, ...] = ()
+    only: Only = "all"
+
+
+class SampledSet(BaseModel):
+    """A data set of an arena or a probe, as its manifest describes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str
+    split: str
+    protocol: Protocol
+    only: Only
+    limit: int | None
+    memes: int
+    """Memes that were drawn and can be shown."""
+    files: dict[str, str]
+    """SHA-256 of its files of annotations, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A data set that memes are drawn from.
+
+    Attributes:
+        dataset: Which data set.
+        data: Directory of the data set.
+        split: Which part of it.
+        limit: Largest number of memes, drawn by label; None for all.
+        protocol: Rule that makes two classes of its labels; memes that it drops are not drawn.
+    """
+
+    dataset: Dataset
+    data: Path
+    split: str
+    limit: int | None = None
+    protocol: Protocol | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The memes that an arena or a probe is to be about.
+
+    Attributes:
+        sets: Data sets, in order.
+        only: ``harmful``: memes that are not harmful by the protocol are left out before anything is drawn.
+        mixed: True if ids of memes begin with their data set's, so that those of several can't be mistaken.
+    """
+
+    sets: tuple[Sample, ...]
+    only: Only = "all"
+    mixed: bool = False
+
+    @property
+    def dataset(self) -> str:
+        """Ids of the data sets."""
+        return " + ".join(one.dataset.id for one in self.sets)
+
+    @property
+    def split(self) -> str:
+        """Names of the splits, in the same order."""
+        return " + ".join(one.split for one in self.sets)
+
+    @property
+    def limit(self) -> int | None:
+        """Largest number of memes where there is one data set; several have their own."""
+        return None if self.mixed else self.sets[0].limit
+
+    @property
+    def plain(self) -> bool:
+        """True if this is one data set as it is, which manifests of the first edition describe fully."""
+        return not self.mixed and self.only == "all" and self.sets[0].protocol is None
+
+
+def one_set(dataset: Dataset, data: Path, split: str, *, limit: int | None, only: Only = "all") -> Samples:
+    """The memes of one data set, under their own ids."""
+    return Samples((Sample(dataset, data, split, limit),), only)
+
+
+def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | Only:
+    """Reads ``sample`` and ``only`` of a table of the file of models.
+
+    Args:
+        table: The table; other settings in it are not looked at.
+        where: Its name, for errors.
+        base: Folder of the file, which relative directories start from.
+
+    Returns:
+        The samples; where the table names no data set, only which memes of one are wanted.
+
+    Raises:
+        BadRequest: A setting can't be used.
+    """
+    try:
+        read = _SampleTable.model_validate({name: table[name] for name in TABLE_KEYS if name in table})
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise BadRequest(f"{where}: {told}.", reason="SAMPLE_SETTINGS") from None
+    if not read.sample:
+        return read.only
+    sets: list[Sample] = []
+    for entry in read.sample:
+        if entry.dataset not in DATASETS:
+            raise BadRequest(
+                f"{where}: there is no data set {entry.dataset!r}. There are: {', '.join(DATASETS)}.",
+                reason="SAMPLE_SETTINGS",
+            )
+        dataset = DATASETS[entry.dataset]
+        if any(one.dataset is dataset for one in sets):
+            raise BadRequest(f"{where}: sample names {entry.dataset} twice.", reason="SAMPLE_SETTINGS")
+        if entry.protocol is not None and entry.protocol not in dataset.protocols:
+            raise BadRequest(
+                f"{where}: {entry.dataset} has no protocol {entry.protocol}. It has: {', '.join(dataset.protocols)}.",
+                reason="SAMPLE_SETTINGS",
+            )
+        split = entry.split or dataset.of_role(SplitRole.TEST)[0].name
+        sets.append(Sample(dataset, base / entry.data, split, limit=entry.memes, protocol=entry.protocol))
+    return Samples(tuple(sets), read.only, mixed=True)
+
+
+async def read_memes(
+    samples: Samples, *, seed: int, keep: Callable[[str], bool] = lambda _: True
+) -> tuple[ShownMemes, tuple[SampledSet, ...]]:
+    """Reads the memes with their pictures, data set by data set.
+
+    Args:
+        samples: Which memes.
+        seed: Seed of the draws.
+        keep: True for ids of memes, as they are shown, that count at all.
+
+    Returns:
+        The memes in the order of the data sets; and a description of each set, none where all is as it was released.
+
+    Raises:
+        BadRequest: A split can't be read; see :func:`eval.datasets.read.read_split`.
+    """
+    memes, missing, files, described = [], {}, {}, []
+    for one in samples.sets:
+        prefix = f"{one.dataset.id}/" if samples.mixed else ""
+        protocol = one.protocol or one.dataset.protocols[0]
+
+        def counts(meme: JudgedMeme, prefix: str = prefix, protocol: Protocol = protocol, sample: Sample = one) -> bool:
+            # Without a protocol of its own a set is as it was released: nothing is dropped from it unnamed.
+            gold = meme.gold(protocol)
+            wanted = gold is True if samples.only == "harmful" else sample.protocol is None or gold is not None
+            return wanted and keep(prefix + meme.id)
+
+        shown = await shown_memes(one.dataset, one.data, one.split, limit=one.limit, seed=seed, keep=counts)
+        memes += [replace(meme, id=prefix + meme.id, dataset=one.dataset.id) for meme in shown.memes]
+        missing.update({prefix + id_: reason for id_, reason in shown.without_picture.items()})
+        files.update({prefix + name: digest for name, digest in shown.files.items()})
+        described.append(
+            SampledSet(
+                dataset=one.dataset.id,
+                split=one.split,
+                protocol=protocol,
+                only=samples.only,
+                limit=one.limit,
+                memes=len(shown.memes),
+                files=shown.files,
+            )
+        )
+    return ShownMemes(tuple(memes), missing, files), () if samples.plain else tuple(described)
+
+
+def set_words(sets: Sequence[SampledSet]) -> str:
+    """The data sets of a manifest in words, such as ``harm-c, test (125 harmful memes, protocol merged)``."""
+    return "; ".join(
+        f"{one.dataset}, {one.split} ({one.memes:,} {'harmful ' if one.only == 'harmful' else ''}"
+        f"meme{'' if one.memes == 1 else 's'}, protocol {one.protocol})"
+        for one in sets
+    )

@@ -1,0 +1,274 @@
+"""Several targets probed alike, side by side: mean score and failure rate by category, and who is surely ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from court.digests import digest
+from court.errors import BadRequest
+from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
+from eval.probe.refining import usable
+from eval.probe.report import RESAMPLES, THRESHOLD
+from eval.scores.metrics import Figure
+from eval.scores.resampled_means import MemeValues, ResampledMeans
+from eval.scores.resampling import Floats, interval
+
+MEAN = "mean of categories"
+SCORE, FAILURE, FAILURE_BEFORE, CHANGE = "score", "failure", "failure_before", "failure_change"
+METRICS = (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCell:
+    """One target in one category.
+
+    Attributes:
+        scored: Scores of the memes as they are.
+        rewritten: Scores of rewritten memes.
+        figures: Mean score of the memes as they are; failure rate of both together, as published; of the memes as they
+            are; and the difference of the two. None where nothing was scored.
+        surely: ``best`` or ``second`` by figure: where the target is surely ahead of all others, or of all but one, by
+            paired differences over the same drawn memes. A difference of two rates has no place.
+    """
+
+    scored: int
+    rewritten: int
+    figures: Mapping[str, Figure | None]
+    surely: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeComparison:
+    """Targets beside each other.
+
+    Attributes:
+        targets: In the order of the folders.
+        categories: Categories in which any target was scored, by name; the mean over them is last.
+        cells: Cells by target and category.
+        memes: Number of memes that all were probed with.
+        threshold: Score up to which an explanation has failed.
+        unfinished: Targets whose probe has not come to its end.
+    """
+
+    targets: tuple[str, ...]
+    categories: tuple[str, ...]
+    cells: Mapping[tuple[str, str], ComparedCell]
+    memes: int
+    threshold: int
+    unfinished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """One probe as it is compared."""
+
+    root: Path
+    manifest: ProbeManifest
+    memes: tuple[tuple[str, str], ...]
+    mined: Mapping[str, tuple[str, ...]]
+    scored: tuple[Scored, ...]
+    steps: tuple[Step, ...]
+
+    def references(self) -> dict[tuple[str, str], str]:
+        """Digest of misbelief and reference of each scored meme and category."""
+        return {
+            (one.meme, one.category): digest([one.misbelief, one.scoring.reference])
+            for one in self.scored
+            if one.scoring.reference
+        }
+
+    def seeds(self) -> set[tuple[str, str]]:
+        """Category and meme of each search."""
+        return {(step.category, step.seed) for step in self.steps}
+
+    def able(self) -> set[tuple[str, str]]:
+        """Category and meme of all searches that could have begun."""
+        names = dict.fromkeys(one.category for one in self.scored)
+        return {(name, one.meme) for name in names for one in usable(self.scored, name)}
+
+
+def compare_probes(
+    roots: Sequence[Path], *, threshold: int = THRESHOLD, resamples: int = RESAMPLES, seed: int = 0
+) -> ProbeComparison:
+    """Compares targets that were probed with the same memes, references and seeds.
+
+    Args:
+        roots: Folders of the probes, two at least.
+        threshold: Score up to which an explanation has failed.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        BadRequest: A folder holds no probe, or one that can't be compared with the first.
+    """
+    if len(roots) < 2:
+        raise BadRequest("Name at least two probes to compare.", reason="PROBES_DIFFER")
+    probes = [_read(root) for root in roots]
+    for other in probes[1:]:
+        _require_comparable(probes[0], other)
+    names = _names(probes)
+    draws = ResampledMeans((meme for meme, _ in probes[0].memes), resamples, seed)
+    categories = sorted({one.category for probe in probes for one in probe.scored})
+    drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for name, probe in zip(names, probes, strict=True):
+        for category in categories:
+            before, after = _scores(probe, category)
+            counts[name, category] = (len(before), len(after))
+            drawn[name, category] = _figures(draws, before, after, threshold)
+        every = [drawn[name, category] for category in categories]
+        counts[name, MEAN] = tuple(map(sum, zip(*(counts[name, each] for each in categories), strict=True)))  # type: ignore[assignment]
+        drawn[name, MEAN] = {
+            metric: _mean_over([each[metric] for each in every])
+            for metric in METRICS
+            if every and all(metric in each for each in every)
+        }
+    return ProbeComparison(
+        targets=names,
+        categories=(*categories, MEAN),
+        cells={
+            (name, category): ComparedCell(
+                scored=counts[name, category][0],
+                rewritten=counts[name, category][1],
+                figures={metric: _figure(drawn[name, category].get(metric)) for metric in METRICS},
+                surely={
+                    metric: place
+                    for metric in (SCORE, FAILURE, FAILURE_BEFORE)
+                    if (place := _place(name, {other: drawn[other, category].get(metric) for other in names}, metric))
+                },
+            )
+            for name in names
+            for category in (*categories, MEAN)
+        },
+        memes=len(probes[0].memes),
+        threshold=threshold,
+        unfinished=tuple(name for name, probe in zip(names, probes, strict=True) if probe.manifest.finished is None),
+    )
+
+
+def _read(root: Path) -> _Probed:
+    folder = ProbeFolder(root)
+    manifest = folder.manifest()
+    scored = folder.read(SCORED, Scored)
+    if not scored:
+        raise BadRequest(f"{root} has no score yet that could be compared.", reason="PROBES_DIFFER")
+    return _Probed(
+        root=root,
+        manifest=manifest,
+        memes=tuple((meme.id, meme.pixels_sha256) for meme in folder.memes() or ()),
+        mined={one.meme: one.categories for one in folder.read(MINED, Mined)},
+        scored=scored,
+        steps=folder.read(REWRITTEN, Step),
+    )
+
+
+def _require_comparable(one: _Probed, other: _Probed) -> None:
+    """Raises BadRequest where figures of two probes would differ by more than their targets."""
+    here, there = one.manifest, other.manifest
+    same = {
+        "memes": (one.memes, other.memes),
+        "controllers": tuple([m.models[name] for name in m.controllers] for m in (here, there)),
+        "prompts": (here.prompts, there.prompts),
+        "steps": (here.steps, there.steps),
+        "seeds": (here.seeds, there.seeds),
+        "examples": (here.examples, there.examples),
+        "per-category": (here.per_category, there.per_category),
+        "categories of the memes": (one.mined, other.mined),
+    }
+    differ = [name for name, (this, that) in same.items() if this != that]
+    references = (one.references(), other.references())
+    both = references[0].keys() & references[1].keys()
+    if any(references[0][pair] != references[1][pair] for pair in both):
+        differ.append("references")
+    # A meme without a score begins no search; any other one that only one of them began with makes another probe.
+    if (one.seeds() - other.seeds()) & other.able() or (other.seeds() - one.seeds()) & one.able():
+        differ.append("memes that searches began with")
+    if differ:
+        raise BadRequest(
+            f"{other.root} can't be compared with {one.root}: they differ in {', '.join(differ)}. Probe both with the "
+            "same data, controllers and settings, a common store of calls (--calls), and the seeds of one of them "
+            "(--seeds-from).",
+            reason="PROBES_DIFFER",
+        )
+
+
+def _names(probes: Sequence[_Probed]) -> tuple[str, ...]:
+    targets = [probe.manifest.target for probe in probes]
+    if len(set(targets)) == len(targets):
+        return tuple(targets)
+    folders = [probe.root.name for probe in probes]
+    named = [f"{target} ({folder})" for target, folder in zip(targets, folders, strict=True)]
+    if len(set(named)) < len(named):
+        raise BadRequest("Two of the folders are of the same target and have the same name.", reason="PROBES_DIFFER")
+    return tuple(named)
+
+
+def _scores(probe: _Probed, category: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
+    before = [
+        (one.meme, float(one.scoring.score))
+        for one in probe.scored
+        if one.category == category and one.scoring.score is not None
+    ]
+    after = [
+        (step.meme, float(step.scoring.score))
+        for step in probe.steps
+        if step.category == category and step.scoring is not None and step.scoring.score is not None
+    ]
+    return before, after
+
+
+def _figures(
+    draws: ResampledMeans, before: MemeValues, after: MemeValues, threshold: int
+) -> dict[str, tuple[float, Floats]]:
+    if not before:
+        return {}
+
+    def failed(values: MemeValues) -> MemeValues:
+        return [(meme, float(score <= threshold)) for meme, score in values]
+
+    pooled, own = draws.of(failed([*before, *after])), draws.of(failed(before))
+    return {
+        SCORE: draws.of(before),
+        FAILURE: pooled,
+        FAILURE_BEFORE: own,
+        CHANGE: (pooled[0] - own[0], np.asarray(pooled[1] - own[1])),
+    }
+
+
+def _mean_over(figures: Sequence[tuple[float, Floats]]) -> tuple[float, Floats]:
+    """The mean over categories; in a resample, over those of which it has a meme."""
+    values = np.stack([drawn for _, drawn in figures])
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        means = np.where(there, values, 0.0).sum(axis=0) / there.sum(axis=0)
+    return float(np.mean([value for value, _ in figures])), np.asarray(means)
+
+
+def _figure(found: tuple[float, Floats] | None) -> Figure | None:
+    if found is None:
+        return None
+    value, drawn = found
+    return Figure(value, *interval(drawn[~np.isnan(drawn)]))
+
+
+def _place(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: str) -> str:
+    """``best`` or ``second`` where that is sure; empty otherwise."""
+    own = found[name]
+    if own is None or len(found) < 2:
+        return ""
+    sign = 1.0 if metric == SCORE else -1.0
+    behind = 0
+    for other, theirs in found.items():
+        if other == name or theirs is None:
+            continue
+        differences = sign * (own[1] - theirs[1])
+        low, _ = interval(differences[~np.isnan(differences)])
+        behind += low > 0
+    others = sum(theirs is not None for theirs in found.values()) - 1
+    if not others:
+        return ""
+    return "best" if behind == others else "second" if behind == others - 1 and others > 1 else ""

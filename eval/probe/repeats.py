@@ -1,0 +1,156 @@
+"""Repeats of a probe with other draws: mean and spread of scores and failure rates by category."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from court.errors import BadRequest
+from eval.probe.report import CategoryRow, ProbeReport
+from eval.probe.run import ProbePlan
+from eval.reports.sections import Section
+from eval.runs.repeats import prepare_repeats, repeat_folder
+from eval.scores.repeated import RepeatedFigure, repeated
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCategory:
+    """A category over all repeats, or all of them together.
+
+    Attributes:
+        name: Name of the category.
+        score: Mean score of the memes as they are.
+        failure: Their failure rate.
+        pooled: Failure rate of the memes as they are and rewritten, together.
+    """
+
+    name: str
+    score: RepeatedFigure
+    failure: RepeatedFigure
+    pooled: RepeatedFigure
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedProbe:
+    """A probe over all repeats.
+
+    Attributes:
+        target: The model that is probed.
+        seeds: Seed of each repeat.
+        finished: True if all repeats are.
+        categories: Figures by category; those of all together are last.
+    """
+
+    target: str
+    seeds: tuple[int, ...]
+    finished: bool
+    categories: tuple[RepeatedCategory, ...]
+
+
+def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
+    """Plans repeats of a probe: the same memes, each with the next seed, so that mining and references are drawn anew.
+
+    Args:
+        plan: Plan of the first; its folder is that of all repeats.
+        count: Number of repeats.
+
+    Raises:
+        BadRequest: The folder holds something else.
+    """
+    prepare_repeats(plan.out, "a probe")
+    return tuple(
+        replace(
+            plan,
+            out=repeat_folder(plan.out, number + 1),
+            seed=plan.seed + number,
+            sample_seed=plan.seed if number else None,
+        )
+        for number in range(count)
+    )
+
+
+def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
+    """Puts reports of repeats together.
+
+    Args:
+        reports: Reports of the repeats, in order.
+
+    Raises:
+        BadRequest: There are fewer than two, or they are of different targets or memes.
+    """
+    if len(reports) < 2:
+        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+    first = reports[0]
+    for other in reports[1:]:
+        if (first.manifest.target, first.manifest.models, list(first.memes)) != (
+            other.manifest.target,
+            other.manifest.models,
+            list(other.memes),
+        ):
+            raise BadRequest(
+                "Repeats are of the same probe; these differ in their target, models or memes.", reason="REPEATS_DIFFER"
+            )
+    rows = [{row.name: row for row in report.categories} for report in reports]
+    names = sorted({name for of_repeat in rows for name in of_repeat})
+    return RepeatedProbe(
+        target=first.manifest.target,
+        seeds=tuple(report.manifest.seed for report in reports),
+        finished=all(report.manifest.finished is not None for report in reports),
+        categories=(
+            *(_category(name, [of_repeat.get(name) for of_repeat in rows]) for name in names),
+            _category(ALL, [report.overall for report in reports]),
+        ),
+    )
+
+
+def repeat_lead(probe: RepeatedProbe) -> list[str]:
+    """Sentences before the table."""
+    lead = [
+        f"{probe.target}: {len(probe.seeds)} repeats about the same memes, seeds {', '.join(map(str, probe.seeds))}."
+    ]
+    if not probe.finished:
+        lead.append("Not finished: these figures will change.")
+    return lead
+
+
+def repeat_section(probe: RepeatedProbe) -> Section:
+    """Means and spreads as a table."""
+    count = range(1, len(probe.seeds) + 1)
+    header = (
+        *("category", "score", "SD", *(f"score {n}" for n in count)),
+        *("failed, %", "SD", "together, %", "SD", *(f"together {n}" for n in count)),
+    )
+    rows = [
+        (
+            one.name,
+            *(_shown(one.score.mean), _shown(one.score.sd), *map(_shown, one.score.values)),
+            *(_percent(one.failure.mean), _percent(one.failure.sd)),
+            *(_percent(one.pooled.mean), _percent(one.pooled.sd), *map(_percent, one.pooled.values)),
+        )
+        for one in probe.categories
+    ]
+    notes = (
+        "SD is the standard deviation over repeats, of those that have a figure. “Together”: the memes as they are and "
+        "rewritten, as the published tables have it.",
+    )
+    return Section("repeats", "Over all repeats", (header, *rows), notes)
+
+
+def _category(name: str, rows: Sequence[CategoryRow | None]) -> RepeatedCategory:
+    means = [row.before.mean if row else None for row in rows]
+    failures = [row.before.failure if row else None for row in rows]
+    pooled = [row.pooled.failure if row else None for row in rows]
+    figures = [
+        repeated([figure.value if figure else None for figure in figures]) for figures in (means, failures, pooled)
+    ]
+    return RepeatedCategory(name, *figures)
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"

@@ -1,0 +1,187 @@
+"""A blind sheet for people to rate: as JSON lines, and as a page that needs nothing else and saves what was rated.
+
+Items come in random order under names that say nothing; some come twice, so that raters can be held against themselves.
+What each item is stands in a key of its own, which raters are not given.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.digests import digest
+from court.errors import BadRequest
+from eval.reports.page import need_page, render
+from retrieval.library.sources import NOT_FOR_LIBRARIES
+from serving.access.private_files import hand_on
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """A question that each item is scored by.
+
+    Attributes:
+        key: Its name in ratings.
+        words: The question, in a line.
+        low: Lowest score.
+        high: Highest score.
+    """
+
+    key: str
+    words: str
+    low: int = 1
+    high: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RatedItem:
+    """Something to be rated.
+
+    Attributes:
+        parts: Texts that raters are shown, with a heading each.
+        origin: Description of it, for the key alone: strings, numbers and lists of them.
+        pictures: JPEG files that are shown above the texts.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    origin: Mapping[str, Any]
+    pictures: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SheetLine:
+    """An item at its place in the sheet.
+
+    Attributes:
+        id: Its name in the sheet.
+        item: The item.
+        repeat_of: Name of the same item at its first place; empty there.
+    """
+
+    id: str
+    item: RatedItem
+    repeat_of: str = ""
+
+
+class KeyEntry(BaseModel):
+    """An item of a sheet as it is known to whoever drew it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repeat_of: str = ""
+    origin: dict[str, Any]
+
+
+class SheetKey(BaseModel):
+    """The key of a sheet, ``NAME.key.json``: raters are not given it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: str
+    seed: int
+    criteria: dict[str, tuple[int, int]]
+    """Lowest and highest score of each."""
+    items: dict[str, KeyEntry] = Field(min_length=1)
+
+    @property
+    def repeat_of(self) -> dict[str, str]:
+        """The item that an item repeats, of those that do."""
+        return {name: entry.repeat_of for name, entry in self.items.items() if entry.repeat_of}
+
+
+def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> tuple[SheetLine, ...]:
+    """Puts items into random order and some of them in once more.
+
+    Args:
+        items: Items to be rated.
+        seed: Seed of the order.
+        repeats: Share of them that come twice, the second time in the second half.
+    """
+    rng = random.Random(f"rating sheet {seed}")
+    order = list(range(len(items)))
+    rng.shuffle(order)
+    again = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
+    first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *again]
+    rng.shuffle(second)
+    width = len(str(len(items) + len(again)))
+    lines: list[SheetLine] = []
+    named: dict[int, str] = {}
+    for number, place in enumerate([*first, *second], 1):
+        name = f"r{number:0{width}}"
+        lines.append(SheetLine(name, items[place], repeat_of=named.get(place, "")))
+        named.setdefault(place, name)
+    return tuple(lines)
+
+
+def write_sheet(
+    stem: Path, what: str, lines: Sequence[SheetLine], criteria: Sequence[Criterion], *, seed: int, mark: str = ""
+) -> tuple[Path, Path, Path]:
+    """Writes a sheet as JSON lines and as a page, and its key.
+
+    Args:
+        stem: Path of the files without their endings.
+        what: Name of what is rated.
+        lines: The sheet.
+        criteria: Criteria by which items are scored.
+        seed: Seed of the sheet.
+        mark: Words that keep each line out of every library of precedents; none where empty.
+
+    Returns:
+        The paths of the lines, of the page, and of the key.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed.
+    """
+    need_page()
+    asked = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
+    rows = [
+        {
+            **({NOT_FOR_LIBRARIES: mark} if mark else {}),
+            "item": line.id,
+            "parts": dict(line.item.parts),
+            "criteria": asked,
+        }
+        for line in lines
+    ]
+    key = SheetKey(
+        what=what,
+        seed=seed,
+        criteria={one.key: (one.low, one.high) for one in criteria},
+        items={line.id: KeyEntry(repeat_of=line.repeat_of, origin=dict(line.item.origin)) for line in lines},
+    )
+    page = render(
+        "rating.html",
+        script="rating.js",
+        what=what,
+        lines=list(lines),
+        criteria=list(criteria),
+        mark=mark,
+        sheet=digest(rows),
+    )
+    paths = (stem.with_suffix(".jsonl"), stem.with_suffix(".html"), stem.with_suffix(".key.json"))
+    contents = (
+        "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows),
+        page,
+        key.model_dump_json(indent=2) + "\n",
+    )
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(content, encoding="utf-8")
+        hand_on(path)
+    return paths
+
+
+def read_key(path: Path) -> SheetKey:
+    """Reads the key of a sheet. Raises BadRequest if it can't be read."""
+    try:
+        return SheetKey.model_validate_json(path.read_bytes())
+    except OSError:
+        raise BadRequest(f"{path} can't be read: name the sheet's key.", reason="FILE_UNREADABLE") from None
+    except ValidationError:
+        raise BadRequest(f"{path.name} is no key of a sheet.", reason="FILE_UNREADABLE") from None

@@ -1,0 +1,62 @@
+"""Reports that are words and tables: the same sections as text in a terminal and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval.reports.page import Drawn, need_page, render
+from eval.scores.tables import table
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table with its title and what is to be known about it.
+
+    Attributes:
+        key: Names it within the page.
+        title: Title of the section.
+        rows: Cells, as many in each row, the first row being the header; empty where there are words alone.
+        notes: Sentences below the table.
+        drawn: Figures of the page, or why there are none.
+        caption: Caption of the table.
+    """
+
+    key: str
+    title: str
+    rows: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
+    caption: str = ""
+
+
+def as_text(lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The sections for a terminal.
+
+    Args:
+        lead: Sentences before the first one.
+        sections: Sections in order; figures are for the page alone.
+    """
+    parts = ["\n".join(lead)] if lead else []
+    for section in sections:
+        lines = [section.title]
+        if section.rows:
+            lines.append(table(section.rows))
+        parts.append("\n".join([*lines, *section.notes]))
+    return "\n\n".join(parts)
+
+
+def as_page(title: str, lead: Sequence[str], sections: Sequence[Section], *, command: str = "") -> str:
+    """The sections as a page that needs nothing else; the same for the same sections.
+
+    Args:
+        title: Title of the page.
+        lead: Sentences before the first section.
+        sections: Sections in order.
+        command: Command line that the figures come from; none is shown where it is empty.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed.
+    """
+    need_page()
+    return render("sections.html", title=title, lead=list(lead), sections=list(sections), command=command)

@@ -1,0 +1,182 @@
+"""Ratings by people: means with intervals, agreement among raters, and of each with itself.
+
+Agreement is told four ways, for papers name it loosely: Fleiss' kappa (scores as names), Cohen's kappa with quadratic
+weights as a mean over pairs of raters, Krippendorff's alpha for ordered scores (Krippendorff 2004, chapter 11), and the
+share of repeated items that a rater scored alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from eval.scores.metrics import Figure
+from eval.scores.resampled_means import mean_of
+from eval.scores.resampling import Floats
+from serving.docket.review.agreement import Kappa, fleiss
+
+RESAMPLES = 2000
+
+
+class Rating(BaseModel):
+    """One score of one person; one line of ``--ratings``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    item: str = Field(min_length=1)
+    who: str = Field(min_length=1)
+    """A name that stands for the person, and need not be theirs."""
+    criterion: str = Field(min_length=1)
+    score: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAgreement:
+    """Agreement of raters with themselves, on items that they were shown twice.
+
+    Attributes:
+        n: Pairs of scores.
+        alike: Share of them that are the same; None without any.
+        kappa: Cohen's kappa with quadratic weights; None where it is not defined.
+    """
+
+    n: int
+    alike: float | None
+    kappa: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionRatings:
+    """Ratings by one criterion.
+
+    Attributes:
+        criterion: Key of the criterion.
+        items: Items that were rated, each counted once however often it was shown.
+        raters: Number of people.
+        mean: Mean score, by bootstrap over items.
+        fleiss: Fleiss' kappa.
+        cohen: Mean of Cohen's kappa with quadratic weights over pairs of raters; None where none is defined.
+        pairs: Number of pairs of raters that have one.
+        alpha: Krippendorff's alpha, ordinal; None where it is not defined.
+        self_agreement: Agreement with oneself on repeated items.
+    """
+
+    criterion: str
+    items: int
+    raters: int
+    mean: Figure
+    fleiss: Kappa
+    cohen: float | None
+    pairs: int
+    alpha: float | None
+    self_agreement: SelfAgreement
+
+
+def summarise(
+    ratings: Sequence[Rating], repeat_of: Mapping[str, str], *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[CriterionRatings, ...]:
+    """Figures of each criterion, in the order in which criteria first come.
+
+    Args:
+        ratings: Scores; of several by one person for one item and criterion, the last counts.
+        repeat_of: The item that an item repeats, of those that do.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+    """
+    found = []
+    for criterion in dict.fromkeys(one.criterion for one in ratings):
+        own = {(one.item, one.who): one.score for one in ratings if one.criterion == criterion}
+        first = {key: score for key, score in own.items() if key[0] not in repeat_of}
+        again = [
+            (own[repeat_of[item], who], score)
+            for (item, who), score in own.items()
+            if item in repeat_of and (repeat_of[item], who) in own
+        ]
+        if not first:
+            continue
+        by_item: dict[str, dict[str, int]] = defaultdict(dict)
+        for (item, who), score in first.items():
+            by_item[item][who] = score
+        mean = mean_of([(item, float(score)) for (item, _), score in first.items()], resamples, seed)
+        assert mean is not None
+        kappas = _pairwise(by_item)
+        found.append(
+            CriterionRatings(
+                criterion=criterion,
+                items=len(by_item),
+                raters=len({who for _, who in first}),
+                mean=mean,
+                fleiss=fleiss([[str(score) for score in scores.values()] for scores in by_item.values()]),
+                cohen=float(np.mean(kappas)) if kappas else None,
+                pairs=len(kappas),
+                alpha=alpha([list(scores.values()) for scores in by_item.values()]),
+                self_agreement=SelfAgreement(
+                    n=len(again),
+                    alike=float(np.mean([one == other for one, other in again])) if again else None,
+                    kappa=weighted_kappa(again),
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
+    """Cohen's kappa with quadratic weights; None where it is not defined, as where everybody gives one score."""
+    from sklearn.metrics import cohen_kappa_score
+
+    if len(pairs) < 2 or len({score for pair in pairs for score in pair}) < 2:
+        return None
+    one, other = zip(*pairs, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 0 / 0, which is told by what comes out
+        value = float(cohen_kappa_score(one, other, weights="quadratic"))
+    return None if np.isnan(value) else value
+
+
+def alpha(items: Sequence[Sequence[int]]) -> float | None:
+    """Krippendorff's alpha for ordered scores; None where it is not defined.
+
+    From the table of coincidences: each pair of scores of an item counts one over its number of scores less one. The
+    distance of two scores is the number of all scores between them, half of their own included, squared.
+
+    Args:
+        items: Scores of each item; items with fewer than two are left out.
+    """
+    paired = [scores for scores in items if len(scores) > 1]
+    values = sorted({score for scores in paired for score in scores})
+    if len(values) < 2:
+        return None
+    place = {value: number for number, value in enumerate(values)}
+    coincidences = np.zeros((len(values), len(values)))
+    for scores in paired:
+        for one, other in itertools.permutations(scores, 2):
+            coincidences[place[one], place[other]] += 1 / (len(scores) - 1)
+    counts = coincidences.sum(axis=1)
+    distance = _ordinal_distance(counts)
+    observed = (coincidences * distance).sum()
+    expected = (np.outer(counts, counts) * distance).sum() / (counts.sum() - 1)
+    return float(1 - observed / expected)
+
+
+def _ordinal_distance(counts: Floats) -> Floats:
+    """Squared distances of scores by how often each was given; float of shape (scores, scores)."""
+    upto = np.cumsum(counts) - counts / 2
+    return np.asarray((upto[:, None] - upto[None, :]) ** 2)
+
+
+def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:
+    raters = sorted({who for scores in by_item.values() for who in scores})
+    found = []
+    for one, other in itertools.combinations(raters, 2):
+        value = weighted_kappa(
+            [(scores[one], scores[other]) for scores in by_item.values() if one in scores and other in scores]
+        )
+        if value is not None:
+            found.append(value)
+    return found

@@ -1,0 +1,77 @@
+"""Means over memes that are drawn anew, many figures over the same draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from eval.scores.metrics import Figure
+from eval.scores.resampling import Floats, interval
+
+MemeValues = Sequence[tuple[str, float]]
+"""A meme's id and a value of it; a meme may have several, which are drawn together."""
+
+
+class ResampledMeans:
+    """Draws of memes with replacement; figures over the same draws can be compared pair by pair."""
+
+    def __init__(self, memes: Iterable[str], resamples: int, seed: int) -> None:
+        """Draws them.
+
+        Args:
+            memes: Ids of all memes, at least one; each counts once, however often it comes.
+            resamples: Number of resamples.
+            seed: Seed of the generator.
+        """
+        self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
+        n = len(self._places)
+        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+        self._drawn = drawn.astype(np.float64)  # (resamples, memes)
+
+    def of(self, values: MemeValues) -> tuple[float, Floats]:
+        """The mean of values, and over the resamples; NaN where a resample has none of their memes.
+
+        Args:
+            values: At least one.
+        """
+        sums, counts = np.zeros(len(self._places)), np.zeros(len(self._places))  # float of shape (memes,)
+        for meme, value in values:
+            sums[self._places[meme]] += value
+            counts[self._places[meme]] += 1
+        with np.errstate(invalid="ignore"):
+            means = (self._drawn @ sums) / (self._drawn @ counts)
+        return float(sums.sum() / counts.sum()), np.asarray(means)
+
+
+def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
+    """A mean, and where it lies when the memes are drawn anew; None where there are no values.
+
+    Args:
+        values: A meme's id and a value of it; a meme may have several, which are drawn together.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
+    """
+    if not values:
+        return None
+    means = ResampledMeans((meme for meme, _ in values), resamples, seed)
+    value, drawn = means.of(values)
+    return Figure(value, *interval(drawn))
+
+
+def difference_of(values: MemeValues, less: MemeValues, *, resamples: int, seed: int) -> Figure | None:
+    """The difference of two means, both over the same drawn memes; None where one of them has no values.
+
+    Args:
+        values: A meme's id and a value of it, as for :func:`mean_of`.
+        less: Values whose mean is taken away.
+        resamples: Number of resamples.
+        seed: Seed of the generator.
+    """
+    if not values or not less:
+        return None
+    means = ResampledMeans((meme for meme, _ in (*values, *less)), resamples, seed)
+    (one, drawn), (other, other_drawn) = means.of(values), means.of(less)
+    differences = drawn - other_drawn
+    there = differences[~np.isnan(differences)]
+    return Figure(one - other, *interval(there)) if there.size else None

@@ -1,0 +1,107 @@
+"""One panel under two references: planted shifts are found, and nothing else is said to have moved."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from eval.arena.contrast_words import contrast_sections
+from eval.arena.contrasts import contrasts
+from eval.arena.leaderboard import leaderboard
+from eval.arena.page import as_html
+from eval.arena.ranking.battles import SCALE
+from eval.arena.words import Setting, Verdict
+from tests.support.arena_world import STRENGTHS, Arena, Voice
+from tests.unit.test_arena_judges import judged
+
+MODELS = ("a", "b", "c", "d")
+FAMILIES = {"a": "x", "b": "y", "c": "x", "d": ""}
+
+
+def study(shift, *, memes=40, seed=0):
+    """Judges a and b judge all pairs over each meme under two settings; with its own answer, a favours family x."""
+    events = []
+    for number, judge in itertools.product(range(memes), "ab"):
+        for one, other in itertools.combinations(MODELS, 2):
+            draw = random.Random(f"{seed} {number} {judge} {one} {other}").random()
+            for setting in (Setting.FUSED, Setting.OWN):
+                edge = 0.3 * (MODELS.index(other) - MODELS.index(one))
+                if setting is Setting.OWN and judge == "a":
+                    edge += shift * ((FAMILIES[one] == "x") - (FAMILIES[other] == "x"))
+                verdict = Verdict.A if draw < 1 / (1 + np.exp(-edge)) else Verdict.B
+                events.append(judged(f"m{number}", one, other, judge, verdict, study="bias", setting=setting))
+    return events
+
+
+def contrasted(events, **more):
+    (found,) = contrasts(events, MODELS, FAMILIES, resamples=300, seed=0, **more)
+    return found, {(one.judge, one.target): one for one in found.shifts}
+
+
+def test_a_judge_that_favours_its_family_under_its_own_answer_is_found_and_no_other():
+    found, shifts = contrasted(study(2.0))
+    assert (found.one, found.other, found.battles) == (Setting.OWN, Setting.FUSED, 40 * 2 * 6)
+    for target in MODELS:
+        assert shifts["b", target].points.value == 0 == shifts["b", target].points.high
+        assert shifts["a", target].sure and (shifts["a", target].points.value > 0) == (FAMILIES[target] == "x")
+    assert {key for key, one in shifts.items() if one.own_family} == {("a", "a"), ("a", "c"), ("b", "b")}
+    # a's family gains about four times the shift in log-odds (two on one side, two on the other); b's gains nothing.
+    a = np.mean([shifts["a", t].points.value for t in "ac"]) - np.mean([shifts["a", t].points.value for t in "bd"])
+    assert found.own_family.value == pytest.approx(a / 2) and found.own_family.low > 0
+    assert 0.5 * 2 * SCALE < a < 1.7 * 2 * SCALE
+    (section,) = contrast_sections([found], MODELS)
+    assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
+
+
+def test_pairing_makes_equal_verdicts_no_difference_and_spreads_are_those_of_the_ratings():
+    found, shifts = contrasted(study(0.0))
+    assert all(one.points.value == one.points.low == one.points.high == 0 and not one.sure for one in shifts.values())
+    assert found.wider.value == 0 and found.own_family.value == 0
+    by_hand = np.mean([np.std([shifts[judge, target].ratings[0] for target in MODELS]) for judge in "ab"])
+    assert found.spread == found.other_spread == pytest.approx(by_hand)
+    wider, _ = contrasted(study(2.0))
+    assert wider.wider.value == pytest.approx(wider.spread - wider.other_spread) and wider.wider.low > 0
+
+
+def test_only_what_was_judged_under_both_is_compared_and_without_a_study_there_is_none():
+    events = study(1.0)
+    fewer = [e for e in events if e.setting is Setting.FUSED or e.meme < "m2"]
+    found, _ = contrasted(fewer)
+    assert found.battles == 6 * 2 * len({e.meme for e in fewer if e.setting is Setting.OWN})
+    assert contrasts([], MODELS, FAMILIES, resamples=10, seed=0) == ()
+    assert contrasts([e for e in events if e.setting is Setting.OWN], MODELS, FAMILIES, resamples=10, seed=0) == ()
+    alone = contrasts(events, MODELS, dict.fromkeys(MODELS, "x"), resamples=10, seed=0)
+    assert alone[0].own_family is None, "where all are of one family there is nothing to compare it with"
+
+
+@pytest.mark.slow
+def test_intervals_hold_what_they_say():
+    """Two settings whose verdicts are drawn apart, and alike: of 1,600 intervals about 95 % hold 0."""
+    held = []
+    for seed in range(200):
+        events = []
+        for number in range(20):
+            suits = np.random.default_rng((seed, number)).normal(0, 0.7, 4)
+            rng = np.random.default_rng((seed, number, 1))
+            for setting, judge in itertools.product((Setting.FUSED, Setting.OWN), "ab"):
+                for i, j in itertools.combinations(range(4), 2):
+                    verdict = Verdict.A if rng.random() < 1 / (1 + np.exp(suits[j] - suits[i])) else Verdict.B
+                    two = (MODELS[i], MODELS[j])
+                    events.append(judged(f"m{number}", *two, judge, verdict, study="bias", setting=setting))
+        (found,) = contrasts(events, MODELS, FAMILIES, resamples=400, seed=seed)
+        held += [not one.sure for one in found.shifts]
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
+@pytest.mark.slow
+def test_the_page_shows_them(tmp_path):
+    voices = {"cedar": Voice("cedar", STRENGTHS, favours=4.0)}
+    Arena(tmp_path, memes=4, voices=voices, bias=True, bias_tasks=12).hold()
+    board = leaderboard(tmp_path)
+    assert [(one.one, one.other) for one in board.contrasts] == [
+        (Setting.OWN, Setting.FUSED),
+        (Setting.NONE, Setting.FUSED),
+    ]
+    page = as_html(board)
+    assert "Ratings with no reference, less those with fused guideline" in page and "style=" not in page

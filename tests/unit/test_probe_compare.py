@@ -1,0 +1,265 @@
+"""Probes side by side: what may be compared, who is surely ahead, the same seeds for all targets, and repeats."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, compare_probes
+from eval.probe.compared_words import comparison_sections
+from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, Scored, Step
+from eval.probe.mining import capped
+from eval.probe.published import PUBLISHED
+from eval.probe.refining import Limits, listed_seeds
+from eval.probe.repeats import repeat_section, repeated_probe, repeats_of
+from eval.probe.report import read_report
+from eval.probe.run import probe
+from eval.probe.seeds import SEEDS, read_seeds
+from eval.probe.terminal import in_words
+from eval.scores.repeated import repeated
+from eval.scores.resampled_means import ResampledMeans, difference_of
+from tests.support.fakes import FakeReader
+from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
+from tests.unit.test_probe_run import a_plan
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return a_data_set(tmp_path_factory.mktemp("data"))
+
+
+def held(place, data, world, target, **changes):
+    """A probe of one target, with the store of calls of all."""
+    plan = a_plan(place / target, data, **changes)
+
+    async def scene(_, chairs):
+        return await probe(plan, chairs, FakeReader())
+
+    at_a_bench(place / "calls", world, scene, target=target)
+    # All plans call their model "target": a file of models would give each a name of its own.
+    folder = ProbeFolder(plan.out)
+    folder.write_manifest(folder.manifest().model_copy(update={"target": target}))
+    return plan.out
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, data):
+    """A target that is weak in religion, one in disability, and one that understands everything."""
+    place = tmp_path_factory.mktemp("three")
+    weak = {"ash": "religion", "beech": "disability", "cedar": "nothing"}
+    return [held(place, data, World(weak=kind), target) for target, kind in weak.items()]
+
+
+def test_scores_and_pooled_failure_rates_are_set_beside_each_other(three):
+    comparison = compare_probes(three)
+    assert comparison.targets == ("ash", "beech", "cedar") and comparison.memes == 10
+    assert comparison.categories == ("appliances", "disability", "nationality", "religion", MEAN)
+    ash = comparison.cells["ash", "religion"]
+    # As they are 6, 6, 6; rewritten 3, 3, 3: half of all have failed, and none before.
+    assert (ash.scored, ash.rewritten) == (3, 3)
+    assert [ash.figures[metric].value for metric in (SCORE, FAILURE, FAILURE_BEFORE, CHANGE)] == [6, 0.5, 0, 0.5]
+    mean = comparison.cells["ash", MEAN].figures
+    assert mean[SCORE].value == pytest.approx((6 + 9 + 9 + 9) / 4) and mean[FAILURE].value == pytest.approx(0.5 / 4)
+    # By hand, from the report of the probe itself.
+    report = read_report(three[0])
+    (religion,) = (row for row in report.categories if row.name == "religion")
+    assert religion.pooled.failure.value == 0.5 and religion.pooled_change.value == 0.5
+    assert (religion.pooled.n, religion.pooled.scored) == (6, 6)
+
+
+def test_only_who_is_surely_ahead_is_marked(three):
+    cells = compare_probes(three).cells
+    # Cedar and beech are level and both ahead of ash in each meme: nobody is best, both are ahead of all but one.
+    marks = [cells[name, "religion"].surely.get(SCORE, "") for name in ("ash", "beech", "cedar")]
+    assert marks == ["", "second", "second"]
+    assert all(SCORE not in cells[name, "nationality"].surely for name in ("ash", "beech", "cedar"))
+    two = compare_probes(three[::2]).cells
+    assert two["cedar", "religion"].surely == {SCORE: "best", FAILURE: "best"} and two["ash", "religion"].surely == {}
+    assert two["cedar", MEAN].surely.get(SCORE) == "best"
+
+
+def test_differences_are_over_the_same_drawn_memes():
+    """A difference that is the same for each meme is known, however much the memes differ."""
+    memes = [f"m{number}" for number in range(30)]
+    values = [(meme, float(place)) for place, meme in enumerate(memes)]
+    less = [(meme, value - 0.5) for meme, value in values]
+    known = difference_of(values, less, resamples=500, seed=0)
+    assert (known.value, known.low, known.high) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(0.5))
+    assert difference_of(values, [], resamples=10, seed=0) is None
+    # Against an independent bootstrap: the standard error of a mean of 30 numbers.
+    _, drawn = ResampledMeans(memes, 4000, 1).of(values)
+    assert drawn.std() == pytest.approx(np.std(range(30)) / np.sqrt(30), rel=0.05)
+
+
+def test_what_was_probed_otherwise_is_refused_and_why_is_named(three, tmp_path, data):
+    def changed(name, kind, change):
+        place = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+        place.mkdir()
+        for path in three[1].iterdir():
+            if path.is_file():
+                (place / path.name).write_bytes(path.read_bytes())
+        folder = ProbeFolder(place)
+        if kind is None:
+            folder.write_manifest(folder.manifest().model_copy(update=change))
+        else:
+            folder.write(name, [change(one) for one in folder.read(name, kind)])
+        return place
+
+    def other_reference(one):
+        return one.model_copy(update={"scoring": one.scoring.model_copy(update={"reference": "another"})})
+
+    for named, other in (
+        ("controllers", changed("manifest", None, {"models": {"target": "t", "c0": "another"}})),
+        ("steps", changed("manifest", None, {"steps": 9})),
+        ("per-category", changed("manifest", None, {"per_category": 3})),
+        ("references", changed(SCORED, Scored, other_reference)),
+        ("categories of the memes", changed(MINED, Mined, lambda one: one.model_copy(update={"categories": ("x",)}))),
+        (
+            "memes that searches began with",
+            changed(
+                REWRITTEN,
+                Step,
+                lambda one: one.model_copy(update={"seed": {"3": "4", "4": "5", "5": "3"}.get(one.seed, "9")}),
+            ),
+        ),
+    ):
+        with pytest.raises(BadRequest, match=named) as caught:
+            compare_probes([three[0], other])
+        assert caught.value.reason == "PROBES_DIFFER"
+    with pytest.raises(BadRequest, match="at least two"):
+        compare_probes(three[:1])
+    with pytest.raises(BadRequest, match="holds no probe"):
+        compare_probes([three[0], tmp_path])
+
+
+def test_the_command_shows_tables_a_page_and_the_published_figures(three, tmp_path):
+    page = tmp_path / "compared.html"
+    ran = CliRunner().invoke(cli, ["probe", "compare", *map(str, three), "--html", str(page)])
+    assert ran.exit_code == 0, ran.output
+    assert "Failure rate, memes as they are and rewritten together" in ran.output and "GPT-4o" in ran.output
+    assert "cedar" in page.read_text() and "style=" not in page.read_text()
+    assert not any(text in ran.output + page.read_text() for text, _ in TEXTS)
+    ran = CliRunner().invoke(cli, ["probe", "compare", *map(str, three), "--json"])
+    told = json.loads(ran.output)
+    assert len(told["cells"]) == 3 * 5 and told["cells"][3]["figures"][FAILURE]["value"] == 0.5
+    ran = CliRunner().invoke(cli, ["probe", "compare", str(three[0])])
+    assert ran.exit_code == 1 and "at least two" in ran.output
+
+
+def test_the_published_figures_are_those_of_the_tables():
+    """Its pooled counts: 243 to 413 rewritten memes a target beside 1,577 originals."""
+    assert len(PUBLISHED) == 11
+    for one in PUBLISHED:
+        failed = one.failure_before * 1577
+        # However many were rewritten, no more of them can have failed than there are.
+        assert failed + 413 >= one.failure * (1577 + 243) >= failed * (1577 + 243) / (1577 + 413)
+    assert any("GPT-4o" in row for row in comparison_rows())
+
+
+def comparison_rows():
+    class Empty:
+        targets, categories, cells = (), (), {}
+
+    return next(section for section in comparison_sections(Empty()) if section.key == "published").rows
+
+
+def test_a_cap_leaves_as_many_of_each_category_and_the_same_for_all():
+    mined = tuple(
+        Mined(
+            meme=f"m{n}",
+            outcome="harmful",
+            categories=("race", "gender") if n % 2 else ("race",),
+            votes={},
+            miners=3,
+        )
+        for n in range(20)
+    )
+    few = capped(mined, 4, 0)
+    for name in ("race", "gender"):
+        assert sum(name in one.categories for one in few) == 4
+    more = capped(mined, 9, 0)
+    for one, other in zip(few, more, strict=True):
+        assert set(one.categories) <= set(other.categories), "a larger cap only adds memes"
+    assert capped(mined, 4, 0) == few != capped(mined, 4, 1)
+    assert capped(mined, 99, 0) == mined
+
+
+def test_a_capped_probe_scores_so_many_and_keeps_the_whole_sorting(tmp_path, data):
+    root = held(tmp_path, data, World(), "ash", per_category=1)
+    folder = ProbeFolder(root)
+    assert "Fewer than 150 memes" in in_words(read_report(root))
+    assert sorted(one.category for one in folder.read(SCORED, Scored)) == [
+        "appliances",
+        "disability",
+        "nationality",
+        "religion",
+    ]
+    assert sum(len(one.categories) for one in folder.read(MINED, Mined)) == 8 and folder.manifest().per_category == 1
+
+
+def test_another_target_begins_its_searches_with_the_same_memes(tmp_path, data):
+    first = held(tmp_path, data, World(), "ash")
+    seeds = read_seeds(first)
+    assert {name: list(memes) for name, memes in seeds.items()} == json.loads((first / SEEDS).read_text())
+    assert read_seeds(first / SEEDS) == seeds
+    assert {step.seed for step in ProbeFolder(first).read(REWRITTEN, Step)} == {m for ms in seeds.values() for m in ms}
+    other = {name: (memes[0],) for name, memes in seeds.items()} | {"religion": ("5", "gone")}
+    second = held(tmp_path, data, World(), "beech", seed=7, seed_set=other, limits=Limits(steps=1, seeds=2))
+    began = {(step.category, step.seed) for step in ProbeFolder(second).read(REWRITTEN, Step)}
+    assert began == {(name, memes[0]) for name, memes in other.items()}
+    assert read_seeds(second)["religion"] == ("5",) and ProbeFolder(second).manifest().seed_set
+    assert listed_seeds((scored("a", "race", "x", 3), scored("b", "race", "x", 3)), ("b", "z", "a"))[0].meme == "b"
+    for content, said in (("[]", "no list of seeds"), ('{"race": 3}', "no list of seeds")):
+        (tmp_path / "wrong.json").write_text(content)
+        with pytest.raises(BadRequest, match=said):
+            read_seeds(tmp_path / "wrong.json")
+    with pytest.raises(BadRequest, match="can't be read"):
+        read_seeds(tmp_path)
+
+
+def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
+    plan = a_plan(tmp_path / "probe", data, seed=3)
+    plans = repeats_of(plan, 3)
+    assert [(one.seed, one.draw, one.out.name) for one in plans] == [
+        (3, 3, "repeat-1"),
+        (4, 3, "repeat-2"),
+        (5, 3, "repeat-3"),
+    ]
+    reports = []
+    for one, weak in zip(plans, ("religion", "religion", "nothing"), strict=True):
+
+        async def scene(_, chairs, one=one):
+            return await probe(one, chairs, FakeReader())
+
+        at_a_bench(tmp_path / one.out.name, World(weak=weak), scene)
+        reports.append(read_report(one.out))
+    together = repeated_probe(reports)
+    assert together.seeds == (3, 4, 5) and together.finished
+    religion = next(one for one in together.categories if one.name == "religion")
+    assert religion.score.values == (6, 6, 9) and religion.score.mean == 7
+    assert religion.score.sd == pytest.approx(np.std([6, 6, 9], ddof=1)) and together.categories[-1].name == "all"
+    assert len(repeat_section(together).rows) == 1 + 5
+    ran = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe")])
+    assert ran.exit_code == 0 and "3 repeats about the same memes, seeds 3, 4, 5" in ran.output, ran.output
+    assert repeats_of(plan, 2), "the page of the report is no obstacle to going on"
+    told = CliRunner().invoke(cli, ["probe", "--report", "--out", str(tmp_path / "probe"), "--json"])
+    assert len(json.loads(told.output)["repeats"]) == 3
+    with pytest.raises(BadRequest, match="at least two"):
+        repeated_probe(reports[:1])
+    other = dataclasses.replace(reports[1], manifest=reports[1].manifest.model_copy(update={"target": "x"}))
+    with pytest.raises(BadRequest, match="differ in their target"):
+        repeated_probe([reports[0], other])
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single" / "manifest.json").write_text("{}")
+    with pytest.raises(BadRequest, match="without repeats"):
+        repeats_of(dataclasses.replace(plan, out=tmp_path / "single"), 2)
+
+
+def test_mean_and_spread_of_repeats_leave_out_what_has_no_figure():
+    figure = repeated([1.0, None, 2.0, 4.0])
+    assert figure.mean == pytest.approx(7 / 3) and figure.sd == pytest.approx(np.std([1, 2, 4], ddof=1))
+    assert (repeated([None]).mean, repeated([3.0]).sd) == (None, None)

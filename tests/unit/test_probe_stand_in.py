@@ -1,0 +1,67 @@
+"""The probe on the stand-in model server, over HTTP: schemas that any server takes, scores, searches, usage."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from eval.models.call_cache import SqliteCallCache
+from eval.models.open import ModelSpec, open_chairs
+from eval.perf.model_server.replies import ReplyMaker, tokens_of
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings
+from eval.probe.folder import REWRITTEN, SCORED, Scored, ScoringOutcome, Step, StepOutcome
+from eval.probe.replies import parse_rating, parse_sorting, sorting_schema
+from eval.probe.report import read_report
+from eval.probe.run import probe
+from eval.probe.taxonomy import BEGIN, Taxonomy
+from tests.support.fakes import FakeReader
+from tests.support.probing import a_data_set
+from tests.unit.test_probe_run import a_plan
+
+
+def keys_of(schema):
+    for key, value in schema.items():
+        yield key
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                yield from keys_of(part)
+
+
+def test_a_probe_runs_on_the_stand_in(tmp_path):
+    data = a_data_set(tmp_path / "data", [("blueland drinks tea", True), ("blueland is late", True)])
+    plan = a_plan(tmp_path / "probe", data)
+    plan.out.mkdir()
+    server = FakeModelServer(Settings(values={"keeps": "true"}), keep=True)
+
+    async def run():
+        async with serving(server) as port, AsyncExitStack() as stack:
+            specs = {
+                name: ModelSpec(url=(f"http://127.0.0.1:{port}/v1",), model=server.settings.model)
+                for name in ("target", "c0")
+            }
+            store = SqliteCallCache.open(plan.out / "calls.sqlite")
+            stack.push_async_callback(store.close)
+            chairs = await open_chairs(specs, store, stack, lambda _: None, pictures=6)
+            return await probe(plan, chairs, FakeReader())
+
+    folder = asyncio.run(run())
+    scored, steps = folder.read(SCORED, Scored), folder.read(REWRITTEN, Step)
+    assert len(scored) == 2 and {one.scoring.outcome for one in scored} == {ScoringOutcome.SCORED}
+    assert steps and {step.outcome for step in steps} <= {StepOutcome.LOWER, StepOutcome.NOT_LOWER}
+    assert folder.manifest().finished and read_report(folder.root).overall.before.mean is not None
+    sent = [
+        (request.get("response_format") or {}).get("json_schema", {}).get("schema", {}) for request in server.requests
+    ]
+    assert sum(map(bool, sent)) > 10 and "pattern" not in {key for schema in sent for key in keys_of(schema)}
+
+
+def test_the_stand_in_names_briefly_rates_where_asked_and_says_yes_where_told():
+    taxonomy = Taxonomy(BEGIN)
+    for seed in range(30):
+        maker = ReplyMaker(seed=seed)
+        said = parse_sorting(maker.instance(tokens_of("Sort this."), sorting_schema(taxonomy)), taxonomy)
+        assert said.categories == ("race",) and said.new is not None
+        assert 1 <= parse_rating(maker.text(tokens_of("Like this: Rating: [[7]]."))) <= 10
+    assert "Rating" not in ReplyMaker().text(tokens_of("A rating is wanted."))
+    schema = {"type": "object", "properties": {"keeps": {"type": "boolean"}}}
+    for value, told in (("true", "true"), ("False", "false"), ("maybe", "false")):
+        assert ReplyMaker(values={"keeps": value}).instance(["x"], schema) == f'{{"keeps":{told}}}'

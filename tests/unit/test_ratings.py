@@ -1,0 +1,315 @@
+"""Rating sheets: blind, complete, read back; agreement as others compute it; planted scores come out."""
+
+import itertools
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.metrics import cohen_kappa_score
+from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
+
+from court.errors import BadRequest
+from eval.arena.rating import (
+    GuidelineText,
+    RoundRatings,
+    guideline_items,
+    guideline_texts,
+    measures_by_round,
+    plateau,
+    ratings_by_round,
+)
+from eval.cli import cli
+from eval.probe.folder import MARK
+from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, read_key, write_sheet
+from eval.scores.metrics import Figure
+from eval.scores.ratings import Rating, alpha, summarise, weighted_kappa
+from retrieval.library.sources import NOT_FOR_LIBRARIES
+from tests.support.arena_world import STRENGTHS, Arena
+from tests.support.probing import TEXTS, World, a_data_set
+from tests.unit.test_probe_run import a_plan, probed
+
+# Formulas
+
+
+def test_alpha_is_that_of_krippendorff_s_own_example():
+    """Four observers, twelve units, with gaps: 0.815 for ordered scores (Krippendorff 2011, section D)."""
+    gap = None
+    observers = (
+        (1, 2, 3, 3, 2, 1, 4, 1, 2, gap, gap, gap),
+        (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, gap, 3),
+        (gap, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, gap),
+        (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, gap),
+    )
+    units = [[score for score in unit if score is not None] for unit in zip(*observers, strict=True)]
+    assert alpha(units) == pytest.approx(0.815, abs=5e-4)
+    assert alpha([[1, 1], [2, 2], [3, 3]]) == 1
+    assert alpha([[2, 2], [2, 2]]) is None is alpha([[1], [2]])
+
+
+def scored(table):
+    """Ratings of items by raters, from rows of scores."""
+    return [
+        Rating(item=f"i{item}", who=f"p{who}", criterion="c", score=score)
+        for item, row in enumerate(table)
+        for who, score in enumerate(row)
+    ]
+
+
+def test_kappas_and_means_are_those_of_other_implementations():
+    rng = np.random.default_rng(3)
+    truth = rng.integers(1, 4, 40)
+    table = np.clip(truth[:, None] + rng.integers(-1, 2, (40, 3)), 1, 3)
+    (found,) = summarise(scored(table.tolist()), {})
+    assert (found.items, found.raters, found.pairs) == (40, 3, 3)
+    assert found.mean.value == pytest.approx(table.mean()) and found.mean.low < found.mean.value < found.mean.high
+    assert found.fleiss.value == pytest.approx(fleiss_kappa(aggregate_raters(table)[0]))
+
+    # Quadratic weights by hand, from the definition.
+    def quadratic(one, other):
+        observed = np.mean((one - other) ** 2)
+        expected = np.mean([(a - b) ** 2 for a in one for b in other])
+        return 1 - observed / expected
+
+    pairs = [quadratic(table[:, a], table[:, b]) for a, b in itertools.combinations(range(3), 2)]
+    assert found.cohen == pytest.approx(np.mean(pairs))
+    both = list(zip(table[:, 0].tolist(), table[:, 1].tolist(), strict=True))
+    assert weighted_kappa(both) == pytest.approx(cohen_kappa_score(*zip(*both, strict=True), weights="quadratic"))
+    assert weighted_kappa([(1, 1), (1, 1)]) is None is weighted_kappa([])
+
+
+def test_repeats_are_for_agreement_with_oneself_alone():
+    ratings = [
+        Rating(item=item, who=who, criterion="c", score=score)
+        for item, who, score in (
+            *(("a", "p", 1), ("b", "p", 3), ("c", "p", 2), ("a2", "p", 1), ("b2", "p", 2)),
+            *(("a", "q", 1), ("b", "q", 3), ("a2", "q", 1)),
+            ("c", "p", 3),  # another time: the last counts
+        )
+    ]
+    (found,) = summarise(ratings, {"a2": "a", "b2": "b"})
+    assert found.items == 3 and found.mean.value == pytest.approx((1 + 3 + 3 + 1 + 3) / 5)
+    assert (found.self_agreement.n, found.self_agreement.alike) == (3, pytest.approx(2 / 3))
+    assert summarise([ratings[3]], {"a2": "a"}) == ()
+
+
+# The sheet
+
+
+def some_items(count):
+    return [RatedItem((("text", f"text {number}"),), {"number": number}) for number in range(count)]
+
+
+def test_a_sheet_has_all_items_once_and_some_twice_in_no_order_that_tells():
+    lines = lay_out(some_items(50), seed=1)
+    assert len(lines) == 55 and len({line.id for line in lines}) == 55
+    numbers = [line.item.origin["number"] for line in lines]
+    assert sorted(set(numbers)) == list(range(50)) and numbers != sorted(numbers)
+    twice = [line for line in lines if line.repeat_of]
+    assert len(twice) == 5
+    by_id = {line.id: line for line in lines}
+    for line in twice:
+        first = by_id[line.repeat_of]
+        assert first.item is line.item and lines.index(first) < lines.index(line) and not first.repeat_of
+    assert lay_out(some_items(50), seed=1) == lines != lay_out(some_items(50), seed=2)
+    assert len(lay_out(some_items(1), seed=0)) == 1 and len(lay_out(some_items(3), seed=0, repeats=1.0)) == 5
+
+
+def test_the_files_say_nothing_of_what_an_item_is(tmp_path):
+    criteria = (Criterion("soundness", "Is it right? <b>"), Criterion("score", "How good?", 1, 10))
+    items = [RatedItem((("text", "<script>evil()</script>"),), {"meme": "secret-1"}, pictures=(b"jpeg",))] * 3
+    rows, page, key = write_sheet(tmp_path / "deep" / "s", "guidelines", lay_out(items, seed=0), criteria, seed=0)
+    assert [path.name for path in (rows, page, key)] == ["s.jsonl", "s.html", "s.key.json"]
+    first = json.loads(rows.read_text().splitlines()[0])
+    assert first["parts"] == {"text": "<script>evil()</script>"} and NOT_FOR_LIBRARIES not in first
+    assert first["criteria"]["score"] == {"question": "How good?", "low": 1, "high": 10}
+    html = page.read_text()
+    assert "secret-1" not in html + rows.read_text() and "secret-1" in key.read_text()
+    assert "<script>evil" not in html and html.count('type="radio"') == 3 * 13 and "style=" not in html
+    assert read_key(key).criteria == {"soundness": (1, 3), "score": (1, 10)}
+    for path in (tmp_path / "gone", rows):
+        with pytest.raises(BadRequest, match="key"):
+            read_key(path)
+
+
+# Guidelines
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    arena = Arena(tmp_path_factory.mktemp("rated"), memes=8)
+    arena.hold()
+    return arena
+
+
+def rate(*arguments, code=0):
+    ran = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def test_guidelines_of_every_round_are_there_and_drawn_of_different_memes(held):
+    texts = guideline_texts(held.folder.events())
+    assert len(texts) == 8 * 3 * 5 and {text.round for text in texts} == {0, 1, 2, 3, 4}
+    assert [text.round for text in texts if text.last] == [4] * 24
+    starts = {text.reasoning for text in texts if text.round == 0}
+    assert all(reasoning.startswith("quality=") for reasoning in starts)
+    items = guideline_items(texts, rounds=range(5), per_round=4, seed=0)
+    by_round = {}
+    for item in items:
+        by_round.setdefault(item.origin["round"], []).append(item.origin["meme"])
+    assert {number: len(set(memes)) for number, memes in by_round.items()} == dict.fromkeys(range(5), 4)
+    last = guideline_items(texts, rounds=None, per_round=50, seed=0)
+    assert len(last) == 24 and all(item.origin["last"] for item in last)
+    with pytest.raises(BadRequest, match="no guideline of these rounds"):
+        guideline_items(texts, rounds=[9], per_round=1, seed=0)
+
+
+def test_planted_scores_round_trip_and_the_plateau_is_found(held, tmp_path):
+    """Raters who find each round better until the second: the sheet tells so, though nobody was told of rounds."""
+    sheet = tmp_path / "rate.jsonl"
+    told = rate("arena", "rate", "--out", held.root, "--rounds", "0-4", "--per-round", 8, "--sheet", sheet)
+    assert "44 items, 4 of them a second time" in told and "is not for the raters" in told
+    key = read_key(tmp_path / "rate.key.json")
+    rng = random.Random(0)
+    for who in ("p", "q", "r"):
+        with (tmp_path / f"{who}.jsonl").open("w") as file:
+            for row in map(json.loads, sheet.read_text().splitlines()):
+                for criterion in row["criteria"]:
+                    number = key.items[row["item"]].origin["round"]
+                    score = min(3, 1 + number) if rng.random() < 0.9 else 2
+                    one = {"item": row["item"], "who": who, "criterion": criterion, "score": score}
+                    file.write(json.dumps(one) + "\n")
+    files = [part for who in "pqr" for part in ("--ratings", tmp_path / f"{who}.jsonl")]
+    asked = ["arena", "rate", "--out", held.root, "--key", tmp_path / "rate.key.json", *files]
+    figures = json.loads(rate(*asked, "--json"))
+    means = [one["mean"]["value"] for one in figures["by_round"]]
+    assert means == sorted(means[:3]) + means[3:] and means[0] < 1.2 < 1.9 < means[1] < 2.1 < 2.8 < means[2]
+    assert figures["plateau"] == 2
+    soundness = next(one for one in figures["ratings"] if one["criterion"] == "soundness")
+    assert soundness["items"] == 40 and soundness["raters"] == 3 and soundness["self_agreement"]["n"] == 12
+    assert min(soundness["cohen"], soundness["alpha"], soundness["fleiss"]["value"]) > 0.6
+    told = rate(*asked, "--html", tmp_path / "page.html")
+    assert "fusion_rounds = 2" in told and "2.50" in told and "style=" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_plateau_is_no_plateau_where_the_last_round_still_gains():
+    def rounds(*means):
+        return [RoundRatings(n, 10, Figure(mean, mean - 0.1, mean + 0.1)) for n, mean in enumerate(means)]
+
+    assert plateau(rounds(1, 2, 2.5, 2.55, 2.5)) == 2
+    assert plateau(rounds(1, 2, 3)) is None and plateau(rounds(2)) is None and plateau([]) is None
+    assert plateau(rounds(2, 2, 2)) == 0 and plateau(rounds(2, 2, 3, 3)) == 2
+    # Small steps add up: no single one of them is worth its calls, but all together are.
+    assert plateau(rounds(2, 2.06, 2.12, 2.18, 2.18)) == 2 and plateau(rounds(3, 2, 2)) == 0
+
+
+def test_measures_that_nobody_has_to_rate():
+    texts = [
+        GuidelineText("m", 0, 0, background="Tea is hot.", reasoning="People drink it"),
+        GuidelineText("m", 0, 1, background="Tea is cold.", reasoning="people drink it", last=True),
+    ]
+    start, end = measures_by_round(texts)
+    assert (start.words, start.kept, end.words) == (6, None, 6)
+    assert end.kept == pytest.approx(5 / 7)  # of tea, is, hot, cold, people, drink, it: all but hot and cold
+
+
+def test_contexts_are_shown_in_an_order_that_does_not_tell(held, tmp_path):
+    rate("arena", "rate", "--out", held.root, "--what", "contexts", "--count", 8, "--sheet", tmp_path / "c")
+    rows = [json.loads(line) for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    assert all(len(row["parts"]) == 6 and "context_diversity" in row["criteria"] for row in rows)
+    kinds = {re.search("of (high|moderate|unrelated)", row["parts"]["person 1"])[1] for row in rows}
+    assert len(kinds) > 1
+    for row in rows:  # each question beside the person that asks it
+        for number in "123":
+            kind = re.search("of (high|moderate|unrelated)", row["parts"][f"person {number}"])[1]
+            assert f"asks one of {kind} background" in row["parts"][f"question {number}"]
+
+
+def test_free_measures_are_shown_without_ratings_and_wrong_files_are_named(held, tmp_path):
+    told = rate("arena", "rate", "--out", held.root)
+    assert "By round of the fusion" in told and "quality=" not in told
+    assert "takes a range" in rate("arena", "rate", "--out", held.root, "--rounds", "4-1", "--sheet", "x", code=2)
+    rate("arena", "rate", "--out", held.root, "--sheet", tmp_path / "s")
+    ratings = tmp_path / "r.jsonl"
+    asked = ("arena", "rate", "--out", held.root, "--ratings", ratings)
+    assert "needs --key" in rate(*asked, code=2)
+    for line, said in (
+        ('{"item": "r01"}', "line 1: who: Field required"),
+        ('{"item": "zz", "who": "p", "criterion": "soundness", "score": 1}', "no item zz"),
+        ('{"item": "r01", "who": "p", "criterion": "soundness", "score": 4}', "a score of 4"),
+        ("", "no rating in these files"),
+    ):
+        ratings.write_text(line + "\n")
+        assert said in " ".join(rate(*asked, "--key", tmp_path / "s.key.json", code=1).split())
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_fewer_answers_are_merged_where_the_setting_says_so(tmp_path, rounds):
+    arena = Arena(tmp_path, memes=2, fusion_rounds=rounds)
+    arena.hold()
+    texts = guideline_texts(arena.folder.events())
+    assert {text.round for text in texts if text.last} == {rounds} and len(texts) == 2 * 3 * (rounds + 1)
+    assert arena.asked == 2 * (1 + 3 * (1 + len(STRENGTHS) + rounds + 3))
+
+
+# The probe
+
+
+@pytest.fixture(scope="module")
+def a_probe(tmp_path_factory):
+    data = a_data_set(tmp_path_factory.mktemp("data"))
+    return probed(a_plan(tmp_path_factory.mktemp("probe"), data), World())[0]
+
+
+def test_what_agents_did_is_drawn_with_pictures_and_people_stand_beside_them(a_probe, tmp_path):
+    told = {}
+    for what, parts in (
+        ("mine", {"text", "kind of harm"}),
+        ("references", {"text", "asked about", "explanation"}),
+        ("scores", {"text", "asked about", "reference", "explanation"}),
+        ("rewritten", {"text as it was", "misbelief", "rewritten text"}),
+    ):
+        rate("probe", "rate", "--out", a_probe.root, "--what", what, "--sheet", tmp_path / what)
+        rows = [json.loads(line) for line in (tmp_path / f"{what}.jsonl").read_text().splitlines()]
+        assert all(set(row["parts"]) == parts for row in rows)
+        assert all((row.get(NOT_FOR_LIBRARIES) == MARK) == (what == "rewritten") for row in rows)
+        assert "data:image/jpeg" in (tmp_path / f"{what}.html").read_text()
+        key = read_key(tmp_path / f"{what}.key.json")
+        with (tmp_path / f"{what}-rated.jsonl").open("w") as file:
+            for row, (criterion, (low, high)) in itertools.product(rows, key.criteria.items()):
+                agent = key.items[row["item"]].origin.get("agent")
+                score = high if agent is None else agent
+                one = {"item": row["item"], "who": "p", "criterion": criterion, "score": max(low, score)}
+                file.write(json.dumps(one) + "\n")
+        told[what] = rate(
+            *("probe", "rate", "--out", a_probe.root, "--ratings", tmp_path / f"{what}-rated.jsonl"),
+            *("--key", tmp_path / f"{what}.key.json", "--threshold", 6),
+        )
+    # People who judge as the agents did agree with them fully.
+    assert re.search(r"Miners and people’s majority +16 +1.000 +1.000", told["mine"])
+    assert re.search(r"Scorer +7.88 +37.50", told["scores"]) and re.search(r"people +7.88 +37.50", told["scores"])
+    assert "agree in 1.000 of 8 cases, κ 1.000" in told["scores"]
+    assert "Beside people" not in told["references"] + told["rewritten"] and "2.92" in told["references"]
+    assert not any(text in "".join(told.values()) for text, _ in TEXTS)
+    assert "Draw a sheet" in rate("probe", "rate", "--out", a_probe.root, code=2)
+
+
+def test_ratings_by_round_are_of_first_places_alone(tmp_path):
+    items = [RatedItem((("t", str(n)),), {"meme": f"m{n}", "round": n % 2}) for n in range(4)]
+    lines = lay_out(items, seed=0, repeats=0.5)
+    _, _, path = write_sheet(tmp_path / "s", "guidelines", lines, (Criterion("c", "?"),), seed=0)
+    key = read_key(path)
+    ratings = [
+        Rating(item=line.id, who="p", criterion="c", score=1 if line.repeat_of else 2 + line.item.origin["round"])
+        for line in lines
+    ]
+    assert [(one.round, one.items, one.mean.value) for one in ratings_by_round(ratings, key)] == [(0, 2, 2), (1, 2, 3)]
+
+
+def test_a_key_of_another_command_is_refused(held, a_probe, tmp_path):
+    rate("probe", "rate", "--out", a_probe.root, "--what", "mine", "--sheet", tmp_path / "mine")
+    asked = ("arena", "rate", "--out", held.root, "--ratings", tmp_path / "r", "--key", tmp_path / "mine.key.json")
+    assert "another command's" in rate(*asked, code=1)

@@ -1,0 +1,108 @@
+"""Memes of several data sets in one arena or probe: which are drawn, under which ids, and what the manifest says."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from court.errors import BadRequest
+from eval.datasets.known import DATASETS
+from eval.datasets.protocol import Protocol
+from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples, set_words
+from retrieval.starter.draw import draw_meme
+from tests.support.pictures import encode
+from tests.support.probing import a_data_set
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    a_data_set(root / "fhm")
+    (root / "harm" / "images").mkdir(parents=True)
+    labels = ["not harmful"] * 4 + ["somewhat harmful"] * 4 + ["very harmful"] * 4
+    rows = []
+    for number, label in enumerate(labels):
+        text = f"blueland and tea, number {number}"
+        (root / "harm" / "images" / f"{number}.png").write_bytes(encode(draw_meme("cat", text, size=(64, 48)), "PNG"))
+        rows.append({"id": f"m{number}", "image": f"{number}.png", "labels": [label], "text": text})
+    (root / "harm" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def drawn(samples, **options):
+    return asyncio.run(read_memes(samples, seed=0, **options))
+
+
+def two(places, **changes):
+    harm = Sample(DATASETS["harm-c"], places / "harm", "test", limit=4)
+    fhm = Sample(DATASETS["fhm"], places / "fhm", "dev_seen")
+    return Samples((harm, fhm), mixed=True, **changes)
+
+
+def test_memes_of_two_sets_have_ids_of_their_own_and_the_manifest_has_every_digest(places):
+    shown, sets = drawn(two(places))
+    names = [meme.id.split("/")[0] for meme in shown.memes]
+    assert names == ["harm-c"] * 4 + ["fhm"] * 10 and len({meme.id for meme in shown.memes}) == 14
+    assert [meme.dataset for meme in shown.memes] == names
+    assert [(one.dataset, one.split, one.limit, one.memes, one.protocol) for one in sets] == [
+        ("harm-c", "test", 4, 4, Protocol.MERGED),
+        ("fhm", "dev_seen", None, 10, Protocol.PLAIN),
+    ]
+    assert set(shown.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
+    assert all(len(digest) == 64 for one in sets for digest in one.files.values())
+    assert two(places).dataset == "harm-c + fhm" and two(places).split == "test + dev_seen"
+    assert "fhm, dev_seen (10 memes, protocol plain)" in set_words(sets)
+
+
+def test_only_harmful_memes_are_drawn_by_the_protocol_that_is_named(places):
+    shown, sets = drawn(two(places, only="harmful"))
+    assert all(meme.harmful for meme in shown.memes) and [one.memes for one in sets] == [4, 8]
+    harm = DATASETS["harm-c"]
+    every = {}
+    for protocol in (Protocol.MERGED, Protocol.EXTREME):
+        found, _ = drawn(Samples((Sample(harm, places / "harm", "test", protocol=protocol),), "harmful"))
+        every[protocol] = {meme.source_label for meme in found.memes}
+    assert every[Protocol.MERGED] == {"somewhat harmful", "very harmful"}
+    assert every[Protocol.EXTREME] == {"very harmful"}
+    # Of all memes, a protocol that is named leaves those out that it drops.
+    found, _ = drawn(Samples((Sample(harm, places / "harm", "test", protocol=Protocol.EXTREME),)))
+    assert {meme.source_label for meme in found.memes} == {"not harmful", "very harmful"}
+
+
+def test_one_set_is_as_it_was_in_the_first_edition(places):
+    shown, sets = drawn(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=None))
+    assert sets == () and [meme.id for meme in shown.memes] == [str(number) for number in range(1, 11)]
+    assert list(shown.files) == ["dev_seen.jsonl"]
+    _, sets = drawn(one_set(DATASETS["fhm"], places / "fhm", "dev_seen", limit=3, only="harmful"))
+    assert [(one.only, one.memes) for one in sets] == [("harmful", 3)]
+
+
+def test_ids_as_they_are_shown_decide_which_memes_count(places):
+    shown, _ = drawn(two(places), keep=lambda meme: meme == "fhm/3")
+    assert [meme.id for meme in shown.memes] == ["fhm/3"]
+
+
+def test_the_table_is_read_and_what_is_wrong_with_it_is_named():
+    table = {"sample": [{"dataset": "harm-c", "data": "c", "memes": 5}, {"dataset": "mami", "data": "/m"}], "x": 1}
+    read = read_samples({**table, "only": "harmful"}, "[arena]", Path("base"))
+    assert read.only == "harmful" and read.mixed and read.limit is None and not read.plain
+    assert [(one.dataset.id, str(one.data), one.split, one.limit) for one in read.sets] == [
+        ("harm-c", "base/c", "test", 5),
+        ("mami", "/m", "test", None),
+    ]
+    assert read_samples({"only": "harmful"}, "[arena]", Path()) == "harmful"
+    assert read_samples({}, "[arena]", Path()) == "all"
+    for entries, said in (
+        ([{"dataset": "harm-x", "data": "c"}], "no data set 'harm-x'"),
+        ([{"dataset": "fhm", "data": "a"}, {"dataset": "fhm", "data": "b"}], "names fhm twice"),
+        ([{"dataset": "fhm", "data": "a", "protocol": "extreme"}], "fhm has no protocol extreme"),
+        ([{"dataset": "fhm", "data": "a", "memes": 0}], "sample.0.memes"),
+        ([{"dataset": "fhm", "data": "a", "limit": 3}], "sample.0.limit"),
+        ([{"dataset": "fhm"}], "sample.0.data"),
+    ):
+        with pytest.raises(BadRequest, match=said) as caught:
+            read_samples({"sample": entries}, "[arena]", Path())
+        assert caught.value.reason == "SAMPLE_SETTINGS", json.dumps(entries)
+    with pytest.raises(BadRequest, match="only"):
+        read_samples({"only": "benign"}, "[arena]", Path())
