@@ -34,7 +34,11 @@ _SIZES = ("3b", "7b", "32b")
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Its folder.")
 @click.option(
-    "--size", "sizes", multiple=True, type=click.Choice([*_SIZES, "all"]), help="Of the model. [default: as --llm-url]"
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.Choice([*_SIZES, "all"]),
+    help="Of the model. [default: as --llm-url]",
 )
 @click.option(
     "--llm-url",
@@ -45,6 +49,16 @@ _SIZES = ("3b", "7b", "32b")
 )
 @click.option(
     "--model", "models", multiple=True, metavar="[SIZE=]NAME", help="The model there. [default: Qwen2.5-VL of the size]"
+)
+@click.option(
+    "--vllm", is_flag=True, help="Start a vLLM here for each size when its turn comes. In place of --llm-url."
+)
+@click.option(
+    "--vllm-flag",
+    "vllm_flags",
+    multiple=True,
+    metavar="FLAG",
+    help="Hand a flag on to vLLM: --vllm-flag=--gpu-memory-utilization=0.8.",
 )
 @click.option("--tables", default="1,2,3", show_default=True, help="Which of the paper's tables.")
 @click.option("--figures", default="3,4,5", show_default=True, help="Which of its figures.")
@@ -115,11 +129,16 @@ def reproduce(paper: str, **given: Any) -> None:
 def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
     from eval.reproduce.benches import drawn_benches, present, public_benches
     from eval.reproduce.drawn import drawn_model, drawn_targets
-    from eval.reproduce.stages import Reproduction, named_servers, stages_of, urls_of
+    from eval.reproduce.stages import Reproduction, named_servers, stages_of, started_servers, urls_of
     from eval.reproduce.targets import published
     from serving.cli.common import settings_of
+    from serving.models.connect import pictures_per_prompt
     from serving.presets import load_preset
 
+    if given["vllm"] and given["urls"]:
+        raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
+    if given["vllm_flags"] and not given["vllm"]:
+        raise click.UsageError("--vllm-flag goes with --vllm.")
     if given["retry_failed"] and not given["resume"]:
         raise click.UsageError("--retry-failed goes with --resume.")
     drawn = given["dataset"] != "public"
@@ -172,7 +191,12 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
             f"{given['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "
             "synthetic."
         ) from None
-    return plan, named_servers(urls), targets, preset
+    servers = (
+        started_servers(say, flags=given["vllm_flags"], pictures=pictures_per_prompt(settings.trial))
+        if given["vllm"]
+        else named_servers(urls)
+    )
+    return plan, servers, targets, preset
 
 
 def _sizes(given: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeName, ...]:
@@ -184,13 +208,14 @@ def _sizes(given: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeNam
     named = {part.partition("=")[0] for part in given["urls"]}
     if found := tuple(size for size in SIZES if size in named):
         return found
-    if given["dry_run"]:
+    if given["dry_run"] or given["vllm"]:
         return SIZES
     raise click.UsageError(
         "Say which size of the model is where: --llm-url 7b=http://HOST:8000/v1, once for each; or --size with one "
         "--llm-url."
         if urls
-        else "No server is named. Give --llm-url SIZE=URL for each size, or --dry-run to see the plan."
+        else "No server is named. Give --llm-url SIZE=URL for each size, --vllm to have them started, or --dry-run to "
+        "see the plan."
     )
 
 

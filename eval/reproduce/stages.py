@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, SecretStr, ValidationError
 
 from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
+from eval.models.vllm_session import vllm_session
 from eval.reproduce.benches import Bench
 from eval.reproduce.targets import SizeName
 from eval.runs.folder import CALLS, RunFolder
@@ -52,10 +53,12 @@ class Served:
     Attributes:
         url: Their addresses, with commas between them.
         model: Name of the model there.
+        api_key: Key of servers that were started for the stage; None where the settings' own is theirs.
     """
 
     url: str
     model: str
+    api_key: SecretStr | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,23 @@ def named_servers(urls: Mapping[SizeName, str]) -> Servers:
                 field="llm-url",
             )
         yield Served(urls[stage.size], stage.model)
+
+    return server
+
+
+def started_servers(tell: Callable[[str], None], *, flags: Sequence[str], pictures: int) -> Servers:
+    """A vLLM that is started for each stage here, and ended with it.
+
+    Args:
+        tell: Is told what takes long.
+        flags: Further flags of vLLM.
+        pictures: Largest number of pictures in a prompt.
+    """
+
+    @asynccontextmanager
+    async def server(stage: Stage) -> AsyncIterator[Served]:
+        async with vllm_session(stage.model, tell, pictures=pictures, flags=flags) as started:
+            yield Served(started.url, started.name, started.api_key)
 
     return server
 
@@ -245,7 +265,12 @@ class Reproduction:
     def study(self, stage: Stage, bench: Bench, served: Served) -> Study:
         """The study of a stage on a bench."""
         # The same model in all roles; a key of the settings is for the servers that are named with it.
-        llm = self.settings.llm.model_copy(update={"url": urls_of(served.url), "model": served.model, "roles": {}})
+        llm = self.settings.llm.model_copy(
+            update={
+                **{"url": urls_of(served.url), "model": served.model, "roles": {}},
+                **({"api_key": served.api_key} if served.api_key else {}),
+            }
+        )
         return Study(
             out=self.out / stage.size / bench.name,
             kind="reproduce",

@@ -17,6 +17,7 @@ from court.errors import BadRequest, Unavailable
 from court.ports import ChatRequest
 from eval.cli import cli
 from eval.models.vllm_session import ServedModel, VllmSessions, vllm_session
+from eval.reproduce.stages import Stage, started_servers
 from eval.runs.folder import RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
@@ -265,3 +266,16 @@ def test_what_needs_two_servers_at_once_or_is_out_of_reach_is_refused(stand_in, 
 
         told(work)
     assert stand_in.journal() == []
+
+
+def test_a_reproduction_has_each_size_served_in_its_turn(stand_in):
+    async def work(tell):
+        servers = started_servers(tell, flags=(), pictures=7)
+        for size in ("7b", "3b"):
+            async with servers(Stage(size=size, model=f"some/model-{size}", runs={})) as served:
+                assert served.model == f"some/model-{size}" and served.api_key is not None
+                assert served.url.startswith("http://127.0.0.1:")
+
+    told(work)
+    started = [model for what, model in stand_in.journal() if what == "start"]
+    assert started == ["some/model-7b", "some/model-3b"]

@@ -1,0 +1,1 @@
+"""Functions for the rules of Osprey that ask a MemeCourt about memes."""
