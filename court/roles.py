@@ -505,8 +505,17 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     """Parses a reply. Checks its finish reason before its content: half of a JSON may parse."""
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
-    if reply.finish is FinishReason.REPETITION or _repeats(reply):
-        raise UnusableReply(REPLY_LOOPS, "it said the same over and over; say each thing once")
+    loops = UnusableReply(REPLY_LOOPS, "it said the same over and over; say each thing once")
+    repeats = _repeats(reply)
+    if reply.finish is FinishReason.REPETITION or (repeats and not (last and reply.finish is FinishReason.STOP)):
+        raise loops
+    if repeats:
+        # The second time, what came to its own end is taken where it can be read: a meme may say the same over and over,
+        # and so may who describes it.
+        try:
+            return parse(reply.text, last)
+        except UnusableReply:
+            raise loops from None
     if reply.finish is FinishReason.LENGTH and reply.thought and not reply.text.strip():
         raise UnusableReply("THOUGHT_CUT", "it was cut off while you were still thinking; think less, then reply")
     if reply.finish is FinishReason.LENGTH:

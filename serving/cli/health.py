@@ -60,6 +60,8 @@ def health(
         )
     except ValueError as error:
         raise click.UsageError(f"{error}".capitalize() + ".") from None
+    if not all(word.isprintable() for word in (address, service, server_name)):
+        raise click.UsageError("An address, a service or a name holds characters that can't stand in one.")
     try:
         with connection.open() as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(

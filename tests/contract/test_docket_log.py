@@ -346,5 +346,5 @@ def test_no_query_finds_what_was_erased(using):
 
     before, after = using(scene)
     named = [trace for trace in meme.traces() if trace.isalnum()]
-    assert len(named) == 8 and all(trace in before for trace in named)
+    assert len(named) == 9 and all(trace in before for trace in named)
     assert not [trace for trace in meme.traces() if trace in after]

@@ -16,7 +16,10 @@ WHOLE = {
 """Pages that a test of their own goes through from top to bottom."""
 
 NOT_RUN: tuple[tuple[str, str], ...] = (
-    (r"\bpip install\b|\bnpm ci\b", "installs packages; tests/unit/test_dependencies.py and make clients see to these"),
+    (
+        r"\bpip install\b|\bnpm (ci|install)\b",
+        "installs packages; tests/unit/test_dependencies.py and make clients see to these",
+    ),
     (r"\bMEMECOURT_FULL=1\b", "tests at their full size take hours: make test-full"),
     (r"memecourt-eval perf\b", "benchmarks take minutes; small ones are run by tests/unit/test_perf*.py"),
     (r"--vllm\b|memecourt vllm\b", "needs vLLM and a GPU: tests/live (make test-vllm)"),
@@ -28,9 +31,15 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"--llm-url|model_server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
     (r"memecourt-eval (arena|probe)\b", "needs model servers: tests/unit/test_arena.py, test_probe_run.py"),
     (
-        r"memecourt (\S+ )?(serve|console)\b",
+        r"memecourt (--config )?(\S+ )?(serve|console)\b",
         "serves until it is ended: tests/integration/test_server.py, test_console.py",
     ),
+    (r"curl --fail-with-body", "asks what serves, and is run as it stands: tests/integration/test_http.py"),
+    (r"\bsglang\b|\bllama-server\b", "needs those servers and a GPU; tests/unit/test_other_servers.py asks stand-ins"),
+    (r"memecourt prompts\b|--prompts ours", "run by tests/unit/test_prompt_sets.py"),
+    (r"memecourt records replay\b", "run by tests/unit/test_replay.py"),
+    (r"\bwebhooks (secret|test|list|replay)\b|cat memecourt\.toml", "run by tests/integration/test_webhooks.py"),
+    (r"memecourt-eval reproduce\b", "needs the data sets: tests/unit/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
     (
         r"memecourt-eval (compare|score|report|run --resume)\b",

@@ -16,11 +16,11 @@ from eval.perf.model_server.replies import token_id
 from eval.perf.model_server.server import FakeModelServer, RefusedCall
 from eval.perf.model_server.settings import FEATURES, Settings
 
-_LACKS = {"picture_ids", "chosen_log_probs"}
+_LACKS = {"picture_ids", "chosen_log_probs", "priorities", "repetition_detection"}
 
 
 def _of(settings: Mapping[str, Any]) -> Settings:
-    return Settings(**{"play": "rounds", **settings, "features": FEATURES - _LACKS})
+    return Settings(**{"play": "rounds", "owned_by": "another", **settings, "features": FEATURES - _LACKS})
 
 
 def _reshape_thought(choice: dict[str, Any]) -> None:

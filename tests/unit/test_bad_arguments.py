@@ -25,8 +25,9 @@ LOADED = "a model was loaded, or a server started"
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, by its words."""
-    if not isinstance(command, click.Group):
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         yield " ".join(path), command
+    if not isinstance(command, click.Group):
         return
     context = click.Context(command)
     for name in command.list_commands(context):
@@ -45,6 +46,12 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt tokens add": ("ada", "--scope", "judge", "--file", "{tokens}"),
     "memecourt tokens list": ("--file", "{tokens}"),
     "memecourt tokens remove": ("ada", "--file", "{tokens}"),
+    "memecourt health": ("127.0.0.1:1",),
+    "memecourt upgrade": ("--check",),
+    "memecourt prompts check": ("{folder}",),
+    "memecourt prompts diff": ("1", "1"),
+    "memecourt prompts list": (),
+    "memecourt prompts show": ("judge",),
     "memecourt webhooks disable": ("queue",),
     "memecourt webhooks enable": ("queue",),
     "memecourt webhooks list": (),
@@ -66,6 +73,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt precedents search": ("--text", "t", "--library", "{library}"),
     "memecourt records export": ("t", "--as", "json"),
     "memecourt records list": (),
+    "memecourt records replay": ("t",),
     "memecourt records resume": ("t",),
     "memecourt records show": ("t",),
     "memecourt docket backup": ("{new}",),
@@ -80,6 +88,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt demo": (),
     "memecourt-eval ablate": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval arena": ("--models", "{models}", "--tasks", "{data}", "--out", "{new}"),
+    "memecourt-eval arena explain": ("{folder}", "--models", "{models}"),
+    "memecourt-eval arena rate": ("{folder}",),
     "memecourt-eval compare": ("{run}", "{run}"),
     "memecourt-eval datasets": (),
     "memecourt-eval datasets check": ("{data}",),
@@ -87,6 +97,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval export": ("{run}", "--inspect", "{new}"),
     "memecourt-eval perf": ("nothing-of-that-name",),
     "memecourt-eval probe": ("--target", "m", "--controller", "m", "--models", "{models}", "--out", "{new}"),
+    "memecourt-eval probe compare": ("{folder}", "{folder}"),
+    "memecourt-eval probe rate": ("{folder}",),
+    "memecourt-eval reproduce": ("memecourt", "--data", "{data}", "--out", "{new}", "--dry-run"),
     "memecourt-eval report": ("{run}",),
     "memecourt-eval run": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval score": ("{memes}", "--dataset", "synthetic-harmeme", "--data", "{data}", "--split", "test"),

@@ -89,8 +89,9 @@ def test_compose_mounts_what_there_is_and_starts_vllm_as_we_do():
             source = volume.partition(":")[0]
             assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), source
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), "nobody else without TLS"
-    flags = dict(flag.partition("=")[::2] for flag in COMPOSE["services"]["vllm"]["command"])
-    ours = VllmSettings(model=flags["--model"]).arguments(8000)
+    model, *words = COMPOSE["services"]["vllm"]["command"]
+    flags = dict(flag.partition("=")[::2] for flag in words)
+    ours = VllmSettings(model=model).arguments(8000)
     for name, value in flags.items():
         assert name in ours, name
         if value:

@@ -454,7 +454,7 @@ BAD = {
         reply('{"question": "' + "Is it so? " * 80, FinishReason.LENGTH),
         "REPLY_LOOPS",
     ),
-    "a loop up to the limit of a string": (json.dumps({"description": "a lamp and " * 80}), "REPLY_LOOPS"),
+    "a loop up to the limit of a string": (json.dumps({"description": "a lamp and " * 800}), "REPLY_LOOPS"),
     "a loop that the server ended": (reply('{"question": "Is it', FinishReason.REPETITION), "REPLY_LOOPS"),
     "a loop of a thought": (reply("", FinishReason.LENGTH, "I wonder. " * 80), "REPLY_LOOPS"),
     "refused": (reply("I can't help with that", FinishReason.REFUSAL), "REPLY_REFUSED"),

@@ -6,7 +6,7 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.wire import Capabilities, LogProbs, Thinking
+from court.backends.chat.features import Capabilities, LogProbs, Thinking
 from court.errors import ModelRefused
 from court.events import Procedure, VerdictGiven
 from court.meme import Meme
@@ -48,6 +48,7 @@ def test_what_it_can_do_is_found_out(name):
         picture_ids=False,
         cached_tokens=True,
         prefix_cache=True,
+        penalties=True,
     )
     (only,) = found.sentences
     assert "log-probabilities of the most likely tokens only" in only
