@@ -510,8 +510,8 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     if reply.finish is FinishReason.REPETITION or (repeats and not (last and reply.finish is FinishReason.STOP)):
         raise loops
     if repeats:
-        # The second time, what came to its own end is taken where it can be read: a meme may say the same over and over,
-        # and so may who describes it.
+        # The second time, what came to its own end is taken where it can be read: a meme may say the same over and
+        # over, and so may who describes it.
         try:
             return parse(reply.text, last)
         except UnusableReply:

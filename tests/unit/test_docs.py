@@ -129,11 +129,12 @@ def test_the_commands_that_the_documentation_names_have_the_options_that_it_name
                 )
                 if words is None or command.line.startswith("docker "):  # whose image has the same name
                     continue
-                known, where = root, [program]
+                known, where, before = root, [program], ""
                 for word in words[1].split(" -- ")[0].split():
+                    value, before = before.startswith("--"), word
                     if isinstance(known, click.Group) and not word.startswith("-") and word != "…":
                         below = known.get_command(click.Context(known), word)
-                        if below is None and known.invoke_without_command:
+                        if below is None and value:
                             continue  # the value of an option
                         assert below is not None, f"{command.page}: {command.line}"
                         known, where = below, [*where, word]
