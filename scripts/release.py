@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-SERVED = "server,console,postgres,telemetry"
+SERVED = "server,console,http,postgres,telemetry"
 """Extras of the image (deploy/Containerfile)."""
 
 
