@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -131,3 +132,20 @@ def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_pyt
         assert 24 < thought.tokens_out < 24 + 64
     else:  # the schema holds from the first token on
         assert found.thinks_by is Thinking.NONE and not thought.thought
+
+
+def test_a_qwen3_vl_is_asked_as_its_predecessor_is(vllm_python, tmp_path):
+    tiny = make_tiny_model(tmp_path / "tiny-qwen3-vl")
+    subprocess.run([vllm_python, Path(__file__).with_name("tiny_qwen3.py"), "vl", tiny], check=True, timeout=300)
+    (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
+
+    async def work():
+        async with vllm_with(vllm_python, tiny) as model:
+            record = await court_of(model).hear(a_case(picture, "send them all home"), Notes())
+            return model.capabilities, record
+
+    found, record = asyncio.run(work())
+    assert found.json_schema and found.picture_ids and found.prefix_cache and found.pictures == PICTURES
+    assert record.state is TrialState.DECIDED and record.last(VerdictGiven).odds is not None
+    calls = [event.call for event in record.events if getattr(event, "call", None)]
+    assert sum(call.tokens_cached for call in calls) > 0, "what a trial has said before is found again"
