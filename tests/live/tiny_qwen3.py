@@ -1,6 +1,5 @@
 """Writes a tiny Qwen3-VL, or a hybrid Qwen3.5, with random weights: run by the Python that has vLLM.
 
-
 Run: ``PYTHON tiny_qwen3.py vl|hybrid FOLDER``, where FOLDER holds a tokenizer and a template
 (:mod:`eval.perf.vllm.tiny_model`), whose weights and configuration are replaced.
 """
