@@ -117,6 +117,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_connection_is_made_to_this_machine_however_it_is_named(name, listening, tmp_path):
     port, counted = listening
@@ -139,6 +140,7 @@ def test_a_host_that_is_no_name_keeps_a_server_from_starting(name, tmp_path):
         Receiver(hook_to(f"https://{name}/", tmp_path))
 
 
+@pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("address", [one for one in INSIDE if one != "no address"])
 def test_a_name_that_leads_inside_is_refused_also_beside_addresses_outside(address, tmp_path, monkeypatch):
     hook = hook_to("https://hooks.example/", tmp_path, allow_private=False)
