@@ -24,14 +24,14 @@ from tests.support.receivers import a_receiver, hook_to
 
 BODY = b'{"type":"memecourt.verdict.given"}'
 _OPENSSL = ("openssl", "pkeyutl", "-verify", "-pubin", "-rawin")
-NOW = int(datetime.now(UTC).timestamp())
 
 
 def headers_of(hook, body=BODY):
+    now = int(datetime.now(UTC).timestamp())  # receivers take nothing that is older than five minutes
     return {
         "webhook-id": "msg_1",
-        "webhook-timestamp": str(NOW),
-        "webhook-signature": signature_of(signers_of(hook), "msg_1", NOW, body),
+        "webhook-timestamp": str(now),
+        "webhook-signature": signature_of(signers_of(hook), "msg_1", now, body),
     }
 
 
@@ -52,7 +52,8 @@ def test_openssl_verifies_what_is_signed_with_ed25519(tmp_path):
     public = make_secret(tmp_path / "key", ed25519=True).public_key
     hook = hook_to("http://a/", tmp_path, secret_file=tmp_path / "key")
     assert [signer.public_key for signer in signers_of(hook)] == [public] and public.startswith("whpk_")
-    scheme, _, signature = headers_of(hook)["webhook-signature"].partition(",")
+    headers = headers_of(hook)
+    scheme, _, signature = headers["webhook-signature"].partition(",")
     assert scheme == "v1a"
     # What a public key looks like to openssl: a fixed head before its 32 bytes (RFC 8410).
     raw = base64.b64decode(public.removeprefix("whpk_"))
@@ -63,7 +64,7 @@ def test_openssl_verifies_what_is_signed_with_ed25519(tmp_path):
     (tmp_path / "signature").write_bytes(base64.b64decode(signature))
 
     def verified(body):
-        (tmp_path / "message").write_bytes(f"msg_1.{NOW}.".encode() + body)
+        (tmp_path / "message").write_bytes(f"msg_1.{headers['webhook-timestamp']}.".encode() + body)
         return subprocess.run(
             [
                 "openssl",
