@@ -51,6 +51,7 @@ def peeled(a: Array, box: Box) -> Box:
         lines = a[y0:y1, x0:x1]
         lines = lines if side < 2 else lines.transpose(1, 0, 2)
         lines = lines[::-1] if side % 2 else lines
+        # The median of the outermost line, so that a mark or a corner in it does not matter.
         colour = _middle(lines[0])
         # Never beyond the last line: of a side of one pixel the 45 % and two lines more would be sought for ever.
         limit = min(int(len(lines) * 0.45) + 2, len(lines))
@@ -93,6 +94,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
         run = _leading((share >= 0.3) & (margin >= 0.9))
         if run < 4 or run > 0.5 * n:
             continue
+        # Up to its last empty line: behind that, what is plain at the margin may be the picture.
         clear = np.flatnonzero(share[:run] >= 0.98)
         cut = int(clear[-1]) + 1 if len(clear) else 0
         if side == 0:

@@ -104,6 +104,7 @@ async def build_library(
         Unavailable: Somebody else is writing to the library.
         OSError: The disk will not have it.
     """
+    # Before what may take hours; Library.create looks again under its lock.
     await asyncio.to_thread(refuse_place, path, replace)
     remembered = EmbeddingCache(path, encoder.identity)
     gathered = await _gather(
@@ -136,6 +137,7 @@ async def build_library(
         pictures=gathered.pictures,
         replace=replace,
     )
+    # Only now: until the library is written, a build that is cut off goes on from it.
     await asyncio.to_thread(remembered.discard)
     return library, gathered.report
 
@@ -256,6 +258,7 @@ async def _gather(
     tell: Progress = progress or (lambda step, done, total: None)
     wanted, problems, notes = await asyncio.to_thread(_read_all, sources, reader is not None, taken)
     read = len(wanted) + len(problems)
+    # Before anything is embedded; once more below, when it is known which memes have nothing to compare.
     _refuse_losses(read, problems, max_lost)
     seen: dict[int, ImportedPicture] = {}
     without: dict[int, Problem] = {}
@@ -273,6 +276,7 @@ async def _gather(
         problems += [problem for problem in without.values() if problem.kept]
     texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
     known = {source.label: source.provenance for source in sources}
+    # One time for all, so that a filter by time takes a build whole or leaves it.
     now = datetime.now(UTC)
 
     memes: list[LabelledMeme] = []
@@ -280,6 +284,7 @@ async def _gather(
     cut: list[str] = []
     for place, item in enumerate(wanted):
         row, half = item.row, slice(0, encoder.identity.text_dim)
+        # Into the next free row: a meme that is left out has zeros in both halves, and so leaves nothing behind.
         rows[len(memes), half] = texts.vectors[place]
         if place in seen:
             rows[len(memes), half.stop :] = seen[place].vector
@@ -320,6 +325,7 @@ async def _gather(
         without_picture=sum(not meme.has_picture for meme in memes),
         text_cut=tuple(cut),
     )
+    # A copy, without the room for memes that were left out.
     return _Gathered(memes, rows[: len(memes)].copy(), spool, report)
 
 
@@ -387,6 +393,7 @@ def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -
     if new:
         made = encoder.embed_texts(new)
         remembered.keep_texts(new, made)
+        # In the order of those that were missing.
         rest = iter(zip(made.vectors, made.cut, strict=True))
         known = [next(rest) if one is None else one for one in known]
     done = [one for one in known if one is not None]

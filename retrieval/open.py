@@ -40,6 +40,7 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
         Unavailable: Its weights have to be fetched, and can't be.
     """
     if not clip_source.is_clip(name):
+        # Only to refuse a name that is none.
         name_of(name)
         if texts == "clip":
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
@@ -91,6 +92,7 @@ def choose_encoder(library: Path | Address | None, asked: str | None = None) -> 
         )
     if not made_with.name.startswith(clip_source.PREFIX):
         return partial(load_encoder, asked or BUILTIN)
+    # Texts by the encoder that they were made with: ``texts_by`` is only set where that was not the CLIP model.
     return partial(load_encoder, asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
 
 

@@ -63,6 +63,7 @@ def script_of(text: str) -> str:
     Chinese characters, kana and Hangul keep names of their own.
     """
     counts = Counter(unicodedata.name(character, "").partition(" ")[0] for character in text if character.isalpha())
+    # By name where two have as many letters, so that their order in the text does not matter.
     return max(counts, key=lambda name: (counts[name], name)) if counts else ""
 
 

@@ -180,6 +180,7 @@ def _find_near(
             why, place = next(
                 (
                     (why, places[key(meme)])
+                    # The last of the reasons, near-duplicate, comes below.
                     for why, (places, key) in zip(WHYS, same, strict=False)
                     if key(meme) in places
                 ),

@@ -171,6 +171,7 @@ def _compared(
         textless = ~has_text[block, None] & ~has_text
         same = (same_words & (same_pixels | without)) | (same_pixels & textless)
         near = (looks >= NEAR.picture) & ((texts >= NEAR.text) | textless) & has_picture[block, None] & has_picture
+        # Each pair once: the harmful one is in the row, the other in the column.
         for i, j in np.argwhere((same | near) & (harmful[block, None] & ~harmful)).tolist():
             conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
         # Of its twins a meme learns nothing of its surroundings.

@@ -47,6 +47,7 @@ FEWEST_OF_A_LABEL = 50
 """Memes of either label below which nothing is chosen: every fitted head collapses to the more frequent label."""
 _MOST_TRIED = 4000
 """Memes tried at most: a larger library is judged by an even sample of it."""
+# 0 to 95 %: where all memes go to a person, no label is left to be wrong.
 _RATES = np.arange(20) / 20
 
 
@@ -100,6 +101,7 @@ def calibrate(
     )
     alphas = _alphas(memes)
     tuning = calibrated(rows, memes, alphas=alphas, progress=progress)
+    # Without pictures this is the tuning of texts already; without texts there is none to choose.
     if len(alphas) == 1:
         return tuning
     places = [place for place, meme in enumerate(memes) if meme.has_text]
@@ -145,6 +147,7 @@ def _calibrate(
     # What is chosen without a fold is tried on it.
     chosen: dict[int | None, _Choice] = {}
     tried: dict[float, Neighbours] = {}
+    # One neighbour more than vote: it moves up where another is left out (safeguarded_votes).
     found = leave_one_out_neighbours(
         rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, apart=True, safeguards=guarded
     )
@@ -155,6 +158,7 @@ def _calibrate(
         logits, settings = _grid(near, prior)
         for left in (None, *range(_FOLDS)):
             choice = _best(alpha, logits, settings=settings, labels=near.labels, chosen_by=_folds(near.rows) != left)
+            # More likely, not as likely: of equals the first, which is preferred, stays.
             if left not in chosen or choice.likelihood > chosen[left].likelihood:
                 chosen[left] = choice
         if progress:
@@ -174,6 +178,7 @@ def _calibrate(
         p = safeguarded_votes(held.near.similarities[part], held.near.harmful[part], choice.settings, guarded)
         strength, intercept, slope = scales[fold]
         z = intercept + slope * held.regression[strength, part]
+        # Bounded: where nobody speaks the vote is 1, whose log-odds are infinite.
         return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), held.near.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]
@@ -226,6 +231,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
             RiskPoint(
                 rate=rate,
                 cutoff=float(risk[order[n - 1]]),
+                # One more than were seen, as if the next meme were wrong too (court.precedents.RiskCurve).
                 risk=(errors + 1) / (len(p) + 1),
                 error=min((errors + 1) / (n + 1), 1.0),
             )
@@ -271,7 +277,9 @@ def _left_out(
 ) -> _LeftOut:
     sample, heard = _sample(memes, safeguards, near.rows)
     labels = np.array([memes[row].harmful for row in sample.tolist()])
+    # A half without weight is columns of zeros, which only make the system larger.
     used = x[sample][:, x.any(axis=0)]
+    # The sample holds every meme that was tried, in order: searchsorted finds the place of each.
     z = cross_validated_log_odds(used, labels, _folds(sample), heard)
     return _LeftOut(near, _folds(near.rows), z[:, np.searchsorted(sample, near.rows)])
 
@@ -312,6 +320,7 @@ def _regression(
     fitted = fit(x[learnt][:, used], np.array([memes[row].harmful for row in learnt.tolist()]), STRENGTHS[number])
     weights = np.zeros(x.shape[1])
     weights[used] = slope * fitted.weights
+    # The roots of the weights are in x, and must be in these: a search gives them the vectors as they are stored.
     weights[:text_dim] *= alpha**0.5
     weights[text_dim:] *= (1 - alpha) ** 0.5
     return Regression.of(weights, intercept + slope * fitted.intercept, text_dim=text_dim, strength=STRENGTHS[number])
@@ -415,6 +424,8 @@ def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[Vot
         weights = np.exp((near.similarities - near.similarities[:, :1]) / tau)
         for_harm, for_any = (weights * near.harmful).cumsum(axis=1), weights.cumsum(axis=1)
         for k in ks:
+            # The prior weighs as much as the nearest precedent, which also keeps the share off 0 and 1, whose logits
+            # are infinite.
             logits.append(_logit((for_harm[:, k - 1] + prior) / (for_any[:, k - 1] + 1)))
             settings.append(VoteSettings(k=k, tau=tau, prior=prior, prior_weight=1.0))
     return np.array(logits), settings
@@ -462,6 +473,7 @@ def fit_logistic(
         error, weight = p - y, p * (1 - p)
         da, db = error.sum(axis=1) + l2 * a, (error * x).sum(axis=1) + l2 * (b - 1)
         aa, ab, bb = weight.sum(axis=1) + l2, (weight * x).sum(axis=1), (weight * x * x).sum(axis=1) + l2
+        # Above 0, as the pull is on the diagonal: memes that a line parts can be solved for too.
         determinant = aa * bb - ab * ab
         step_a, step_b = (bb * da - ab * db) / determinant, (aa * db - ab * da) / determinant
         # Bounded steps: far from its end Newton's method may overshoot.

@@ -83,6 +83,7 @@ def leave_one_out_neighbours(
     has_picture = np.array([meme.has_picture for meme in memes])
     depth = min(depth, n)
     silent, following = silent_memes(memes, guarded)
+    # With a sign before it, since an empty key is equal to none: memes that name no source share one.
     sources = group_numbers(f"={meme.source}" for meme in memes)
     groups = np.arange(n) // GROUP
 
@@ -94,6 +95,7 @@ def leave_one_out_neighbours(
         by_picture = rows[block, text_dim:] @ rows[:, text_dim:].T
         left_out = (texts[block, None] == texts) & (texts[block, None] >= 0)
         left_out |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
+        # Where twins may speak, none of the above is left out.
         left_out &= twins_too
         if apart:
             left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
@@ -104,6 +106,7 @@ def leave_one_out_neighbours(
         if not twins_too:
             heard = np.flatnonzero(next_ >= 0)
             left_out[heard, next_[heard]] = False
+        # Itself in any case, whichever of the above are off.
         left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):
             weight = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, alpha)).astype(np.float32)

@@ -44,11 +44,13 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
     """
     n, dim = x.shape
     design = np.concatenate([x, np.ones((n, 1))], axis=1)
+    # Not quite none for the intercept, so that the system can be solved whatever the vectors are.
     penalty = np.append(np.full(dim, 1 / strength), 1e-9)
     w = np.zeros(dim + 1)
     share = y.mean()
     w[-1] = np.log(share) - np.log1p(-share)
     for _ in range(_STEPS):
+        # By the tanh, which does not overflow.
         p = 0.5 * (1 + np.tanh(0.5 * (design @ w)))
         gradient = design.T @ (p - y) + penalty * w
         hessian = (design * (p * (1 - p))[:, None]).T @ design

@@ -62,6 +62,7 @@ def _widest(sides: Sequence[tuple[float, NDArray[np.bool_]]], wrong: NDArray[np.
     widest = None
     for bound, side in sides:
         n = int(side.sum())
+        # Too few yet; the next bound takes in more.
         if n < fewest:
             continue
         if not within(int(wrong[side].sum()), n, error):
@@ -84,6 +85,7 @@ def within(wrong: int, n: int, error: float) -> bool:
     """
     if wrong >= n * error:
         return False  # spares the sum: half of all chance lies below
+    # In logarithms: factorials of thousands exceed any float.
     ways = math.lgamma(n + 1)
     chance = sum(
         math.exp(

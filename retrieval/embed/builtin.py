@@ -200,11 +200,13 @@ def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
             return array if array.ndim == 1 or name.startswith("embeddings.") else array.T
 
         for name in file.keys():  # noqa: SIM118 - it is no mapping
+            # None of these has a say in a mean over tokens, but the segment, which is added below.
             if name.startswith(("pooler.", "embeddings.token_type", "embeddings.position_ids")):
                 continue
             if ".attention.self." not in name:
                 weights[name] = take(name)
             elif ".query." in name:
+                # The graph has one product for all three.
                 parts = [take(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
                 weights[name.replace(".query.", ".")] = np.concatenate(parts, axis=-1)
         # A text is one segment: what its words and positions are added to is always the first one's row.

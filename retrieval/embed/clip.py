@@ -217,6 +217,7 @@ class OpenClipEncoder(Halves):
         def embed(texts: Sequence[str]) -> TextEmbeddings:
             words = [text.normalise_text(one) for one in texts]
             unique = sorted({one for one in words if one})
+            # Begun with no rows, so that there is something to join where no text is left.
             rows, long = [np.zeros((0, dim), dtype=np.float32)], []
             for start in range(0, len(unique), BATCH):
                 some = unique[start : start + BATCH]

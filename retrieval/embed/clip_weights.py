@@ -177,6 +177,7 @@ def _create(
     except Exception as error:  # of torch, safetensors, the hub, timm and transformers
         raise _refusal(open_clip, source, files, error) from error
     model.eval().requires_grad_(False)
+    # It shows in no tensor: only by the config does it come into the encoder's identity.
     config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
     return LoadedClip(name=source.name, model=model, known_as=known_as, config=config, preprocessing=preprocessing)
 
@@ -270,6 +271,7 @@ def not_fetched(name: str, error: BaseException) -> CourtError:
     absent = {"RepositoryNotFoundError", "GatedRepoError", "RemoteEntryNotFoundError", "RevisionNotFoundError"}
     causes: list[BaseException] = []
     cause: BaseException | None = error
+    # A chain of causes may lead back to itself.
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__

@@ -71,6 +71,7 @@ def _shape(luma: Array) -> Array:
     line = np.arange(_GRID) * _CELLS // _GRID
     cell = (line[:, None] * _CELLS + line[None, :]) * _ORIENTATIONS
     size = _CELLS * _CELLS * _ORIENTATIONS
+    # Each gradient counts for the two orientations that it lies between, so that a slight turn changes little.
     h = np.bincount((cell + low).ravel(), (strength * (1 - part)).ravel(), size)
     h += np.bincount((cell + (low + 1) % _ORIENTATIONS).ravel(), (strength * part).ravel(), size)
     h = h.reshape(_CELLS, _CELLS, _ORIENTATIONS)
@@ -128,6 +129,7 @@ def describe(rgb: Image.Image) -> NDArray[np.float32]:
     rows = 0.3 + 0.7 * np.sin(np.pi * (np.arange(_CELLS) + 0.5) / _CELLS)
     whole_shape = _damped(whole_shape, _FLAT_FLOOR).ravel()
     inner_shape = _damped(inner_shape * rows[:, None, None], _FLAT_FLOOR).ravel()
+    # Rounding may leave a hair less than 0 under the root.
     flat = [np.sqrt(max(0.0, 1.0 - float(part @ part))) for part in (whole_shape, inner_shape)]
     parts = np.concatenate(
         [

@@ -165,6 +165,7 @@ def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
     if not np.isfinite(wide).all():
         raise ValueError("an encoder gave a vector that is not finite")
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
+    # What is shorter is rounding, and has no direction.
     return np.ascontiguousarray(np.divide(wide, lengths, out=np.zeros_like(wide), where=lengths > 1e-12), np.float32)
 
 

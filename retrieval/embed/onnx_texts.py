@@ -54,6 +54,7 @@ class OnnxTextEncoder(DescribedPictures):
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
         self._tokenizer, self._session, model = _load(folder)
+        # BERT's vocabularies name the unknown token in brackets, SentencePiece's as a tag.
         self._unknown = {
             int(token) for name in ("[UNK]", "<unk>") if (token := self._tokenizer.token_to_id(name)) is not None
         }
@@ -65,9 +66,11 @@ class OnnxTextEncoder(DescribedPictures):
         self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
         self._most_tokens = _most_tokens(folder)
         try:
+            # A run tells the width, and a model that can't be run fails here rather than at the first meme.
             dim = self._embed("word").vector.size
         except Exception as error:  # onnxruntime raises nothing narrower
             raise _unusable("it fails on a word") from error
+        # Weights may lie in files of their own beside the graph (model.onnx_data), and have as much of a say.
         files = [*model.parent.glob(f"{model.name}*"), folder / "tokenizer.json", *pooled_by]
         self._identity = EncoderIdentity(
             name=NAME,
@@ -117,6 +120,7 @@ class OnnxTextEncoder(DescribedPictures):
             vector = found[0]
         else:
             vector = found[0].mean(axis=0) if self._pooling == "mean" else found[0, 0]
+        # Marks are always known: with them a short text would pass for understood.
         words = [token for token, mark in zip(ids, marks, strict=True) if not mark]
         known = sum(token not in self._unknown for token in words)
         return _Embedded(vector if known >= _LEAST_KNOWN * len(words) else np.zeros_like(vector), cut)
@@ -177,6 +181,7 @@ def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]
     try:
         pooling = json.loads(path.read_text("utf-8"))
         ways = {name for name, used in pooling.items() if name.startswith("pooling_mode_") and used}
+    # AttributeError: JSON that is no object.
     except (OSError, ValueError, AttributeError):
         raise _unusable(
             f"it gives a vector for each token, and 1_Pooling/config.json, which says how a text's comes of them, is "

@@ -158,8 +158,10 @@ class EncoderProcess:
     def _after(self, ended: _Child) -> _Child:
         """The process that is asked now that this one has ended."""
         with self._starting:
+            # Else somebody who waited for the same process has started the next one already.
             if self._child is ended and not self._closed:
                 if self._failure is None:
+                    # Once for each death, not for each start that fails after it.
                     worker_deaths["encoder"] += 1
                 # Who waited for a start that failed shares it: else each in turn would wait for one more.
                 if self._failure is None or self._clock() >= self._failure.until:
@@ -174,6 +176,7 @@ class EncoderProcess:
         _log.warning("the encoder's process ended (%s); it is started again", ended.how)
         try:
             again = self._start()
+            # Vectors of another encoder must never be compared with those of the library.
             if again.identity != ended.identity:
                 again.end()
                 raise Unavailable(
@@ -209,6 +212,7 @@ class _Child:
 
     def __init__(self, load: Callable[[], Encoder], call_cpu_s: float) -> None:
         here, there = socket.socketpair()
+        # Closed here once the child has it: with that end open here too, the child's death would go unseen.
         with there:
             self._process = subprocess.Popen(
                 # With the modules that are found here, and no others: not what lies in the working folder.
@@ -218,6 +222,7 @@ class _Child:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
             )
+        # Detached: the connection closes the descriptor, and the socket must not do so a second time.
         self._connection = Connection(here.detach())
         self._numbers = itertools.count()
         self._sending = threading.Lock()
@@ -231,6 +236,7 @@ class _Child:
             if isinstance(error, EOFError | OSError):
                 raise _Ended(self.how).unavailable() from error
             raise
+        # What ``load`` raised is raised here as it is, so that the caller sees what is wrong with the weights.
         if isinstance(loaded, Exception):
             self._hang_up()
             raise loaded
@@ -253,16 +259,19 @@ class _Child:
             Exception: Any error of the encoder.
         """
         answer: Future[Any] = Future()
+        # The lock under which _listen closes: a call after that would wait for an answer that nobody receives.
         with self._sending:
             if self._closed:
                 raise _Ended(self.how)
             number = next(self._numbers)
+            # Before it is sent: the answer may be here before send() returns.
             self._waiting[number] = answer
             try:
                 self._connection.send((number, method, asked))
             except OSError as error:
                 self._waiting.pop(number, None)
                 self.end()
+                # Half a message may be in the pipe, behind which nothing could be read: the process is of no more use.
                 raise _Ended(self.how) from error
         try:
             return answer.result(within_s)
@@ -270,6 +279,8 @@ class _Child:
             if answer.done():  # an error of the encoder's own, or the very last moment
                 return answer.result()
             self.end()
+            # Only a process can be ended, not a thread. The calls beside this one are made again; this one is not,
+            # since it would end the next process too.
             raise _stuck() from None
 
     def end(self) -> None:
@@ -352,6 +363,7 @@ class _Answering:
         """Makes one call."""
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has none
             items = 1 if method == "embed_meme" else len(asked[0])  # type: ignore[arg-type]
+            # The pool keeps its threads until the process ends, so that no clock outlives the thread it is of.
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._until[number] = clock, time.clock_gettime(clock) + self._call_cpu_s * max(1, items)
         try:
@@ -365,8 +377,10 @@ class _Answering:
         """Ends the process when a call has taken too much CPU time: its thread can't be ended by itself."""
         while True:
             time.sleep(_LOOK_S)
+            # A copy: calls begin and end meanwhile.
             for number, (clock, until) in list(self._until.items()):
                 if time.clock_gettime(clock) > until:
+                    # Answered before the end: a caller who only sees the process end makes the call once more.
                     self._send((number, True, _stuck()))
                     os._exit(1)
 

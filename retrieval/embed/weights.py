@@ -71,6 +71,7 @@ def fetch_weights() -> Path:
     """
     place = _fetched_folder()
     place.parent.mkdir(parents=True, exist_ok=True)
+    # On the same disk as its place, so that it gets there by one rename.
     partial = Path(tempfile.mkdtemp(prefix="fetching-", dir=place.parent))
     try:
         endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
@@ -80,6 +81,7 @@ def fetch_weights() -> Path:
                 path.parent.mkdir(exist_ok=True)
                 url = f"{endpoint}/{REPOSITORY}/resolve/{REVISION}/{name}"
                 download(client, url, path, sha256=sha256, max_bytes=_MAX_BYTES, reason="ENCODER_DAMAGED")
+        # Somebody else may have fetched the same files meanwhile.
         if not place.is_dir():
             partial.rename(place)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -117,6 +117,7 @@ class CandidateIndex:
         guarded = np.concatenate([centroids, _guard_part()])
         index = faiss.IndexPQFastScan(_PART * len(guarded), len(guarded), 4, faiss.METRIC_INNER_PRODUCT)
         faiss.copy_array_to_vector(guarded.ravel(), index.pq.centroids)
+        # The centroids are ours, each part's with an exact zero among them, which FAISS's own training would not keep.
         index.is_trained = True
         tell(0, n)
         for start in range(0, n, _BLOCK):
@@ -156,6 +157,7 @@ class CandidateIndex:
             except RuntimeError as error:
                 raise OSError("the fast stage of the search can't be written") from error
             sidecar = said.model_copy(update={"sha256": said.digest(temporary)})
+        # The sidecar last: without it the file is not read.
         with _replacing(_sidecar_path(path)) as temporary:
             temporary.write_text(sidecar.model_dump_json(indent=2) + "\n", "utf-8")
 
@@ -174,6 +176,7 @@ class CandidateIndex:
 
         try:
             sidecar = _Sidecar.model_validate_json(_sidecar_path(path).read_bytes())
+            # Nobody promises that another version of FAISS reads the file in the same way.
             if sidecar.format != FORMAT or sidecar.faiss != faiss.__version__:
                 raise UnfitCandidateIndex("it was made by another version")
             if sidecar.vectors != expected_digest:
@@ -207,6 +210,7 @@ class CandidateIndex:
         laid_out[0, -_PART] = self._guard(laid_out[0, :-_PART])
         with one_thread():
             scores, found = self._index.search(laid_out, min(n, self.rows))
+        # Places that FAISS could not fill hold -1, which as an index is the last row.
         there = found[0] >= 0
         return found[0][there], scores[0][there]
 

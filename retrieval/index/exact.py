@@ -179,6 +179,7 @@ class FusedIndex:
         step = _PAGE // values.itemsize
         for start in range(0, values.size, _TOUCHED // values.itemsize):
             part = values[start : start + _TOUCHED // values.itemsize]
+            # One value of each page brings all of the page in.
             part[::step].max()
             if progress:
                 progress((start + part.size) * values.itemsize, values.nbytes)
@@ -198,6 +199,7 @@ class FusedIndex:
             raise ValueError(f"a choice among {len(self)} rows can't have shape {among.shape}")
         if not exclude:
             return among
+        # A copy: the choice is cached for other searches with the same filter.
         allowed = np.ones(len(self), dtype=np.bool_) if among is None else among.copy()
         allowed[np.fromiter(exclude, dtype=np.int64)] = False
         return allowed
@@ -207,19 +209,23 @@ class FusedIndex:
     ) -> Hits | None:
         """The best ``k`` and more, or None if the fast stage does not show which they are."""
         for least in self.plan.candidates:
+            # The fast stage knows nothing of what is allowed: of the rows that it names only this share will be.
             n = math.ceil(max(least, _CANDIDATES_PER_HIT * k) * len(self) / available)
             if n > self.plan.asked_share * len(self):
                 return None
             rows, rough = fast.candidates(asked.query, n)
             kept = np.arange(rows.size) if allowed is None else np.flatnonzero(allowed[rows])
+            # Too few to take the best from, and to measure the error by.
             if rows.size < n or kept.size < k + _SPARE:
                 continue
             hits = self._scored(rows[kept], asked)
             # By how much the rough scores are off near the edge: at the top they are off by more and one-sidedly.
             edge = slice(kept.size // 2, None)
             errors = hits.scores[edge] - rough[kept[edge]]
+            # A row that was not named has no rough score above the least of those that were.
             reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + rounding_slack(asked.query)
             hits = hits.ranked()
+            # Not equal to it: a tie goes by row, and the row that was not named may be the lower one.
             if hits.scores[k - 1] > reach:
                 return hits
         return None
@@ -282,6 +288,7 @@ class FusedIndex:
                 selector,
             )
         count = int(faiss.rev_swig_ptr(result.lims, 2)[1])
+        # A copy: the labels go with the result.
         found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
         return found
 
@@ -326,6 +333,7 @@ def _selector(allowed: NDArray[np.bool_] | None) -> tuple[Any, NDArray[np.uint8]
 
     if allowed is None:
         return None, None
+    # FAISS counts the bits of a byte from the lowest.
     bits = np.packbits(allowed, bitorder="little")
     return faiss.IDSelectorBitmap(bits.size, faiss.swig_ptr(bits)), bits
 

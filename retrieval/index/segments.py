@@ -58,6 +58,7 @@ class SegmentedIndex:
                 text,
                 picture,
                 alpha=alpha,
+                # The best k of all are among the best k of each.
                 k=k,
                 exclude=[row - first for row in out if first <= row < end],
                 among=None if among is None else among[first:end],

@@ -111,6 +111,7 @@ def plan_add(
         raise ValueError("the vector of a meme has halves of length 1, or 0 where it has none")
     if now.live(meme.id) is not None:
         raise PrecedentExists(f"There is a precedent with the id {meme.id} already.", field="id")
+    # Also one that was forgotten: its history still has the id.
     if now.changes_of(meme.id):
         raise PrecedentExists(
             f"There was a precedent with the id {meme.id}, and records may name it. Take another id, or revoke its "
@@ -118,6 +119,7 @@ def plan_add(
             field="id",
         )
     at = datetime.now(UTC)
+    # Where its picture will lie, only the writer knows.
     after = meme.model_copy(update={"kept": None, "added": meme.added or at, "who": meme.who or who})
     change = _change(
         now,
@@ -157,6 +159,7 @@ def plan_relabel(now: CurrentLibrary, id_: str, label: PrecedentLabel, *, who: s
         BadRequest: There is no name or reason.
     """
     row, before = _known(now, id_)
+    # The same label for one that is not verified is a confirmation, and so a change.
     if before.label is label and before.verified:
         raise CantChange(f"The precedent {id_} has that label already, and it is verified.", field="label")
     after = before.model_copy(update={"label": label, "verified": True, "who": who})
@@ -230,6 +233,7 @@ def _to_revoke(now: CurrentLibrary, number: int) -> tuple[Change, bytes | None, 
     by = next((one.revoked_by for one in with_revocations(others) if one.change.number == number), None)
     if by is not None:
         raise BadRequest(f"Change {number} was revoked already, by change {by}.")
+    # Only the last word on a meme can be taken back: ``before`` would otherwise undo what came after it too.
     last = last_effective(others)
     if last is not None and last.number != number:
         raise BadRequest(f"Change {last.number} was made to the same precedent since. Revoke that first.")
@@ -244,6 +248,7 @@ def _known(now: CurrentLibrary, id_: str) -> tuple[int, LabelledMeme]:
 
 
 def _refuse_to_empty(now: CurrentLibrary) -> None:
+    # A library counts at least one meme (Counts): without any there is nothing to search or to write anew.
     if now.size <= 1:
         raise CantChange("It is the only precedent in the library. Add another first.", reason="LIBRARY_EMPTY")
 

@@ -60,6 +60,7 @@ def add_precedent(
         As :meth:`retrieval.library.ports.Writer.add`; BadText where the text can't be one of a meme.
     """
     check_text(text)
+    # Vectors of another encoder may have the right length, and mean nothing here.
     if (made_with := writer.encoder) != encoder.identity:
         raise BadLibrary(
             f"The precedent library was made with the encoder {made_with}, but {encoder.identity} is loaded.",

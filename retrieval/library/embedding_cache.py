@@ -69,6 +69,7 @@ class EmbeddingCache:
         for pixels, vector, jpeg, sha256 in self._ask(
             f"SELECT {columns} FROM pictures WHERE bytes_sha256 = ?", bytes_sha256
         ):
+            # SQLite does not notice a flipped bit, and a wrong vector would be in the library for good.
             if _digest(bytes_sha256, pixels, vector, jpeg) == sha256:
                 return EmbeddedPicture(bytes_sha256, pixels, np.frombuffer(vector, "<f4").astype(np.float32), jpeg)
         return None
@@ -84,6 +85,7 @@ class EmbeddingCache:
             vector = one.vector.astype("<f4").tobytes()
             sha256 = _digest(one.bytes_sha256, one.pixels_sha256, vector, one.jpeg)
             rows.append((one.bytes_sha256, one.pixels_sha256, vector, one.jpeg, sha256))
+        # OR REPLACE: one file may stand at several memes of a batch, or be embedded by two builds at once.
         self._put("INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?)", rows)
 
     def keep_texts(self, texts: Sequence[str], embedded: TextEmbeddings) -> None:
@@ -116,8 +118,10 @@ class EmbeddingCache:
     def _open(self) -> None:
         try:
             connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
+            # Without a sync for each batch: what a power cut takes is embedded again.
             connection.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA}")
         except sqlite3.Error:
+            # Whatever is wrong with it: it is no more than a help, and the next write begins a new one.
             self._path.unlink(missing_ok=True)
             return
         self._connection = connection
@@ -154,5 +158,6 @@ def _digest(*parts: str | bytes) -> bytes:
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
+        # With the length of each, so that bytes can't move from one part into the next unnoticed.
         whole.update(len(data).to_bytes(8, "little") + data)
     return whole.digest()

@@ -61,6 +61,7 @@ def picture_of_frame(frame: bytes, start: int, picture: bytes | None) -> StoredP
     """Returns the place of the picture of an entry that begins at ``start``."""
     if not picture:
         return None
+    # The picture is the last part of its entry, so that its place is counted from the end.
     return StoredPicture(
         offset=start + len(frame) - len(picture), size=len(picture), sha256=hashlib.sha256(picture).hexdigest()
     )
@@ -86,11 +87,13 @@ def append(path: Path, size: int, frames: bytes) -> None:
         os.ftruncate(handle, size)
         rest, place = memoryview(frames), size
         while rest:
+            # It may write less than it is given, as where the disk is nearly full.
             written = os.pwrite(handle, rest, place)
             rest, place = rest[written:], place + written
         os.fsync(handle)
     finally:
         os.close(handle)
+    # A new file outlives a power cut only once its name is on the disk too.
     if new:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -137,6 +140,8 @@ def _entry(
     spoilt = damaged(f"{JOURNAL} is not what it was when written")
     sizes = some(_SIZES.size)
     header_size, picture_size = _SIZES.unpack(sizes)
+    # Before anything is read by them: damaged sizes must not make us allocate gigabytes, or read on into bytes that
+    # were never acknowledged.
     if header_size > _MAX_HEADER or picture_size > MAX_KEPT_BYTES or place + header_size > stop:
         raise spoilt
     header = some(header_size)

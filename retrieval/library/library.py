@@ -185,6 +185,7 @@ class Library:
 
     def choose(self, where: Filter) -> NDArray[np.bool_]:
         """Which rows the filter lets through, shape (rows,); hidden ones may be among them. Raises BadLibrary."""
+        # The table is as old as the generation; a meme that was relabelled since is judged as it is now.
         base = self.base.table.choose(where, self.base.size)
         for row, meme in self.overlay.said.items():
             base[row] = where.lets_through(meme)
@@ -229,6 +230,7 @@ class Library:
         refuse_place(root, replace)
         root.mkdir(parents=True, exist_ok=True)
         with storage.writing(root):
+            # Once more under the lock: somebody else may have written a library since the first look.
             refuse_place(root, replace)
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
@@ -277,11 +279,14 @@ class Library:
         pointer = storage.read_pointer(self.root)
         if pointer == self.pointer:
             return None
+        # The name alone does not do: where the directory was removed and built anew, another generation has it.
         same = (pointer.generation, pointer.manifest_sha256) == (self.generation, self.pointer.manifest_sha256)
+        # A journal only grows. A shorter one (a backup was put in its place) does not continue this one.
         if same and pointer.journal_size >= self.pointer.journal_size:
             try:
                 return self._with_journal(pointer)
             except BadLibrary:
+                # As in open: only if it is still named is it damaged; else it was replaced while it was read.
                 if storage.read_pointer(self.root) == pointer:
                     raise
         return self.open(self.root, self.manifest.encoder, progress=progress)
@@ -335,8 +340,10 @@ class Library:
         memes = list(memes)
         refuse_ids([meme.id for meme in memes if self.row_of(meme.id) is not None], "already in the library")
         if self.manifest.changes or self.overlay.changes:
+            # Records of trials name precedents by id, so that an id never comes to mean a second meme.
             refuse_ids([meme.id for meme in memes if self.history(meme.id)], "in the library before, and then removed")
         with storage.writing(self.root):
+            # What is written is this object and more: what somebody else has changed since would be lost.
             if storage.read_pointer(self.root) != self.pointer:
                 raise BadRequest("The precedent library was changed since it was opened. Open it and add again.")
             return self.rewritten([(meme, pictures) for meme in memes], rows, tuning)
@@ -398,6 +405,7 @@ class Library:
         def fill(directory: Path) -> None:
             writer = MemeWriter(directory / MEMES)
             try:
+                # First, as this also hands each meme to the writer, with the new place of its picture.
                 files = {PICTURES: storage.write_synced(directory / PICTURES, _laid_out(shelved, writer))}
                 writer.record(history)
                 writer.finish()
@@ -423,7 +431,9 @@ class Library:
             storage.write_synced(directory / MANIFEST, [f"{manifest.model_dump_json(indent=2)}\n".encode()])
 
         pointer = storage.publish(root, fill, MANIFEST)
+        # Before the former generations go: should this one not be readable, they are still there.
         library = cls._open(root, pointer, encoder, Check.WHOLE)
+        # Without ``before`` the former one goes too: what is to be forgotten is still in it.
         storage.prune(root, pointer.generation, before)
         return library
 
@@ -438,6 +448,7 @@ class Library:
     ) -> Self:
         directory = root / storage.GENERATIONS / pointer.generation
         manifest = verify.read_manifest(directory, pointer)
+        # Before gigabytes are read and hashed for nothing.
         if encoder is not None and manifest.encoder != encoder:
             raise BadLibrary(
                 f"The precedent library was made with the encoder {manifest.encoder}, but {encoder} is loaded: their "
@@ -445,6 +456,7 @@ class Library:
                 reason="LIBRARY_FOREIGN",
             )
         base = verify.read_base(directory, manifest, check, progress)
+        # First without its journal, whose changes then come on top by the same code that catches up an open library.
         bare = Pointer(pointer.generation, pointer.manifest_sha256)
         library = cls(
             root=root,
@@ -501,6 +513,7 @@ class Library:
     def _read_run(self, places: range) -> list[LabelledMeme]:
         if self.live is not None:
             return self.read([int(row) for row in self.live[places.start : places.stop : places.step]])
+        # Only an unbroken run of the base's rows, none of them described anew, is one range of the table.
         if places.step != 1 or self.overlay.said or places.stop > self.base.size:
             return self.read(places)
         return self.base.table.run(places.start, places.stop)
@@ -534,6 +547,7 @@ class Library:
         for change, vector, picture in self.base.table.history():
             yield (forgotten(change), None, None) if forget else (change, vector, picture)
         for change in self.overlay.changes:
+            # Of a removal that was revoked nothing needs to be stored: the meme is back in its row.
             if change.effect is not Effect.HIDE or forget or change.number in revoked:
                 yield forgotten(change), None, None
             else:
@@ -543,6 +557,7 @@ class Library:
 
 def refuse_place(root: Path, replace: bool) -> None:
     """Raises BadRequest if no library may be written there: there is one already, or something else."""
+    # Also where a library is replaced: nothing is written beside files that are not a library's.
     if root.is_dir() and {path.name for path in root.iterdir()} - storage.OWN_NAMES:
         raise BadRequest("The directory for the library holds other things. Name a new or empty one.")
     if (root / storage.CURRENT).exists() and not replace:
@@ -606,6 +621,7 @@ def _npy(
         if sum(map(len, blocks)) != flags.size or shapes != {(encoder.dim,)}:
             raise ValueError(f"{VECTORS} is not {flags.size} rows of {encoder.dim} values")
     header = io.BytesIO()
+    # The header of a single row with the number of all put in: to join the blocks for it would copy them.
     described = npy.header_data_from_array_1_0(np.ascontiguousarray(blocks[0][:1]))
     described["shape"] = (sum(map(len, blocks)), *blocks[0].shape[1:])
     npy.write_array_header_1_0(header, described)

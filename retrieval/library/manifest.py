@@ -34,6 +34,7 @@ MAX_KEPT_BYTES = 1024 * 1024
 
 
 class _Stored(BaseModel):
+    # A field that is not known here is damage or another format: neither may be passed over.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -276,6 +277,7 @@ class Tuning(_Stored):
             text: True if the meme has a text to compare.
             picture: True if it has a picture to compare.
         """
+        # With all weight on the text, the tuning was chosen by texts alone as it is (no meme has a picture).
         if picture or not text or self.alpha == 1:
             return self
         if self.text_alone is None:

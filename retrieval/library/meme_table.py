@@ -73,6 +73,7 @@ class MemeWriter:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._path = path
+        # Without transactions of the module's own: there is one, from BEGIN to the COMMIT in finish.
         self._connection = sqlite3.connect(path, isolation_level=None)
         # Written once, by one, and synced at the end: the generation is only named when all of it is on the disk.
         self._connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _SCHEMA + "BEGIN;")
@@ -129,8 +130,11 @@ class MemeWriter:
         self._run("INSERT INTO names VALUES (?, ?)", ((number, name) for name, number in self._names.items()))
         try:
             self._connection.execute("COMMIT")
+            # After the rows: an index that is built at once is cheaper than one that is kept up, and finds ids that
+            # stand twice.
             self._connection.executescript(_INDEXES)
         except sqlite3.IntegrityError:
+            # SQLite says that an id stands twice, but not which.
             twice = "SELECT id FROM memes GROUP BY id HAVING count(*) > 1 ORDER BY min(row)"
             refuse_ids([id_ for (id_,) in self._connection.execute(twice)], "there twice")
         except sqlite3.Error as error:
@@ -179,6 +183,7 @@ class MemeTable:
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """All rows of the answer. Raises BadLibrary."""
         try:
+            # One connection serves all threads: SQLite's own check of that is off, and this lock stands in for it.
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -214,6 +219,7 @@ class MemeTable:
     def ids(self) -> Iterator[tuple[int, str]]:
         """Row and id of all, in order."""
         last = -1
+        # A block at a time, from the last row on: an open cursor would need the lock for as long as the caller takes.
         while answers := self.ask("SELECT row, id FROM memes WHERE row > ? ORDER BY row LIMIT ?", (last, _BLOCK)):
             yield from answers
             last = answers[-1][0]
@@ -228,6 +234,7 @@ class MemeTable:
 
     def change(self, number: int) -> Kept | None:
         """One change with what it took out; None where there is none of that number."""
+        # The number may come from a caller: one that SQLite's 64 bits can't hold would raise, and no change has it.
         if number.bit_length() > 63:
             return None
         answers = self.ask("SELECT entry, vector, picture FROM changes WHERE number = ?", (number,))
@@ -235,6 +242,7 @@ class MemeTable:
 
     def history(self) -> Iterator[Kept]:
         """All changes with what they took out."""
+        # One at a time: each may bring a picture, and all of them together need not fit into memory.
         for (number,) in self.ask("SELECT number FROM changes ORDER BY number"):
             kept = self.change(number)
             assert kept is not None
@@ -247,6 +255,7 @@ class MemeTable:
         values: list[Any] = []
         for column, wanted in zip(_NAMED, where.names, strict=True):
             if wanted:
+                # Where none is known the list is empty, which SQLite takes, and which lets nothing through.
                 known = [numbers[name] for name in wanted if name in numbers]
                 terms.append(f"{column} IN ({', '.join('?' * len(known))})")
                 values += known
@@ -266,6 +275,7 @@ class MemeTable:
 
         Raises BadLibrary.
         """
+        # The digest says that the bytes are those that were written, not that they were written by us.
         ((integrity,),) = self.ask("PRAGMA quick_check(1)")
         if integrity != "ok":
             return f"{MEMES} is not a sound table"
@@ -273,9 +283,12 @@ class MemeTable:
         statement = "SELECT row, flags, kept_offset, kept_size FROM memes WHERE row > ? ORDER BY row LIMIT ?"
         while answers := self.ask(statement, (last, 50_000)):
             for row, said, offset, size in answers:
+                # Rows run from 0 without a gap: by them the vectors and the flags are found.
                 if row != last + 1 or row >= flags.size or said != flags[row]:
                     return f"{MEMES} and the flags beside it are not of the same memes"
                 if size is not None:
+                    # Pictures lie one behind the other without a gap, so that no two memes can share one, and none
+                    # points beyond.
                     if offset != end or not 1 <= size <= MAX_KEPT_BYTES:
                         return f"row {row} of {MEMES} does not say where its picture is"
                     end += size
@@ -312,6 +325,7 @@ class MemeTable:
                 has_picture=bool(flags & HAS_PICTURE),
                 kept=None if size is None else StoredPicture(offset=offset, size=size, sha256=_unpacked(sha256)),
             )
+        # A table can be written by hand: a name that it lacks, or a time beyond all years, is damage like any other.
         except (ValidationError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise damaged(f"row {row} of {MEMES} can't be understood") from error
 
@@ -330,6 +344,7 @@ class Memes(Sequence[LabelledMeme]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return self._read(range(self._size)[place])
+        # Of -1 the slice must end with the range and not at 0, hence ``or None``.
         return self._read(range(self._size)[place : place + 1 or None] or _refuse_place())[0]
 
     def __iter__(self) -> Iterator[LabelledMeme]:

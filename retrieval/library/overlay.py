@@ -43,6 +43,7 @@ class _RowBuffer:
     def __init__(self, dim: int, rows: NDArray[np.float32] | None = None) -> None:
         self.lock = threading.Lock()
         self.count = 0 if rows is None else len(rows)
+        # Room for twice as many, so that rows that go in one by one are seldom copied.
         self.rows = np.zeros((max(_FIRST, 2 * self.count), dim), dtype=np.float32)
         if rows is not None:
             self.rows[: self.count] = rows
@@ -90,6 +91,7 @@ class DeltaBuilder:
         self._flags = flags
         self._overlay = overlay
         self._encoder = encoder
+        # Copies: the overlay that they come from is searched meanwhile.
         self._memes = list(overlay.memes)
         self._vectors: list[NDArray[np.float32]] = []
         self._places = dict(overlay.places)
@@ -127,11 +129,13 @@ class DeltaBuilder:
 
     def change(self, number: int) -> Change | None:
         """One of this generation's journal."""
+        # By its distance from the first, which is why apply lets no number be left out.
         place = number - self._changes[0].number if self._changes else -1
         return self._changes[place] if 0 <= place < len(self._changes) else None
 
     def apply(self, entry: JournalEntry) -> None:
         """One change more. Raises BadLibrary if it does not fit what is there."""
+        # A journal with right digests can still be written by hand: nothing that it says is believed.
         change, row = entry.change, entry.change.row
         meme = change.after
         if self._changes and change.number != self._changes[-1].number + 1:
@@ -151,6 +155,7 @@ class DeltaBuilder:
             if self.row_of(change.meme) != row or change.before is None:
                 raise _unfit()
             self._hidden.add(row)
+            # A meme of the base has no entry: it is found by the base's table, and left out by being hidden.
             self._places.pop(change.meme, None)
             self._bytes -= change.before.kept.size if change.before.kept else 0
         elif change.effect is Effect.SHOW:
@@ -169,6 +174,7 @@ class DeltaBuilder:
             else:
                 self._said[row] = meme
         self._changes.append(change)
+        # A new tuple, never a longer list: the overlay before has the old one.
         self._by_meme[change.meme] = (*self.changes_of(change.meme), change)
 
     def done(self) -> Delta:
@@ -176,6 +182,7 @@ class DeltaBuilder:
         before = self._overlay
         room, rows = self._grown()
         flags = before.flags
+        # Hiding and showing leave the flags as they are, and the array shared.
         if self._vectors or self._touched:
             old = self._flags if before.flags is None else before.flags
             new = [meme.flags for meme in self._memes[len(before.memes) :]]

@@ -81,6 +81,7 @@ async def embed_pictures_of(
     Raises:
         OSError: The disk will not have what is kept of them.
     """
+    # One for all batches: several are under way at once.
     gate = asyncio.Semaphore(_AT_ONCE)
     places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
     seen: dict[int, ImportedPicture] = {}
@@ -118,6 +119,7 @@ async def embed_pictures_of(
     begun: deque[asyncio.Task[dict[int, EmbeddedPicture]]] = deque()
     try:
         for number in range(len(batches)):
+            # Those that have not begun yet, up to so many ahead.
             for later in batches[number + len(begun) : number + 1 + _AHEAD]:
                 begun.append(asyncio.create_task(look(later)))
             found = await begun.popleft()
@@ -127,6 +129,7 @@ async def embed_pictures_of(
     finally:
         for task in begun:
             task.cancel()
+        # Waited for as well: what was cancelled may still be using the reader.
         await asyncio.gather(*begun, return_exceptions=True)
     return seen, problems
 
@@ -181,6 +184,7 @@ def _draw(row: Row) -> bytes:
 def _file(name: str, folder: Path) -> bytes:
     """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
     try:
+        # Resolved, as is each path below: neither ``..`` nor a link may lead out.
         inside = folder.resolve()
         parts = [part for part in name.replace("\\", "/").split("/") if part]
         # As it stands, without the drive or the folders that lead to the data set elsewhere, and by its name alone.
@@ -189,10 +193,12 @@ def _file(name: str, folder: Path) -> bytes:
             # The name comes from strangers: it must not lead out of the folder.
             if not path.is_relative_to(inside) or not path.is_file():
                 continue
+            # Before a byte of it is in memory.
             if path.stat().st_size > LIMITS.max_bytes:
                 raise _NoPicture("its picture is larger than can be read")
             return path.read_bytes()
     except (OSError, ValueError):
+        # A ValueError is a name that no path can have, such as one with a NUL.
         raise _NoPicture("its picture can't be opened") from None
     raise _NoPicture("its picture is missing")
 

@@ -87,6 +87,7 @@ def read_source(source: Source) -> Rows:
 
 def _refuse_marked(path: Path, content: str) -> None:
     """Looks at every row, in whichever layout it may be: a label added by hand must not get it in."""
+    # Nearly always so; what follows parses the file once for each layout.
     if NOT_FOR_LIBRARIES not in content:
         return
     rows = [
@@ -114,6 +115,7 @@ def _detect(content: str) -> SourceFormat | None:
         if isinstance(record, dict) and "id" in record:
             if "labels" in record:
                 return SourceFormat.HARMEME
+            # The name of the picture's field is what tells FHM's rows from ours.
             return SourceFormat.FHM if "img" in record else SourceFormat.MEMECOURT
     if {"file_name", "text transcription"} <= set(header_of(content, "\t")):
         return SourceFormat.MAMI
@@ -131,6 +133,7 @@ def _mami_labels(content: str, name: str, rows: Rows) -> dict[str, dict[str, str
         id_ = cells[0]
         if len(cells) != 1 + len(columns):
             reason = f"the line of labels has {len(cells)} cells and not {1 + len(columns)}"
+            # A line of one cell may be a text, which no message quotes.
             rows.problems.append(Problem(name, number, id_ if len(cells) > 1 else "", reason))
         elif id_ in labels:
             rows.problems.append(Problem(name, number, id_, "it has labels already"))
@@ -156,6 +159,7 @@ def _row(
     if not isinstance(text, str | None):
         raise _BadRow("the text is no text")
     row = Row(line=line, id=id_, text=text or "", source=name, **parse(record))
+    # Each of these is stored and shown, so that none may be anything but text.
     for part in (row.id, row.text, row.image, row.source_label, *row.categories):
         try:
             check_text(part)
@@ -168,8 +172,10 @@ def _row(
 
 def _id(record: Mapping[str, Any], name: str) -> str:
     id_ = record.get(name)
+    # To Python true is an int, but it is nobody's id.
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise _BadRow("it has no id")
+    # The bound of LabelledMeme, which would end the whole import: here it costs one row.
     if len(str(id_)) > 200:
         raise _BadRow("its id is longer than 200 characters")
     return str(id_).strip()

@@ -96,6 +96,7 @@ def read_pointer(root: Path) -> Pointer:
     if match is None:
         raise damaged(f"{CURRENT} does not name a generation")
     pointer = Pointer(match[1].decode(), match[2].decode(), int(match[3] or 0), (match[4] or match[2]).decode())
+    # Written again it must be the same: leading zeros, or a journal of no bytes, are nothing that we write.
     if raw != f"{pointer}\n".encode():
         raise damaged(f"{CURRENT} does not name a generation")
     return pointer
@@ -113,6 +114,8 @@ def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
         Unavailable: Somebody else is writing.
     """
     until = time.monotonic() + wait_s
+    # Opened anew each time, so that the lock keeps threads apart as well as processes. The file is never removed: two
+    # writers could then each lock one of that name.
     with (root / _LOCK).open("ab") as lock:
         while True:
             try:
@@ -125,6 +128,7 @@ def writing(root: Path, wait_s: float = 0.0) -> Iterator[None]:
                         reason="LIBRARY_LOCKED",
                         retry_after=5.0,
                     ) from None
+                # flock has no time limit of its own.
                 time.sleep(0.01)
         yield
 
@@ -145,6 +149,7 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
     """
     generations = root / GENERATIONS
     generations.mkdir(exist_ok=True)
+    # Of writers that were killed: nobody else can be at work here while the lock is held.
     for leftover in generations.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     there = _numbered(generations)
@@ -153,6 +158,8 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
     try:
         fill(temporary)
         manifest_sha256 = sha256_of(temporary / manifest_name)
+        # First the names of the files, then that of the generation, then CURRENT: after a power cut none names what is
+        # not there.
         _sync_directory(temporary)
         temporary.chmod(0o700)
         temporary.rename(generations / name)
@@ -169,12 +176,14 @@ def announce(root: Path, pointer: Pointer) -> None:
     """Makes ``CURRENT`` say this, in one step; the lock must be held. Raises OSError."""
     announced = root / f"{CURRENT}.new"
     write_synced(announced, [f"{pointer}\n".encode()])
+    # In one step: a reader, who takes no lock, sees the old line or the new and never half of one.
     announced.replace(root / CURRENT)
     _sync_directory(root)
 
 
 def mark_of(root: Path) -> tuple[int, int, int]:
     """Returns a mark of ``CURRENT`` that changes with every write. Costs one look at the directory. Raises OSError."""
+    # Each write puts a new file in its place; as inode numbers are given out again, time and size count too.
     found = (root / CURRENT).stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 

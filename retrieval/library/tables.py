@@ -44,6 +44,7 @@ def read_text(path: Path, what: str) -> str:
             reason="SOURCE_UNREADABLE",
         )
     try:
+        # Spreadsheets also put a mark at the beginning of UTF-8.
         text = data.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -69,12 +70,15 @@ def parse_json(line: str) -> Any:
     """The value that a line holds; None where it is no JSON."""
     try:
         return json.loads(line)
+    # Brackets that are nested deeply enough raise the latter, which is no ValueError.
     except (ValueError, RecursionError):
         return None
 
 
 def csv_records(content: str, delimiter: str) -> Iterator[Record]:
     """Records under a header, the names of which are made lower case."""
+    # Line ends as they stand: one within quotes is the cell's. Strict: what is wrong with the quotes must be reported
+    # rather than guessed at.
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     while True:
@@ -119,6 +123,7 @@ def plain_word(value: Any) -> str | None:
     """
     if value is None:
         return ""
+    # Before numbers: to Python a bool is an int.
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():

@@ -94,6 +94,7 @@ class PictureFile:
             BadLibrary: The picture was altered.
             OSError: The picture can't be read.
         """
+        # Not seek and read: threads would move each other's position.
         data = os.pread(self._handle, kept.size, kept.offset)
         if hashlib.sha256(data).hexdigest() != kept.sha256:
             raise damaged("a picture in it is not what it was when written")
@@ -133,6 +134,7 @@ class ThumbnailWriter(PictureFile):
         """Opens one on the disk that the library in ``root`` is, or will be, on. Raises OSError."""
         there = next(path for path in (root / GENERATIONS, root, *root.absolute().parents) if path.is_dir())
         with tempfile.TemporaryFile(dir=there, buffering=0) as file:
+            # A second handle: the first closes with the block, and the file has no name to open it by again.
             super().__init__(os.dup(file.fileno()))
         self._end = 0
 

@@ -67,6 +67,7 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
     if hashlib.sha256(raw).hexdigest() != pointer.manifest_sha256:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} is not what it was when written")
     try:
+        # The format before the rest: another has other fields, and would otherwise be called damaged.
         said = json.loads(raw)
         stated = said.get("format") if isinstance(said, dict) else None
         if isinstance(stated, int) and stated != FORMAT:
@@ -74,6 +75,7 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
         manifest = Manifest.model_validate_json(raw)
     except (ValueError, RecursionError) as error:
         raise damaged(f"{MANIFEST} can't be understood") from error
+    # These names become paths, and a manifest can be written by hand: no other file may be opened by it.
     if manifest.files.keys() != FILES:
         raise damaged(f"{MANIFEST} does not list the files {', '.join(sorted(FILES))}")
     return manifest
@@ -134,8 +136,10 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
     Raises:
         BadLibrary: The generation was altered.
     """
+    # Sizes first: that costs nothing, and finds what was cut short before gigabytes of it are hashed.
     for name, entry in manifest.files.items():
         _check_size(directory / name, entry)
+    # Also where the rest is put off: the first search already goes by the flags, and they are small.
     _check_digest(directory / FLAGS, manifest.files[FLAGS])
     if check is Check.WHOLE:
         check_digests(directory, manifest, progress)
@@ -234,6 +238,7 @@ def _check_size(path: Path, entry: FileEntry) -> None:
 def _check_digest(path: Path, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
     digest, done = hashlib.sha256(), 0
     try:
+        # Blocks are large: a buffer would only copy each once more.
         with path.open("rb", buffering=0) as file:
             while block := file.read(_READ):
                 digest.update(block)

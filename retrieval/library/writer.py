@@ -117,6 +117,7 @@ class LibraryWriter:
             OSError: The disk will not have it; the library is as it was.
             And as the rules.
         """
+        # A copy: by the time that it is written, perhaps by another thread, the caller may have changed its array.
         vector = np.array(vector, dtype=np.float32)
         return self._made(lambda now: plan_add(now, meme, vector, picture, who=who, why=why))
 
@@ -161,6 +162,7 @@ class LibraryWriter:
             OSError: The disk will not have it; the old generation holds.
         """
         with self._changed:
+            # The lock on the disk keeps other processes out; this waits for threads of ours, without a limit.
             self._changed.wait_for(lambda: not self._writing)
             self._writing = True
         try:
@@ -207,12 +209,14 @@ class LibraryWriter:
                 self._library = self._caught_up()
                 self._append(waiting, made)
         except BaseException as error:
+            # Whatever happened, even Ctrl-C: those who wait do so without a limit, and nobody else will answer them.
             for _, outcome in waiting:
                 if not outcome.done():
                     outcome.set_exception(error)
             if not isinstance(error, Exception):
                 raise
         else:
+            # Only now, when CURRENT names them, are they acknowledged: what was acknowledged outlives any crash.
             for change, outcome in made:
                 outcome.set_result(change)
 
@@ -231,6 +235,7 @@ class LibraryWriter:
                     )
                 planned = plan(_Draft(library, draft, number + 1))
                 frame = journal.frame_of(planned.change, planned.vector, planned.picture)
+                # Places of pictures are counted as if the journal lay behind the generation's own (JoinedPictures).
                 start = library.pictures_end + pointer.journal_size + len(frames)
                 kept = journal.picture_of_frame(frame, start, planned.picture)
                 draft.apply(JournalEntry(planned.change, planned.vector, kept))
@@ -244,6 +249,8 @@ class LibraryWriter:
             made.append((planned.change, outcome))
         if not made:
             return
+        # In this order: after a crash between the two, CURRENT does not name the new bytes, and the next writer cuts
+        # them off.
         journal.append(library.directory / JOURNAL, pointer.journal_size, bytes(frames))
         pointer = replace(pointer, journal_size=pointer.journal_size + len(frames), head=head)
         storage.announce(library.root, pointer)

@@ -73,6 +73,7 @@ class GuardedComparer:
         """
         reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
         try:
+            # A process that has decoded what a stranger sent is not trusted: its reply is checked too.
             (hashes,) = reply.payloads
             return np.frombuffer(hashes, np.uint8).reshape(-1, POSITIONS, BYTES)
         except ValueError as error:

@@ -163,6 +163,7 @@ def fingerprint_pixels(frames: Sequence[Pixels], words: MemeText) -> Fingerprint
 
 
 def _views(pixels: Pixels) -> Iterator[HashedPicture]:
+    # Differences of levels wrap around in a byte.
     levels = pixels.astype(np.int16)
     height, width = pixels.shape[:2]
     box, within = None, (0, 0, width, height)
@@ -209,9 +210,11 @@ def pictures_differ(
     if len(known.frames) != len(new.frames):
         return Difference.FRAMES_DIFFER
     first: Difference | None = None
+    # By the first frame alone: a meme is turned or mirrored as a whole.
     positions = dict.fromkeys(position for position, *_ in _ways(known.frames[0], new.frames[0], nearness.radius))
     for position in list(positions)[:_POSITIONS]:
         tiles = nearness.tiles_if_misread if agreement is Agreement.MISREAD else nearness.tiles
+        # Frame by frame, and none behind the first that differs.
         differs = next(
             filter(None, _differing(known, new, position=position, radius=nearness.radius, tiles=tiles)), None
         )
@@ -245,6 +248,7 @@ def _ways(
             for k, position in enumerate(Position):
                 bits = distance(a.hash, b.hashes[k])
                 if bits <= radius:
+                    # Equal distances go by position and view, so that equal pictures get equal answers.
                     ways.append((bits, k, i, j, position))
     return [(position, known[i], new[j]) for _, _, i, j, position in sorted(ways)]
 

@@ -37,6 +37,7 @@ class PdqIndex:
     def with_more(self, hashes: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.int64]) -> PdqIndex:
         """Another index, of these as well. Adding n hashes one by one copies each about log2(n) times."""
         blocks = [*self._blocks, _Block(hashes, rows)]
+        # As a binary counter carries: each block stays larger than the next, so that a search goes through few of them.
         while len(blocks) > 1 and len(blocks[-2].rows) <= len(blocks[-1].rows):
             last = blocks.pop()
             blocks[-1] = _Block(

@@ -108,6 +108,7 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
         cv2.warpAffine(new, over, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE), dtype=np.uint8
     )
     there = cv2.warpAffine(np.full(new.shape[:2], 255, np.uint8), over, (width, height), flags=flags) == 255
+    # Without the rim, where what is laid over it is mixed with what lies beyond the picture.
     there = cv2.erode(there.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
     worst, blur = _worst(known, laid, there, tolerance.tile)
     if worst > tolerance.tile:
@@ -136,6 +137,7 @@ def _laid_over(known: Pixels, new: Pixels) -> _Map | None:
     scale = _GRID / max(*known.shape[:2], *new.shape[:2])
     small = (_grey(known, scale), _grey(new, scale))
     best, most = None, 0.0
+    # Features only where scaling alone does not lay them well.
     for find in (_stretched, _by_features):
         start = find(*small)
         if start is None or most >= _WELL_LAID:
@@ -193,6 +195,7 @@ def _back(over: _Map) -> _Map:
 def _lacking(over: _Map, known: Pixels, new: Pixels) -> float:
     """The largest share of the known picture's height or width that lies outside the new one on one side."""
     height, width = known.shape[:2]
+    # Places are those of the centres of pixels: the edges of a picture lie half a pixel beyond.
     (x0, y0), (x1, y1) = (np.array([[-0.5, -0.5, 1], [width - 0.5, height - 0.5, 1]]) @ over.T).tolist()
     across = max(-0.5 - x0, x1 - new.shape[1] + 0.5) / max(x1 - x0, 1e-6)
     down = max(-0.5 - y0, y1 - new.shape[0] + 0.5) / max(y1 - y0, 1e-6)
@@ -224,6 +227,7 @@ def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Arr
             width = float(np.hypot(_SHARPEST, blur))
             tried = (_blurred(known, width), other) if soften_known else (one, _blurred(laid, width))
             so_off = _colours(*tried, samples)[0]
+            # The blurs rise: where one is too much, the wider ones are too.
             if so_off >= off:
                 break
             best, off, blur_of_best = tried, so_off, blur
@@ -255,6 +259,7 @@ def _colours(source: _Array, target: _Array, samples: _Array) -> tuple[float, _A
         use = np.arange(len(flat))
     for _ in range(2):
         of = features[use]
+        # A trace of a penalty: the channels of a grey picture are all the same, and could not be solved for.
         change = np.linalg.solve(of.T @ of + 1e-6 * len(of) * np.eye(7), of.T @ wanted[use])
         off = ((of @ change - wanted[use]) ** 2).mean(axis=1)
         use = use[off <= np.quantile(off, 0.8)]

@@ -45,6 +45,7 @@ def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, A
 
 def main() -> None:
     """Serves until the parent is gone."""
+    # Each thread takes address space of its own, which the guard bounds.
     cv2.setNumThreads(1)
     worker_child.serve(answer)
 

@@ -52,6 +52,7 @@ class _Snapshot:
         """``before`` is what was searched until now: of the same generation, its index is taken over."""
         self.library = library
         text_dim = library.manifest.encoder.text_dim
+        # An object that is shared as long as the generation is the same (Library.newer).
         same = before is not None and before.library.base is library.base
         # Until it is warm, it scans all rows.
         self.base: FusedIndex = before.base if before and same else FusedIndex(library.base.rows, text_dim)
@@ -74,6 +75,7 @@ class _Snapshot:
             path = self.library.directory / _FAST
             digest = self.library.manifest.files[VECTORS].sha256
             made = partial(tell, "rows made quick to search")
+            # One assignment, while others search the same index: with and without it they find the same.
             self.base.fast = load_or_build(
                 path, self.base.rows, text_dim=self.base.text_dim, vectors_digest=digest, progress=made
             )
@@ -87,6 +89,7 @@ class _Snapshot:
         chosen = self._chosen.get(where)
         if chosen is None:
             chosen = self.library.choose(where)
+            # Callers choose the filters, so that there may be any number of them.
             if len(self._chosen) < _FILTERS:
                 self._chosen[where] = chosen
         return chosen
@@ -115,6 +118,7 @@ class _Snapshot:
         chosen = self.choose(where)
         if chosen is None:
             return self.counts.memes
+        # A choice may hold hidden rows, which are never found.
         return int(np.count_nonzero(chosen)) - sum(bool(chosen[row]) for row in self.library.overlay.hidden)
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
@@ -163,6 +167,7 @@ class _IssuedIds:
         now = time.monotonic()
         with self._lock:
             for id_ in ids:
+                # Out and in again: the order of this mapping is that of last use, by which the oldest are forgotten.
                 self._found.pop((lineage, id_), None)
                 self._found[lineage, id_] = now
             self._forget(now)
@@ -171,6 +176,7 @@ class _IssuedIds:
         """From now on another library is searched, of this lineage."""
         with self._lock:
             self._former[former.library.manifest.lineage] = former
+            # A library that comes back is the current one again.
             self._former.pop(lineage, None)
             self._forget(time.monotonic())
 
@@ -233,6 +239,7 @@ class LibraryFinder:
             BadLibrary: The library was made with another encoder.
         """
         snapshot = self._ready(library, self._snapshot)
+        # Before it is searched: the former answers as quickly as ever meanwhile.
         snapshot.warm(None)
         self._snapshot = snapshot
 
@@ -294,6 +301,7 @@ class LibraryFinder:
             where=where,
             leave_out_duplicates=leave_out_duplicates,
         )
+        # Taken once: should the library be swapped while this waits for a thread, all of it is still searched in one.
         snapshot = self._snapshot
 
         def work() -> Findings:

@@ -124,10 +124,13 @@ class PgvectorFinder:
         )
 
         def work() -> Findings:
+            # Before a connection is taken: no transaction waits for it, and a search that is made again does not repeat
+            # it.
             query = Query.embedded(self._encoder, text, frames, pixels_sha256)
 
             def search(connection: Connection) -> tuple[State, Findings]:
                 state = read_state(connection, self._state)
+                # Each time: a library of another encoder may have been pushed since.
                 _require(self._encoder, state)
                 return state, search_library(PostgresView(connection, state), query, asked)
 
@@ -184,6 +187,7 @@ class PgvectorFinder:
     def _note(self, state: State, ids: Collection[str]) -> None:
         """Notes the ids found in a library."""
         with self._lock:
+            # Searches end in any order: an old one must not bring back the shelf that it began with.
             if state.shelf >= self._state.shelf:
                 self._state = state
             self._shelves[state.shelf] = state

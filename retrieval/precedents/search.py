@@ -118,6 +118,7 @@ def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> F
     findings = _findings(shelf, query, wanted)
     if not shelf.tuning.safeguards.no_sole_acquittal or not _acquits(findings):
         return findings
+    # One more than vote: the one that moves up when another is left out.
     for id_ in _perhaps_sole(_findings(shelf, query, replace(wanted, tally=findings.vote_settings.k + 1))):
         (row,) = shelf.rows_of([id_])
         (meme,) = shelf.read([row])
@@ -164,6 +165,7 @@ class _ClusterCap:
 
     def look(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
         """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
+        # Only what was chosen stays: what was passed over counts against nobody.
         kept = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
         before = [half[kept] for half in self._halves] or [half[:0] for half in (texts, pictures)]
         self._halves = tuple(map(np.concatenate, zip(before, (texts, pictures), strict=True)))
@@ -181,6 +183,7 @@ class _ClusterCap:
 
     def full(self, row: int, harmful: bool) -> bool:
         """True if the run has enough near-duplicates of this row with this label."""
+        # None, for what was not chosen, is equal to neither label.
         return sum(self._chosen[place] == harmful for place in self._alike[row]) >= self._most
 
     def join(self, row: int, harmful: bool) -> None:
@@ -202,9 +205,11 @@ def _perhaps_sole(findings: Findings) -> list[str]:
     settings = findings.vote_settings
     benign = [entry.id for entry in findings.tally[: settings.k] if entry.label is Label.NOT_HARMFUL]
     without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
+    # Where nobody is left to vote, that is no acquittal.
     probability = {
         id_: vote(rest, settings, findings.regression).probability if rest else 1.0 for id_, rest in without.items()
     }
+    # Without any one of these the vote would tip; the one that matters most stands for them.
     weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
     shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
     near = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
@@ -215,6 +220,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     tuning = shelf.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
     exhibits = wanted.exhibits
     asked = tuning.alpha if wanted.alpha is None else wanted.alpha
+    # The vote was calibrated with this many.
     tally = max(wanted.tally, tuning.vote.k)
     used, notes = _weights(shelf.counts, query, asked)
     excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
@@ -224,6 +230,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     if where is not None:
         count, size = shelf.count(where), shelf.counts.memes
         notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
+    # Off where none of those searched is confirmed: nothing would be left to cite.
     if tuning.safeguards.verified_only and shelf.count(replace(where or Filter(), verified=True)):
         where = replace(where or Filter(), verified=True)
         notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
@@ -329,6 +336,7 @@ class _Ranking:
             places, memes, passed_over = self._chosen(hits, k)
             if len(places) == k or hits.rows.size < fetched or fetched >= _MOST_LOOKED_AT:
                 break
+            # Each round searches from the start: growing fourfold, all together cost little more than the last.
             fetched = min(4 * fetched, _MOST_LOOKED_AT)
         if harmful is None:
             self._note(k, hits.rows.size == fetched, len(places), passed_over)
@@ -391,6 +399,7 @@ class _Ranking:
                     if len(places) == k:
                         break
                 if key is not None:
+                    # Also one that was passed over for its source or its crowd: its clones must not come in its place.
                     seen.add(key)
             start = end
         return places, memes, passed_over
@@ -433,6 +442,7 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
             continue
         k = _FEW_TWINS
         while True:
+            # With all weight on one half, the score is the similarity of that half, which the floor is of.
             hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
             if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
                 break
@@ -459,6 +469,7 @@ def _gaps(shown: Sequence[LabelledMeme], alpha: float) -> list[str]:
 
 
 def _relation(meme: LabelledMeme, query: Query) -> Relation:
+    # Two pictures without a digest are not the same for it.
     same_picture = bool(query.pixels_sha256) and meme.pixels_sha256 == query.pixels_sha256
     same_text = text_key(meme.text) == query.text_key
     if same_picture:

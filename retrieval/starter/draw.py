@@ -553,6 +553,7 @@ def draw_meme(scene: str, text: str, *, size: tuple[int, int] = (640, 480), seed
     if scene not in _PAINTERS:
         raise ValueError(f"There is no scene {scene!r}; there are {', '.join(SCENES)}.")
     image = Image.new("RGB", size, _WHITE)
+    # Seeded by a string, which random turns into numbers alike in every process, as hash() does not.
     _PAINTERS[scene](_Canvas(image, random.Random(f"{scene}:{seed}")))
     draw_caption(image, text)
     return image
@@ -570,6 +571,7 @@ def draw_caption(image: Image.Image, text: str) -> None:
     for line in lines:
         font = _font(line.font_size)
         x, y = line.origin
+        # Word by word, since the gaps between them are ours (_gap).
         for word in line.text.split():
             draw.text((x, y), word, font=font, fill=_WHITE, stroke_width=line.outline, stroke_fill=(0, 0, 0))
             x += font.getlength(word) + _gap(font)

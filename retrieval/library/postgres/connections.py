@@ -62,6 +62,8 @@ class Connections:
                 again = (lost and kept) or isinstance(error, psycopg.errors.UndefinedTable)
                 if last or not again:
                     raise translated(error) from error
+                # Where one is broken the others mostly are as well (the server was restarted), and each would cost a
+                # search its second try.
                 if lost:
                     self._forget()
             except BaseException:
@@ -89,11 +91,13 @@ class Connections:
         # Never a kept one, of which it is not known whether it still stands.
         connection = self._open(limit_s=0)
         try:
+            # Not one snapshot for all: taken before the lock is granted, it would miss what the writer before commits.
             connection.isolation_level = IsolationLevel.READ_COMMITTED
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = '{int(wait_s * 1000)}ms'")
                 # What another has written before us is seen by all statements after this one.
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext('memecourt.precedents'))")
+                # Only the wait for other writers is bounded by it.
                 connection.execute("SET LOCAL lock_timeout = 0")
                 return work(connection)
         except psycopg.Error as error:
@@ -140,6 +144,7 @@ class Connections:
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": str(_SILENT_MS),
+            # Last: what whoever wrote the address says of these, holds.
             **self._address.parameters(),
         }
         try:
@@ -149,6 +154,7 @@ class Connections:
             # Without its cause: libpq's sentence names host and user.
             raise translated(error) from None
         try:
+            # A cast to the type would raise where it is missing; this gives NULL.
             there = connection.execute("SELECT 1 FROM pg_type WHERE oid = to_regtype('vector')").fetchone()
             if there is None:
                 raise BadLibrary(

@@ -75,6 +75,7 @@ def push_library(
     pushed, stale = connections.writing(
         lambda connection: _pushed(connection, library, replace, progress), wait_s=_WAIT_S
     )
+    # In a transaction of its own: to drop a table is to wait for searches in it, and the push must hold regardless.
     _drop(connections, stale)
     return pushed
 
@@ -90,6 +91,7 @@ def _pushed(
         if not replace:
             raise
         before = None
+    # A push that is repeated because its answer was lost does nothing.
     if before is not None and before.identity == library.identity:
         return Pushed(before.identity, was_there=True), []
     if before is not None and not replace:
@@ -100,6 +102,7 @@ def _pushed(
         )
     there = schema.shelves(connection)
     state = State(
+        # Never a number in use: searches still read the shelves that are there.
         shelf=max(there, default=0) + 1,
         head=library.digest.removeprefix("sha256:"),
         about=About(
@@ -119,11 +122,14 @@ def _pushed(
     _copy_memes(connection, library, state, progress)
     _copy_history(connection, library, state)
     schema.finish_shelf(connection, state)
+    # Last: this is the row by which replicas find the shelf.
     schema.write_state(connection, state)
+    # The shelf that held until now stays for searches that began in it; the ones before it serve nobody.
     stale = [shelf for shelf in there if before is None or shelf != before.shelf]
     if before is None:
         return Pushed(state.identity), stale
     same = before.about.lineage == state.about.lineage
+    # Within one lineage this library carries the changes up to its own number; of another it carries none.
     lost = max(0, before.changes - state.changes) if same else before.changes
     return Pushed(state.identity, replaced=before.identity, changes_lost=lost), stale
 
@@ -172,6 +178,7 @@ def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:
             "An id, source, split, namespace, language or policy holds a sign that a database can't keep (NUL, or half "
             "of a surrogate pair). Build the library again without it."
         )
+    # A place in a file on disk means nothing here.
     placed = None if meme.kept is None else meme.kept.model_copy(update={"offset": 0})
     stored = meme.model_copy(update={"kept": placed}).model_dump_json(exclude_defaults=True)
     return (row, meme.id, stored, meme.harmful, meme.verified, meme.added, *names)
@@ -197,6 +204,7 @@ def _history(library: Library) -> Iterator[tuple[int, str, str, bytes | None, by
         change = recorded.change
         found = library.base.table.change(change.number)
         vector, jpeg = (None, None) if found is None else found[1:]
+        # What was removed since the generation was written still lies in its row; the table has what went before.
         taken_out = change.number > library.manifest.changes and change.effect is Effect.HIDE
         if taken_out and recorded.revoked_by is None and change.before is not None:
             (meme,) = library.read([change.row])

@@ -131,6 +131,7 @@ def read_state(connection: Connection, before: State | None = None) -> State:
 
 def state_or_none(connection: Connection, before: State | None = None) -> State | None:
     """Reads the state as :func:`read_state`; None if there is none."""
+    # Here, since the driver is optional and this module is imported without it.
     from psycopg.rows import dict_row
 
     if before is not None:
@@ -138,6 +139,7 @@ def state_or_none(connection: Connection, before: State | None = None) -> State 
         asked = f"SELECT 1 FROM {LIBRARY} WHERE format = %s AND shelf = %s AND head = %s"
         if connection.execute(asked, (FORMAT, before.shelf, before.head)).fetchone():
             return before
+    # Asked for by name: to select from a table that is not there would abort the whole transaction.
     if connection.execute("SELECT to_regclass(%s)", (LIBRARY,)).fetchone() == (None,):
         return None
     row = connection.cursor(row_factory=dict_row).execute(f"SELECT * FROM {LIBRARY}").fetchone()
@@ -182,6 +184,7 @@ def create_library(connection: Connection) -> None:
     """Makes the table that names the shelf, where it is not there yet."""
     connection.execute("CREATE SCHEMA IF NOT EXISTS memecourt")
     connection.execute(
+        # A key that can only be true: there is never a second row.
         f"CREATE TABLE IF NOT EXISTS {LIBRARY} (one boolean PRIMARY KEY DEFAULT true CHECK (one), "
         "format integer NOT NULL, shelf integer NOT NULL, head text NOT NULL, about text NOT NULL, "
         "counts text NOT NULL, rows bigint NOT NULL, changes bigint NOT NULL)"
@@ -218,6 +221,7 @@ def finish_shelf(connection: Connection, state: State) -> None:
     connection.execute(f"ALTER TABLE {state.pictures} ADD PRIMARY KEY (row)")
     connection.execute(f"CREATE INDEX ON {state.history} (meme, number)")
     for table in (state.precedents, state.vectors, state.pictures, state.history):
+        # Until autovacuum comes by, the planner would go by guesses about tables that have just been filled.
         connection.execute(f"ANALYZE {table}")
 
 

@@ -106,6 +106,7 @@ class PostgresView:
             f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
             "WHERE id = ANY(%s)"
         )
+        # Joined from the left: a meme whose picture is gone is damaged, and not one that never had any.
         found = self._connection.cursor(binary=True).execute(asked, (storable([id_]),)).fetchone()
         if found is None:
             return None
@@ -132,6 +133,7 @@ class PostgresView:
         # An index of no rows checks what is asked for as any other, and finds nothing.
         nothing = FusedIndex(np.zeros((0, encoder.dim), np.float32), encoder.text_dim)
         best = nothing.search(text, picture, alpha=alpha, k=k)
+        # Weighted in float64 and rounded once, as FusedIndex does: rounding_slack counts on it.
         query = np.zeros(encoder.dim)
         if text is not None:
             query[: encoder.text_dim] = alpha * text.astype(np.float64)
@@ -147,6 +149,7 @@ class PostgresView:
             conditions.append(f"row IN (SELECT row FROM {self._state.precedents} WHERE {condition})")
             values |= chosen
         chosen_rows = " AND ".join(conditions)
+        # pgvector's <#> is the negative inner product, so that rising order puts the best first.
         source = f"SELECT row, vector, -(vector <#> %(query)s) FROM {self._state.vectors} WHERE {chosen_rows}"
 
         def scored(found: Sequence[Found]) -> Hits:
@@ -158,11 +161,13 @@ class PostgresView:
             return best
         best = scored(found)
         slack = rounding_slack(values["query"])
+        # Where fewer came than were wanted, these are all there are, and all are scored.
         if len(found) == k + _SPARE and found[-1][2] >= best.scores[k - 1] - slack:
             # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
             # They may be very many, and come a part at a time.
             values["least"] = float(best.scores[k - 1] - slack)
             parts = _blocks(cursor.stream(f"{source} AND -(vector <#> %(query)s) >= %(least)s", values))
+            # Begun anew: what the first pass found comes again in the parts, and must not count twice.
             best = merged([(0, best)], 0)
             for part in parts:
                 best = merged([(0, best), (0, scored(part))], k)
@@ -207,6 +212,7 @@ def _condition(where: Filter | None, harmful: bool | None) -> tuple[str, dict[st
         conditions.append("harmful = %(harmful)s")
         values["harmful"] = harmful
     if where is not None:
+        # Into the SQL go our own names of columns alone; what was asked for is bound.
         for column, names in zip(NAMED, where.names, strict=True):
             if names:
                 conditions.append(f"{column} = ANY(%({column})s)")

@@ -119,6 +119,7 @@ class PostgresWriter:
                         (bare.model_dump_json(exclude_defaults=True), number),
                     )
                 rows = f"SELECT row FROM {each.precedents} WHERE id = ANY(%s)"
+                # The precedents last: by them the rows of the others are found.
                 for table in (each.vectors, each.pictures, each.precedents):
                     connection.execute(f"DELETE FROM {table} WHERE row IN ({rows})", ([*gone],))
 
@@ -143,6 +144,7 @@ class PostgresWriter:
 
     def _made(self, plan: Callable[[_Draft], PlannedChange]) -> Change:
         def make(connection: Connection) -> Change:
+            # Read under the lock, so that the change is planned on what the writer before has left.
             draft = _Draft(connection, read_state(connection))
             return draft.store(plan(draft))
 
@@ -211,11 +213,13 @@ class _Draft:
         connection.execute(f"INSERT INTO {self.state.vectors} (row, vector) VALUES (%s, %s)", (row, vector))
         if picture:
             connection.execute(f"INSERT INTO {self.state.pictures} (row, jpeg) VALUES (%s, %s)", (row, picture))
+        # A meme that comes back takes its old row: the number of rows never falls.
         self.state = replace(self.state, rows=max(self.state.rows, row + 1))
         self._count(None, stored)
 
     def take_out(self, row: int, meme: LabelledMeme) -> tuple[bytes, bytes | None]:
         """The vector and the picture of what was taken out."""
+        # Before its row goes, and checked by its digest: the history would else keep damage to bring back.
         picture = PostgresView(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
         self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))
@@ -250,6 +254,7 @@ class _Draft:
                 keeps[1],
             ),
         )
+        # Chained as in a journal on disk: the head, which records name, covers every change since the push.
         head = next_head(self.state.head, frame_of(change, vector, picture))
         self.state = replace(self.state, head=head, counts=self._counts, changes=change.number)
         self._connection.execute(
@@ -266,6 +271,7 @@ class _Draft:
         )
 
     def _count(self, before: LabelledMeme | None, after: LabelledMeme | None) -> None:
+        # By the difference: to count all rows anew would take longer than the change itself.
         counted = self._counts.model_dump()
         for meme, sign in ((before, -1), (after, 1)):
             if meme is not None:
@@ -280,6 +286,7 @@ class _Draft:
 
 def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
     """Returns the row of a visible meme and the meme; None if there is none."""
+    # An id that the database can't store leaves an empty list, and finds nothing instead of failing.
     asked = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
     found = connection.execute(asked, (storable([id_]),)).fetchone()
     return None if found is None else (found[0], parsed(found[1]))
