@@ -89,11 +89,14 @@ def check_in_force() -> None:
         Unavailable: The token has other permissions by now. A new call goes by these.
     """
     now = _now.get()
+    # A call without a token can't lose one.
     if now is None:
         return
     caller = now()
+    # A token that is taken out ends the streams that it has opened, too (GR-1).
     if caller is None:
         raise unknown_token()
+    # Compared as a whole: another scope or namespace ends the call as much as another name does.
     if caller != current():
         raise Unavailable(
             "What this token is for has changed since the call began. Call again.", reason="TOKEN_CHANGED"
@@ -102,6 +105,7 @@ def check_in_force() -> None:
 
 def in_force() -> Callable[[], bool]:
     """Says from anywhere, at any time, whether :func:`check_in_force` would let this call go on."""
+    # Taken now: wherever the function is called from, other context variables may be in force.
     was, now = current(), _now.get()
     return lambda: now is None or now() == was
 

@@ -13,6 +13,7 @@ def only_here(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
+        # Any other name counts as reachable without being looked up: what it resolves to may change.
         return host == "localhost" or host.startswith("unix")
 
 
@@ -33,6 +34,7 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
     """
     if only_here(host):
         return
+    # Each demand stands for itself, and both are reported at once (BO-4).
     lacks = []
     if settings.tokens is None and settings.tls_client_ca is None and "auth" not in settings.insecure:
         lacks.append(

@@ -21,6 +21,7 @@ def make_files_private() -> None:
     """Makes files and folders from now on for this user alone, in this process and those it starts."""
     global _callers_umask
     before = os.umask(_OTHERS)
+    # Only the first call sees the caller's umask; any later one would find our own.
     if _callers_umask is None:
         _callers_umask = before
 
@@ -41,6 +42,7 @@ def tighten(paths: Iterable[Path]) -> None:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & _OTHERS:
+                # Rights are only taken away: a file with a stricter mode keeps it.
                 path.chmod(mode & ~_OTHERS)
                 changed += 1
         except OSError:

@@ -56,8 +56,10 @@ async def follow_files(
         try:
             found: Contents | str = await asyncio.to_thread(read_all, paths, what)
         except BadRequest as error:
+            # What can't be read is treated like another content, so that this is logged once as well.
             found = error.message
         if found == seen and found != handed_on:
+            # Also where it can't be used: that is logged once, and not at every look.
             handed_on = found
             try:
                 if isinstance(found, str):

@@ -110,6 +110,7 @@ def _check(contents: Contents, paths: Sequence[Path]) -> None:
         context.load_cert_chain(paths[0], paths[1], password="")
     except (ssl.SSLError, OSError) as error:
         raise _unusable("no certificate with its key, both PEM and the key without a password", error) from None
+    # It was checked by path and is used from memory: a renewal between the two must not go unnoticed.
     if read_all(paths, WHAT) != contents:
         raise BadRequest(f"{WHAT} are being changed.", reason="TLS_UNUSABLE")
     if len(contents) > 2:

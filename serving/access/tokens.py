@@ -41,6 +41,7 @@ _PREFIX = "memecourt_"
 """Of every token, so that those who look for secrets in the wrong places find it."""
 _HEAD = "# Callers of MemeCourt, by the hash of their tokens. `memecourt tokens` writes this file.\n"
 
+# No control characters: `_toml` writes JSON strings, and TOML takes those only without.
 _Name = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?$")
 ]
@@ -95,6 +96,7 @@ def parse(data: bytes) -> Sequence[Entry]:
     except tomllib.TOMLDecodeError as error:
         raise _bad(str(error)) from None
     except ValidationError as error:
+        # Without the input: somebody may have put a token in the place of its hash.
         faults = (": ".join((".".join(map(str, e["loc"])), e["msg"])) for e in error.errors(include_input=False))
         raise _bad("; ".join(faults)) from None
     if len({entry.sha256 for entry in entries}) < len(entries):
@@ -133,6 +135,7 @@ class Tokens:
 
     def use(self, contents: Contents) -> None:
         """From now on, those of this file. Raises BadRequest where it can't be used; then nothing changes."""
+        # In this order: where the new contents can't be used, neither of the two changes.
         self.entries = _by_hash(contents)
         self.contents = contents
 
@@ -194,6 +197,7 @@ def add(
             + "\n\n"
             + _toml(_entry(name, hash_of(token), scopes, namespaces=namespaces, expires=expires))
         )
+        # Before it takes the old file's place: a server must not find one that it can't use.
         parse(after.encode())
         _replace(path, after)
     return token
@@ -225,6 +229,7 @@ def remove(path: Path, name: str, number: str | None = None) -> Sequence[Entry]:
 def _refuse_widening(others: Sequence[Entry], namespaces: Sequence[str] | None, *, widen: bool) -> None:
     """Raises BadRequest where a caller's other tokens are for some namespaces and a new one would be for more."""
     limits = [set(entry.namespaces) for entry in others if entry.namespaces is not None]
+    # One of the others is for all namespaces already, and nothing is more than that.
     if widen or not limits or len(limits) < len(others):
         return
     known = set.union(*limits)
@@ -269,15 +274,19 @@ def _locked(path: Path) -> Iterator[None]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
+        # Closing the folder releases the lock.
         os.close(folder)
 
 
 def _replace(path: Path, text: str) -> None:
     """Writes a file as a whole or not at all; a server may be reading it."""
+    # Behind a link it is the file that is replaced, and not the link.
     path = path.resolve()
+    # In the same folder: a file is replaced in one step only within a file system.
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.write_text(text, "utf-8")
+        # A mode that the operator has chosen, such as one that lets the server's group read, is kept.
         if path.exists():
             fresh.chmod(path.stat().st_mode & 0o777)
         fresh.replace(path)

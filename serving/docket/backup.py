@@ -84,6 +84,7 @@ async def back_up(
     _refuse_existing(folder)
     new = folder.with_name(folder.name + _UNFINISHED)
     try:
+        # An earlier attempt that was cut off is worth nothing: its copy may be half written.
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True, mode=0o700)
         tell("Copying the database and the pictures …")
@@ -100,6 +101,7 @@ async def back_up(
             database_sha256=await asyncio.to_thread(sha256_of, new / DATABASE),
         )
         (new / _MANIFEST).write_text(backup.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        # All of it is on the disk before the folder gets its name, also after a power failure.
         await asyncio.to_thread(_flush_all, new)
         new.rename(folder)
         flush(folder.parent)
@@ -137,6 +139,7 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
     for one in (place, beside):
         _refuse_existing(one)
     try:
+        # Before anything is copied: a damaged backup leaves nothing behind.
         if await asyncio.to_thread(sha256_of, folder / DATABASE) != backup.database_sha256:
             raise DocketError("The backup's database is not what was written: its SHA-256 is another.")
         tell("Copying the database and the pictures …")
@@ -146,6 +149,7 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         shutil.rmtree(new_pictures, ignore_errors=True)
         await asyncio.to_thread(shutil.copytree, folder / PICTURES, new_pictures)
         await asyncio.to_thread(shutil.copyfile, folder / DATABASE, new)
+        # A docket is for its owner alone, whatever the umask (BO-5).
         new.chmod(0o600)
         await asyncio.to_thread(_flush_all, new_pictures)
         flush(new)
@@ -189,7 +193,9 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
             # A picture that is gone was erased meanwhile, and a later copy of the database knows so.
             if not lacking or lacking == missing:
                 break
+            # If the next copy lacks the same ones, they are lost, and the check of the copy reports them.
             missing = lacking
+        # Their trials were erased between two copies of the database: the backup must not bring them back (PR-1).
         for pixels in copied - wanted:
             await asyncio.to_thread(pictures.forget_now, pixels)
     finally:
@@ -203,6 +209,7 @@ async def _checked(database: Path, folder: Path, pictures: Path | None = None) -
         report = await copy.auditor.audit(read_keys(folder / _KEY), [read_anchor(folder / _CHECKPOINT)])
     finally:
         await copy.close()
+    # A check that could not be made counts as well: nothing is passed off as checked that is not.
     if report.violated or report.unchecked:
         told = [finding.text for finding in report.findings[:3]] + report.unchecked[:1]
         raise DocketError(

@@ -126,12 +126,14 @@ class Docket:
             pictures = pictures or place.with_name(f"{place.name}-pictures")
             beside = (place.with_name(place.name + suffix) for suffix in ("", "-wal", "-shm"))
             if not database.read_only:
+                # An earlier version, or another umask, may have made files that others can read (BO-5).
                 tighten([*beside, key, *([pictures] if isinstance(pictures, Path) else [])])
             elif isinstance(pictures, Path) and not pictures.is_dir():
                 pictures = None  # it can't be made, and holds nothing
         try:
             objects = None if pictures is None else ObjectPictures.open(pictures)
             if objects is not None and not database.read_only:
+                # What an earlier format, or a crash during an erasure, has left.
                 move_out_of_table(database, objects)
                 remove_erased_pictures(database, objects)
         except Exception as error:

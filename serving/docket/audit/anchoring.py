@@ -136,11 +136,13 @@ async def keep_anchored(
                     _log.info("checkpoints are taken again")
                 wait = every_s
             except CourtError as error:
+                # Once for a whole outage, and not at every attempt.
                 if wait == every_s:
                     _log.warning("checkpoints can't be kept outside now: %s", error.message)
                 wait = min(2 * wait, _LONGEST_S)
             await asyncio.sleep(wait)
     finally:
+        # Bounded: a place that does not answer must not hold up the end of the server.
         with suppress(CourtError, TimeoutError):
             async with asyncio.timeout(_LAST_S):
                 await _push(log, place, pushed)

@@ -74,12 +74,15 @@ class Rows(StoredDocket):
     @override
     def state(self) -> Mapping[str, Any]:
         rows = self._connection.execute(select(t.log)).all()
+        # With several rows nothing says which of them counts.
         if len(rows) != 1:
             return {}
         state = rows[0]._mapping
+        # Not empty: that would pass for a docket that has never signed anything.
         return {**state, "checkpoint": _as(str, state["checkpoint"], "?")}
 
     def _rows(self, query: Select[Any]) -> Iterator[Any]:
+        # In pieces: a large docket does not fit into memory.
         return iter(self._connection.execute(query, execution_options={"yield_per": _AT_ONCE}))
 
 
@@ -100,6 +103,7 @@ def _whatever_stands(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
+        # The connection goes back to the pool, where others expect text.
         driver.text_factory = usual
 
 
@@ -159,6 +163,7 @@ class FromEntries(Derived):
 
     @override
     def pictures(self) -> frozenset[str]:
+        # Erased trials have an empty digest, and no picture.
         digests = {str(row.get("pixels_sha256", "")) for row in self._trials.values()} - {""}
         return frozenset(digest for digest in digests if not is_text_digest(digest))
 
@@ -167,6 +172,7 @@ class FromEntries(Derived):
         if isinstance(event, TrialOpened):
             self._trials[event.trial_id] = {**trial_row(event), "erased": False}
         else:
+            # A KeyError, where the trial was never opened, becomes a finding in add().
             self._trials[event.trial_id] |= trial_change(event)
 
     def _part(self, number: int, body: str) -> None:
@@ -281,6 +287,7 @@ class Auditor:
                 withheld=withheld,
             )
 
+        # Others may add entries between the signature and the next read.
         while (text := await self.read(made)) is None:
             await self._log.sign()
         return text

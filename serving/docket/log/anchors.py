@@ -51,6 +51,7 @@ def read_anchor(path: Path) -> Anchor:
         raise BadNote(f"The anchor {path.name} can't be read: {error.strerror}.") from None
     try:
         notes = tuple(_in_json(text) if text.lstrip().startswith(("{", "[")) else _in_text(text))
+    # JSON that is nested deeper than its parser goes.
     except RecursionError:
         notes = ()
     if not notes:
@@ -90,6 +91,7 @@ def _in_json(text: str) -> Iterator[str]:
         values = [json.loads(text)]
     except ValueError:
         try:
+            # Not splitlines(): texts in JSON may hold other line separators, such as U+2028, unescaped.
             values = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError:
             return

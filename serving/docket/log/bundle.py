@@ -30,6 +30,7 @@ def signed_count(key: SigningKey, checkpoint: Checkpoint, trial_id: str, entries
     Raises:
         BadNote: The id of the trial can't stand in a line.
     """
+    # A line break would let an id add lines of its own to what is signed.
     if "\n" in trial_id:
         raise BadNote("The id of a trial is one line.")
     root = base64.b64encode(checkpoint.root).decode()

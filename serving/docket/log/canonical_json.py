@@ -30,7 +30,7 @@ from typing import Any
 import orjson
 import rfc8785
 
-_LARGEST = 2**53 - 1
+_LARGEST = 2**53 - 1  # beyond it a double does not tell neighbouring integers apart
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|ud[89a-f][0-9a-f]{2})")
 _TEXT_KEY = "$text:"
@@ -102,6 +102,7 @@ def from_canonical(value: Any) -> Any:
 def parse(text: str) -> Any:
     """The value whose canonical JSON this is. Raises ValueError if it is none."""
     value = json.loads(text, parse_int=_number)
+    # Marks and escaped keys are all keys that begin with $, which canonical JSON writes like this.
     return from_canonical(value) if '"$' in text else value
 
 
@@ -116,6 +117,7 @@ def _made(value: Any, unlike: list[Any]) -> Any:
         return value if _well_formed(value) else {"$text": _escape(value)}
     if kind is dict:
         keys = tuple(value)
+        # Objects with very many keys hardly come twice, and would fill the cache with what strangers sent.
         order = _order(keys) if len(keys) <= _MANY_KEYS else _order.__wrapped__(keys)
         unlike += order.unlike
         made = {}
@@ -133,8 +135,10 @@ def _made(value: Any, unlike: list[Any]) -> Any:
         if not math.isfinite(value):
             return {"$float": str(value)}
         size = abs(value)
+        # RFC 8785 writes 1.0 as 1, which orjson does not.
         if size <= _LARGEST and value.is_integer():
             return int(value)
+        # Beyond these bounds numbers get an exponent, which orjson begins and writes differently from RFC 8785.
         if not 1e-4 <= size <= _LARGEST:
             unlike.append(value)
         return value
@@ -157,6 +161,7 @@ class _Order:
 @lru_cache(4096)  # there are few, and they come again and again
 def _order(keys: tuple[Any, ...]) -> _Order:
     written = sorted(((key, _loggable_key(key)) for key in keys), key=lambda each: each[1])
+    # Python sorts by code points and RFC 8785 by UTF-16 units: beyond ASCII these may differ.
     return _Order((*written,), tuple([as_is for _, as_is in written if not as_is.isascii()]))
 
 
@@ -202,6 +207,7 @@ def _well_formed(text: str) -> bool:
 
 
 def _escape(text: str) -> str:
+    # Backslashes are doubled before the escapes of surrogates add some that are not.
     return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\\", "\\\\"))
 
 

@@ -56,6 +56,7 @@ class Entry:
 
     def header(self) -> bytes:
         """Header of the entry, which is logged for ever: canonical JSON, the data of the leaf."""
+        # canonical_plain does not sort: the keys have to stand in order here.
         return canonical_plain(
             {
                 "at": self.at,
@@ -140,6 +141,7 @@ def check(entry: Entry) -> None:
     """
     if entry.erased:
         return
+    # An erasure takes both: where one of them is left, this was none.
     if entry.body is None or entry.salt is None:
         raise BadEntry(f"Entry {entry.number} has lost its {'body' if entry.body is None else 'salt'}.")
     if not hmac.compare_digest(commitment_to(entry.body.encode(), entry.salt), entry.commitment):
@@ -161,5 +163,6 @@ def erased_of(body: str) -> Erased:
     """Parses the body of an erasure entry. Raises BadEntry if it is none."""
     try:
         return Erased.model_validate(parse(body))
+    # RecursionError: a body may be nested deeper than the parser goes.
     except (ValueError, RecursionError):
         raise BadEntry("An entry that says what was erased can't be read.") from None

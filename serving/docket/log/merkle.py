@@ -84,6 +84,7 @@ class Frontier:
         """Adds the hash of a leaf; gives the nodes that are complete with it, from the leaf upwards."""
         index, level = self._size, 0
         complete = [Node(0, index, leaf)]
+        # Each 1 at the end of the index is a perfect subtree on the left, of the size that the new one has by then.
         while index & 1:
             index >>= 1
             level += 1
@@ -130,8 +131,10 @@ def tile_updates(nodes: Iterable[Node]) -> list[TileUpdate]:
     """Computes the changes to stored tiles from newly complete nodes, in order of completion; ordered by tile."""
     found: dict[tuple[int, int], tuple[int, list[bytes]]] = {}
     for node in nodes:
+        # Only every eighth level is stored; what lies between follows from it.
         if node.level % TILE_HEIGHT == 0:
             tile = (node.level // TILE_HEIGHT, node.index // TILE_WIDTH)
+            # The place of the first hash stands: the nodes of a tile are completed one after the other.
             found.setdefault(tile, (node.index % TILE_WIDTH, []))[1].append(node.hash)
     return [TileUpdate(*tile, first, b"".join(hashes)) for tile, (first, hashes) in sorted(found.items())]
 
@@ -144,6 +147,7 @@ def tile_widths(size: int) -> Iterator[tuple[int, int, int]]:
         yield from ((level, index, TILE_WIDTH) for index in range(full))
         if rest:
             yield level, full, rest
+        # Only a full tile stands for a node of the next level.
         size, level = full, level + 1
 
 
@@ -160,6 +164,7 @@ class TileNodes:
         tile = (level // TILE_HEIGHT, (index << rise) // TILE_WIDTH)
         if tile not in self._seen:
             self._seen[tile] = _split(self.read(*tile))
+        # Levels between stored ones are computed from the nodes below them: 128 hashes at most.
         first = (index << rise) % TILE_WIDTH
         hashes = self._seen[tile][first : first + (1 << rise)]
         if len(hashes) != 1 << rise:
@@ -218,10 +223,12 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
         raise BadProof(f"A log of {size} entries has no entry {number}.")
     here, last = number, size - 1
     for sibling in proof:
+        # Nothing can follow above the root: RFC 9162 says to fail here.
         if last == 0:
             raise BadProof(f"The proof of entry {number} is too long for a log of {size} entries.")
         if here & 1 or here == last:
             leaf = node_hash(sibling, leaf)
+            # The last node of an uneven level has no sibling there, and rises until it has one.
             while not here & 1 and here:
                 here >>= 1
                 last >>= 1
@@ -229,6 +236,7 @@ def verify_inclusion(number: int, size: int, leaf: bytes, proof: Sequence[bytes]
             leaf = node_hash(leaf, sibling)
         here >>= 1
         last >>= 1
+    # Where the proof is too short, `last` is not yet 0: it ends below the root.
     if last or leaf != root:
         raise BadProof(f"The proof does not show entry {number} in the log of {size} entries with that root.")
 
@@ -237,6 +245,7 @@ def _joined(hashes: Sequence[bytes]) -> bytes:
     """The root over perfect subtrees that stand side by side, the largest first."""
     if not hashes:
         return EMPTY_ROOT
+    # RFC 6962 splits after the largest power of two, so that the smallest subtrees on the right are joined first.
     root = hashes[-1]
     for left in hashes[-2::-1]:
         root = node_hash(left, root)
@@ -264,6 +273,7 @@ def _range(part: tuple[int, int], read: ReadNode) -> bytes:
 
 def _split_at(start: int, end: int) -> int:
     """Returns the split of leaves ``[start, end)`` by RFC 6962: after the largest power of two below their count."""
+    # Minus binds tighter than the shift: this is 1 << (bits - 1).
     return start + (1 << (end - start - 1).bit_length() - 1)
 
 
@@ -278,12 +288,14 @@ def _path(number: int, start: int, end: int) -> list[tuple[int, int]]:
         else:
             path.append((start, middle))
             start = middle
+    # Collected from the root downwards; a path is listed from the leaf upwards.
     return path[::-1]
 
 
 def _subproof(old: int, start: int, end: int, *, whole: bool) -> list[tuple[int, int]]:
     """SUBPROOF of RFC 6962 §2.1.2, as ranges of leaves; ``old`` is counted from the start of the log."""
     if old == end:
+        # As a whole, the old tree's root is what the verifier has already. A part of it has to be sent.
         return [] if whole else [(start, end)]
     middle = _split_at(start, end)
     if old <= middle:

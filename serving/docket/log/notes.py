@@ -23,6 +23,7 @@ from serving.docket.log.merkle import HASH_SIZE
 _ED25519 = b"\x01"  # the signature type, C2SP signed-note "Signature types"
 _PRIVATE = "PRIVATE+KEY+"
 _SIGNATURE = "— "
+# Bounds on what a stranger's note can cost. Go's note package reads 100 signatures at most, too.
 _MOST_SIGNATURES = 100
 _MOST_BYTES = 1 << 20
 _NO_KEY = "This is no {what}: {form}. Copy the whole line that `memecourt docket key` printed."
@@ -51,6 +52,7 @@ class VerifierKey:
     @property
     def id(self) -> bytes:
         """Four bytes that tell keys of the same name apart."""
+        # C2SP signed-note: SHA-256 of name, newline, signature type and public key, cut to 4 bytes.
         return hashlib.sha256(self.name.encode() + b"\n" + _ED25519 + self.public).digest()[:4]
 
     def __str__(self) -> str:
@@ -182,7 +184,9 @@ def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
     """
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
+    # The text may hold empty lines of its own: the last one in the note ends it.
     text, gap, below = note.rpartition("\n\n")
+    # The first newline of the gap belongs to the text that is signed.
     text += "\n"
     if not gap or not below.endswith("\n"):
         raise BadNote("This is no signed note: a text, an empty line and lines of signatures have to stand in it.")
@@ -212,7 +216,7 @@ def open_checkpoint(note: str, keys: Iterable[VerifierKey]) -> Checkpoint:
         BadNote: The note is malformed, not signed by one of the keys, or signed by a key of another name than its
             log's.
     """
-    keys = list(keys)
+    keys = list(keys)  # gone through twice below
     checkpoint = read_checkpoint(open_note(note, keys))
     own = [key for key in keys if key.name == checkpoint.origin]
     if not own:
@@ -231,6 +235,7 @@ def read_checkpoint(text: str) -> Checkpoint:
     lines = text.removesuffix("\n").split("\n")
     if len(lines) < 3 or not all(lines):
         raise BadNote("This is no checkpoint: it has to have lines for the log's name, its size and its root.")
+    # Without leading zeros, so that a size has one spelling. 19 digits also bound what int() has to parse.
     if not re.fullmatch(r"0|[1-9][0-9]{0,18}", lines[1], re.ASCII):
         raise BadNote("This is no checkpoint: the second line has to be the size of the log.")
     return _checked(Checkpoint(lines[0], int(lines[1]), _decoded(lines[2])))
@@ -274,6 +279,7 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
 def _key_parts(text: str, what: str, form: str) -> tuple[str, bytes, bytes]:
     """Name, id and 32 bytes of a key."""
     bad = BadNote(_NO_KEY.format(what=what, form=form))
+    # Base64 may hold plus signs too: only the first two are separators.
     name, _, rest = text.partition("+")
     id_, _, encoded = rest.partition("+")
     if not re.fullmatch(r"[0-9a-f]{8}", id_):

@@ -206,6 +206,7 @@ def verify(
     report = Report()
     state = kept.state()
     signed = _Signed(keys, report)
+    # Checkpoints before entries: the entries go by once, and each root is compared when the tree has that size.
     for size, note in _readable(kept.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
         signed.keep(size, note)
     if state.get("checkpoint") or state.get("key"):  # neither, before anything was signed
@@ -275,6 +276,7 @@ def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Ite
     """The rows up to one that is nothing that such a row can be."""
     try:
         yield from rows
+    # What conversions raise on altered values. It is a finding and does not end the check: other tables still count.
     except (TypeError, ValueError, LookupError, ArithmeticError):
         text = f"A row of the {what} can't be read at all; what stands after it was not looked at."
         report.wrong(fault, text)
@@ -303,6 +305,7 @@ class _Signed:
         if latest and checkpoint.size < self._last:
             text = f"The latest checkpoint is over {checkpoint.size} entries; there is one over {self._last}."
             self._report.wrong(Fault.STATE_DIFFERS, text)
+        # By the size that was signed: the one in the row can be altered by anybody.
         self._kept.setdefault(checkpoint.size, []).append(checkpoint.root)
         self._last = max(self._last, checkpoint.size)
 
@@ -313,6 +316,7 @@ class _Signed:
             try:
                 checkpoint: Checkpoint = open_checkpoint(note, self._keys)
             except BadNote:
+                # No finding: a note that the docket's key did not sign says nothing about the docket.
                 bad += 1
                 continue
             self._anchors.setdefault(checkpoint.size, []).append((anchor.name, checkpoint.root))
@@ -331,6 +335,7 @@ class _Signed:
             is_receipt: True if a verdict is the last of them, so that its receipt is the checkpoint over them: that one
                 is kept in the docket. Of others, such as those that only an anchor asked for, the newest alone is.
         """
+        # Taken out: what is left at the end was signed over more entries than there are.
         kept = self._kept.pop(size, ())
         for signed in kept:
             if signed == root():
@@ -389,6 +394,8 @@ class _Sequences:
 
     def close(self) -> None:
         for trial_id, seen in self._seen.items():
+            # A sequence without gaps is all ones from bit 0 upwards, and only then has no bit in common with its
+            # successor.
             if seen & (seen + 1):
                 first = (~seen & (seen + 1)).bit_length() - 1
                 self._report.wrong(Fault.SEQUENCE, f"Trial {trial_id} has later events, and no event {first}.")
@@ -406,6 +413,8 @@ def _entries(
     for entry in entries:
         if entry.number != expected:
             _misplaced(entry.number, expected, report)
+            # Counting goes on from what is there: one missing entry is one finding, and not one for each entry after
+            # it.
             expected = max(expected, entry.number)
         expected += 1
         _body(entry, derived, report)
@@ -416,6 +425,7 @@ def _entries(
             told += _erased(entry, entry.body, report)
         edge.add(frontier.append(entry.leaf()))
         report.size = frontier.size
+        # The root is passed as a function: it is only computed for sizes that something was signed over.
         signed.hold_against(frontier.size, frontier.root, is_receipt=entry.kind == _VERDICT)
         if not frontier.size % 1000:
             progress(frontier.size)
@@ -423,6 +433,7 @@ def _entries(
     report.erased = len(gone)
     sequences.close()
     _checked_against_erasures(gone, told, report)
+    # Counted as the docket counts when it erases, so that the two figures can be compared.
     return frontier, edge.all(frontier.size), sum(len(one.numbers) + one.buried + bool(one.trial_id) for _, one in told)
 
 
@@ -443,6 +454,7 @@ def _body(entry: Entry, derived: Derived, report: Report) -> None:
     except BadEntry as bad:
         fault = Fault.BODY_DISAGREES if bad.reason == "BODY_DISAGREES" else Fault.BODY_ALTERED
         report.wrong(fault, bad.message, entry.number)
+        # Nothing is derived from a body that is not the one that was logged.
         return
     try:
         derived.add(entry)
@@ -460,9 +472,12 @@ def _check_agreement(entry: Entry, body: str) -> None:
         agrees = value["kind"] == entry.kind
         if entry.kind not in OWN_KINDS:
             agrees = agrees and value["seq"] == entry.seq
+        # A part belongs to no trial, and its body has no time.
         if entry.kind != "Part":
             agrees = agrees and value["trial_id"] == entry.trial_id
+            # Compared as moments: the same time can be written in more than one way.
             agrees = agrees and datetime.fromisoformat(value["at"]) == datetime.fromisoformat(entry.at)
+    # RecursionError: an altered body may be nested deeper than the parser goes.
     except (ValueError, KeyError, TypeError, RecursionError):
         raise wrong from None
     if not agrees:
@@ -538,6 +553,7 @@ def _trials(kept: Iterable[tuple[str, Row]], expected: Mapping[str, Row], report
         wanted = expected.get(trial_id)
         if wanted is None:
             report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is listed, and the log has no entry of it.")
+        # The columns of both: one that is missing in either differs, too.
         elif odd := sorted(name for name in row.keys() | wanted.keys() if row.get(name) != wanted.get(name)):
             text = f"Trial {trial_id} is listed with another {', '.join(odd)} than its entries give it."
             report.wrong(Fault.TRIAL_DIFFERS, text)
@@ -560,6 +576,7 @@ def _state(
     state: Mapping[str, Any], *, frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
 ) -> None:
     """Checks the state from which the docket extends its log."""
+    # A docket without entries has signed nothing yet, and may have no key.
     if state.get("key") not in ({str(key) for key in keys} if report.size else {str(key) for key in keys} | {""}):
         report.wrong(Fault.KEY_DIFFERS, "The docket names another key as its own than the one that was given.")
     found = {"size": frontier.size, "frontier": frontier.to_bytes(), "erased": erased}

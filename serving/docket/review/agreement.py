@@ -64,13 +64,17 @@ def cohen(pairs: Sequence[tuple[str, str]]) -> Kappa:
     second = {label: sum(share for (_, b), share in cells.items() if b == label) for label in labels}
     observed = sum(share for (a, b), share in cells.items() if a == b)
     expected = sum(first[label] * second[label] for label in labels)
+    # Everybody always gave the same label: below, this would be a division by 0.
     if math.isclose(expected, 1.0):
         return Kappa(n, observed, expected)
     kappa = (observed - expected) / (1 - expected)
+    # The large-sample variance of Fleiss, Cohen and Everitt (1969), times n and (1 - expected)².
     agreeing = sum(share * (1 - (first[a] + second[a]) * (1 - kappa)) ** 2 for (a, b), share in cells.items() if a == b)
     differing = sum(share * (second[a] + first[b]) ** 2 for (a, b), share in cells.items() if a != b)
     spread = agreeing + (1 - kappa) ** 2 * differing - (kappa - expected * (1 - kappa)) ** 2
+    # Rounding may leave a variance of 0 a little below it.
     half = _Z95 * math.sqrt(max(spread, 0.0) / n) / (1 - expected)
+    # The normal approximation does not know that a kappa lies in [-1, 1].
     return Kappa(
         n, observed=observed, expected=expected, value=kappa, low=max(kappa - half, -1.0), high=min(kappa + half, 1.0)
     )

@@ -23,8 +23,10 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
         who: The reviewer.
         namespaces: Namespaces that they may review; None for all.
     """
+    # Other trials of the meme that still wait for this reviewer's own word: this verdict would give theirs away.
     waits_too = [_same_meme(), _twin.waiting, ~saw_verdict(who, _twin)]
     if namespaces is not None:
+        # A trial that they may not review never gets their word, and would hide this verdict from them for ever.
         waits_too.append(_twin.namespace.in_(sorted(namespaces)))
     return and_(~saw_verdict(who, _case), or_(_case.waiting, exists().where(*waits_too)))
 

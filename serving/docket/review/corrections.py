@@ -103,6 +103,7 @@ class Corrections:
             try:
                 record = await self._trials.record(trial_id)
             except TrialErased:
+                # Erased while the library was being changed: what was put in meanwhile has to go as well (PR-1).
                 await forget(self._opened, trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
             last = record.last(VerdictReviewed)
@@ -117,6 +118,7 @@ class Corrections:
                 return await self._bring_now(record, review, chosen=chosen)
             except (CantChange, NoSuchPrecedent, PrecedentExists):
                 continue  # somebody else has changed the same precedent since it was looked at
+        # Outside of the loop: the error of the last attempt goes to the caller.
         return await self._bring_now(record, review, chosen=chosen)
 
     async def _bring_now(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
@@ -171,7 +173,9 @@ class Corrections:
                         policy=record.opened.policy.id,
                     ),
                 )[0]
+            # It was in the library before: revoking its removal brings it back without encoding it anew.
             change = writer.revoke(removal.change.number, who=who, why=why)
+            # It comes back with the label that it had, which may be the other one.
             stands = writer.meme(name)
             if stands is None or stands.label is label:
                 return change
@@ -207,6 +211,7 @@ async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> 
     def work(writer: Writer) -> bool:
         if writer.meme(name) is not None:
             writer.remove(name, who=who, why=_short(why))
+        # Also where it was removed before: the history still has it, as far as a revocation needs it.
         known = bool(writer.history(name))
         if known:
             writer.forget()

@@ -93,6 +93,7 @@ class LockedReview:
 
 def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, again: bool) -> Lock:
     """Makes a case this person's; see :meth:`serving.docket.review.queue.ReviewQueue.take`."""
+    # Of two who take a case at once, the second waits here and then finds the lock of the first.
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
     _check_takeable(connection, row, trial_id, who, again=again)
     held = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
@@ -126,6 +127,7 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
     who = _speaker(said)
     own = select(_lock.holder).where(*_own(said.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
+        # The first of two equal reviews gave the case back: the second is no mistake of the reviewer's.
         before = [one for one in _reviews_of_kind(connection, said.trial_id, type(said)) if _speaker(one) == who]
         if before and _same(before[-1], said):
             return AlreadyReviewed("This was sent twice, and is kept once.")
@@ -137,6 +139,7 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
             update={"blind": not own_before and not has_seen_verdict(connection, said.trial_id, who)}
         )
     kept = keep_said(connection, said)
+    # After an error the reviewer still has the case, and can try again.
     if not isinstance(kept, CourtError):
         release(connection, said.trial_id, who)
     return kept
@@ -168,6 +171,7 @@ def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Se
     entry = tables.entries.c
     own = (entry.trial_id == trial_id, tables.IS_EVENT, entry.kind == kind.__name__, entry.body.is_not(None))
     bodies = connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars().all()
+    # Reviews quote no precedents: there are no parts to fill in.
     found = [event_in(unpacked(bytes(body)), {}) for body in bodies]
     return [event for event in found if isinstance(event, kind)]
 

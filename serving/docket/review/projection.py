@@ -173,11 +173,14 @@ def apply_entries(connection: Connection, entries: Sequence[Entry], rules: Rules
         case = cases.setdefault(entry.trial_id, _Case({"trial_id": entry.trial_id}, new=True))
         if entry.kind == ERASED:
             t.forget(connection, entry.trial_id)
+            # forget() has written the row that stays: this one must not be written over it.
             cases.pop(entry.trial_id)
             continue
+        # Entries that were fetched before the trial was erased may still hold their bodies.
         if case.row.get("erased") or entry.body is None:
             continue
         try:
+            # Without parts: nothing that the desk stores is quoted from a precedent.
             event = event_in(entry.body, {})
         except ValueError:
             # Somebody altered it, which `memecourt docket verify` tells of; the desk goes on without it.
@@ -282,10 +285,12 @@ def _last_words(connection: Connection, trial_id: str) -> Mapping[str, str]:
     """Returns the last finding of each reviewer of a trial's meme."""
     row = t.reviews.c
     query = select(row.reviewer, row.label).where(row.trial_id == trial_id).order_by(row.number)
+    # By number, so that a reviewer's later finding replaces an earlier one.
     return {reviewer: label for reviewer, label in connection.execute(query)}
 
 
 def _rows(connection: Connection, trial_ids: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    # In pieces: databases bound the parameters of a statement.
     for first in range(0, len(trial_ids), 500):
         asked = t.cases.c.trial_id.in_(trial_ids[first : first + 500])
         for row in connection.execute(select(t.cases).where(asked)).mappings():
@@ -294,6 +299,7 @@ def _rows(connection: Connection, trial_ids: Sequence[str]) -> Iterable[tuple[st
 
 def _keep(connection: Connection, cases: Iterable[_Case]) -> None:
     new = [case.row for case in cases if case.new and case.changed]
+    # All rows of one statement must have the same columns.
     defaults = {column.name: column.default.arg for column in t.cases.c if column.default is not None}  # type: ignore[attr-defined]
     if new:
         connection.execute(insert(t.cases), [{"score": None, **defaults, **row} for row in new])

@@ -51,6 +51,7 @@ _MOST_WORDS: Final = 50
 """That are looked for at once: a condition each, and databases bound how many there may be."""
 
 _case = t.cases.c
+# The id makes the order total, so that paging by it skips no case and repeats none.
 _ORDER = (_case.urgency, _case.opened_at, _case.trial_id)
 
 
@@ -162,6 +163,7 @@ class ReviewQueue:
         self._clock = clock
         self._patience_s = patience_s
         self._drawing: asyncio.Task[None] | None = None
+        # Numbers of draws: a caller waits for one that began after its call.
         self._began = self._done = 0
 
     # The log
@@ -186,6 +188,7 @@ class ReviewQueue:
                 drawing = self._drawing = asyncio.create_task(self._draw(self._began))
                 drawing.add_done_callback(_retrieve_error)
             left = deadline - asyncio.get_running_loop().time()
+            # wait() leaves the task alone when the time is over, where wait_for() would cancel it for all others too.
             await asyncio.wait([drawing], timeout=max(left, 0.0))
             if not drawing.done():
                 return False
@@ -207,6 +210,7 @@ class ReviewQueue:
 
     def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
         """Draws these, which were asked for from a number on, unless another process was quicker."""
+        # SQLite lets one transaction in at a time that writes, and needs no lock here.
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.desk'))"))
         if _next(connection) != first:
@@ -338,6 +342,7 @@ class ReviewQueue:
         values = await self._transactions.read(
             lambda c: c.execute(query.where(*_saw_verdict(namespaces))).scalars().all()
         )
+        # A list of categories would tell what the court found in trials whose verdict is kept from this reviewer.
         if column == "category" and blind:
             values = [value for value in values if await self._may_know(value, blind, namespaces)]
         if column == "models":
@@ -359,6 +364,7 @@ class ReviewQueue:
 
         def keep(connection: Connection) -> None:
             own = t.searches.c.owner == owner
+            # Before they are counted: whoever has as many as are allowed can still replace one.
             connection.execute(delete(t.searches).where(own, t.searches.c.name == name))
             if connection.execute(select(func.count()).where(own)).scalar_one() >= _MOST_SEARCHES:
                 raise BadRequest(f"There are {_MOST_SEARCHES} saved searches already. Remove one first.", field="name")
@@ -432,6 +438,7 @@ class ReviewQueue:
     async def saw(self, who: str, trial_ids: Collection[str]) -> None:
         """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
         fresh = sorted({*trial_ids} - await self.seen_of(list(trial_ids), who)) if trial_ids else []
+        # Pages are opened again and again: where nothing is new, nothing is written.
         rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
         if rows:
             await self._transactions.write_alone(
@@ -559,6 +566,7 @@ class ReviewQueue:
         court: dict[str, str] = {}
         first: set[tuple[str, str]] = set()
         for trial_id, reviewer, label, verdict, was_blind, at, was_drawn in found:
+            # Before the filters: where a reviewer's first word does not count, no later one stands in for it.
             if (trial_id, reviewer) in first:
                 continue
             first.add((trial_id, reviewer))
@@ -586,6 +594,7 @@ class ReviewQueue:
             rows = connection.execute(query).all()
             row = t.locks.c
             own = row.trial_id.in_([found.trial_id for found in rows])
+            # Locks that have run out are still in the table, and count for nothing.
             taken = {
                 found.trial_id: Lock(found.holder, datetime.fromisoformat(found.until))
                 for found in connection.execute(select(t.locks).where(own, row.until > now))
@@ -619,10 +628,12 @@ def _conditions(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[
     words = sorted(set(folded(which.text).split()))
     if len(words) > _MOST_WORDS:
         raise BadRequest(f"Search for at most {_MOST_WORDS} words at once.", reason="TOO_LONG", field="text")
+    # autoescape: % and _ in what somebody types stand for themselves.
     asked: list[ColumnElement[bool]] = [
         or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), told))
         for word in words
     ]
+    # What is found by a label or a category would tell the verdict to somebody from whom it is kept.
     if which.label is not None or which.category:
         asked.append(told)
     if which.label is not None:
@@ -634,6 +645,7 @@ def _conditions(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[
     if which.namespace is not None:
         asked.append(_case.namespace == which.namespace)
     if which.model:
+        # With the line breaks around it, so that no model is found by a part of its name.
         asked.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
     if which.category:
         asked.append(_case.category == which.category)
@@ -643,6 +655,7 @@ def _conditions(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[
 
 
 def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
+    # A sentence can't pass for a kind: its quotes are escaped in JSON.
     return [] if why is None else [_case.reasons.contains(f'["{why}", ', autoescape=True)]
 
 

@@ -62,9 +62,11 @@ def seal_bodies(bodies: Sequence[bytes]) -> list[SealedBodies]:
     """
     if sum(map(len, bodies)) < _WORTH_SHARING:
         return [*map(_sealed, bodies)]
+    # Rounded up, so that there are never more shares than threads.
     share = -(-len(bodies) // _HANDS)
     shares = [bodies[first : first + share] for first in range(0, len(bodies), share)]
     others = [_hands.submit(list, map(_sealed, some)) for some in shares[1:]]
+    # This thread does the first share itself, instead of only waiting for the others.
     return [*map(_sealed, shares[0]), *itertools.chain.from_iterable(other.result() for other in others)]
 
 
@@ -89,6 +91,8 @@ def unpacked(stored: bytes) -> str:
 def part_key(part: Part) -> bytes:
     """Under which the entry of a part is found again."""
     of, value = part
+    # The length keeps apart what would otherwise read the same: an id may hold spaces. Texts may hold lone surrogates,
+    # which plain UTF-8 refuses.
     return sha256(f"{len(of)} {of} {value}".encode("utf-8", "surrogatepass")).digest()
 
 
@@ -114,7 +118,7 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
         numbers: Is asked, once at most, for the numbers of the entries of all parts.
     """
     values = [event.model_dump(mode="json") for event in events]
-    slots = [slot for value in values for slot in _slots(value) if slot[0][slot[1]]]
+    slots = [slot for value in values for slot in _slots(value) if slot[0][slot[1]]]  # empty texts stay in the body
     if slots:
         found = numbers(sorted({(of, holder[field]) for holder, field, of in slots}))
         for holder, field, of in slots:
@@ -124,6 +128,7 @@ def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mappi
 
 def parts_in(kind: str, body: str) -> set[int]:
     """Numbers of the entries of the parts of a body. Raises ValueError if it is none."""
+    # Quick and safe: canonical JSON writes a reference to a part exactly so. Within a text its quotes are escaped.
     if kind not in _QUOTES or '{"part":' not in body:
         return set()
     return {holder[field]["part"] for holder, field, _ in _slots(parse(body)) if isinstance(holder[field], dict)}
@@ -136,6 +141,7 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
         body: Body of its entry.
         parts: Content of the part entries, by number; a missing or empty one was erased.
     """
+    # The usual case: with nothing to fill in and nothing marked, the text is parsed directly.
     if '{"part":' not in body and '"$' not in body:
         return parse_event(body)
     value = parse(body)

@@ -112,12 +112,16 @@ def remove_erased_pictures(database: Database, pictures: ObjectPictures) -> bool
             leaving = connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
         for pixels in leaving:
             if not _has_trial(database, pixels):
+                # Read before it is removed, so that it can be put back: a trial of it may be opened in between.
                 frames = pictures.frames_now(pixels)
                 pictures.forget_now(pixels)
                 if frames and _has_trial(database, pixels):
                     pictures.keep_now([(pixels, frames)])  # one was opened meanwhile, and found it there
+            # Only now: after a crash before this line the next start finds the picture in the list and removes it
+            # again.
             with database.writing() as connection:
                 connection.execute(delete(t.leaving).where(t.leaving.c.pixels_sha256 == pixels))
+        # The list names pictures of erased trials: what was deleted from it has to leave the file, too.
         if leaving:
             database.scrub(0.0)
     except Exception as error:
@@ -141,10 +145,12 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     row, entry = t.trials.c, t.entries.c
     numbers: list[int] = []
     if ask.trial_id:
+        # Locked: keys and fingerprints that are being stored for this trial come wholly before or wholly after.
         held = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
         state = connection.execute(held).scalar_one_or_none()
         if state is None:
             return unknown(ask.trial_id)
+        # Erased before, with all these precedents: repeating the call gives the same answer and adds no entry.
         if state and set(ask.precedents) <= buried(connection, ask.precedents).keys():
             return _erasure_of(connection, ask.trial_id)
         own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
@@ -184,6 +190,8 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
     numbers = connection.execute(select(part.number).where(own)).scalars().all()
     connection.execute(delete(t.parts).where(own))
     graves = [(of, "") for of in dict.fromkeys(ask.precedents) if of not in have]
+    # A grave is made even where nothing was quoted: whoever quotes the precedent later gets the grave, and not a new
+    # part.
     added = log.add([part_draft(grave, t.stamp(ask.at)) for grave in graves])
     rows = [
         {"key": part_key(grave), "number": number, "of": grave[0]} for grave, number in zip(graves, added, strict=True)

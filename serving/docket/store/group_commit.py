@@ -90,6 +90,7 @@ class GroupCommit:
         self._translated = translated
         self._items: queue.SimpleQueue[list[_Item] | None] = queue.SimpleQueue()
         self._gathering: dict[asyncio.AbstractEventLoop, list[_Item]] = {}
+        # A daemon: a process that ends without close() does not hang, and what is lost then was acknowledged to nobody.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -102,6 +103,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         item = _Item(batch, ask, loop, done)
+        # No lock: each loop touches its own key alone, and only from its own thread.
         gathering = self._gathering.get(loop)
         if gathering is None:
             self._gathering[loop] = [item]
@@ -116,6 +118,7 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Waits until everything handed in is done. Nothing may be handed in afterwards."""
+        # What this loop has gathered in its current round would otherwise come after the end, and never be done.
         if (loop := asyncio.get_running_loop()) in self._gathering:
             self._pass_on(loop)
         self._items.put(None)
@@ -126,12 +129,14 @@ class GroupCommit:
         while (first := self._items.get()) is not None:
             waiting = first
             closing = False
+            # Nobody else takes from this queue, so that get() can't block once it is known not to be empty.
             while len(waiting) < _GROUP and not self._items.empty():
                 more = self._items.get()
                 if more is None:
                     closing = True
                     break
                 waiting += more
+            # What one loop hands in at once may be more than one commit takes.
             for begin in range(0, len(waiting), _GROUP):
                 # A caller that gave up has cancelled its future; where one does from here on, it is written all the
                 # same.
@@ -168,6 +173,7 @@ class GroupCommit:
         outcomes: list[Any] = [None] * len(group)
         places: dict[int, list[int]] = {}
         for place, item in enumerate(group):
+            # By identity, which nothing else can take over while the items of the group refer to their batches.
             places.setdefault(id(item.batch), []).append(place)
         with self._transaction() as connection, self._around(connection):
             for own in sorted(places.values(), key=lambda own: group[own[0]].batch.rank):
@@ -232,7 +238,7 @@ def sqlite_engine(path: Path, patience: float, *, create: bool = True, pages: in
     """
     url = URL.create(
         "sqlite",
-        database=f"file:{quote(str(path.absolute()))}",
+        database=f"file:{quote(str(path.absolute()))}",  # a path may hold ? or #, which end it in a URI
         query={"mode": "rwc" if create else "rw", "uri": "true"},
     )
     engine = create_engine(
@@ -265,9 +271,11 @@ def _set_up(connection: Any, pages: int, patience: float) -> None:
             break
         except sqlite3.OperationalError as error:
             # Where several make a file anew at once, SQLite does not wait for the first as it does everywhere else.
+            # The low byte is the primary code, whatever detail stands above it.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(_AGAIN_S)
+    # NORMAL, which is usual with WAL, would let a power failure take commits that were acknowledged.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
     cursor.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, and not only given up

@@ -43,6 +43,7 @@ class SqlHookStore(_HookTables, HookStore):
     @override
     async def register(self, names: Collection[str]) -> None:
         def write(connection: Connection) -> None:
+            # From the log's end as it is now: a new receiver is not sent the whole history.
             size = connection.execute(select(t.log.c.size)).scalar_one()
             rows = [{"name": name, **_values(Hook(name, size)), "owner": ""} for name in sorted(names)]
             if rows:
@@ -57,6 +58,7 @@ class SqlHookStore(_HookTables, HookStore):
 
     @override
     async def take(self, hook: Hook, owner: str) -> bool:
+        # Compare-and-set on the owner: of several servers that try at once, one gets the receiver.
         seen = (_hook.name == hook.name, _hook.owner == hook.owner)
         return await self._change(update(t.hooks).where(*seen).values(owner=owner))
 
@@ -119,6 +121,7 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
     async def settle(
         self, before: Hook, after: Hook, *, gone: Collection[Delivery], kept: Collection[Delivery]
     ) -> bool:
+        # Somebody who has taken the receiver over, or set it back, meanwhile must not be overwritten.
         seen = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
         values = _values(after)
         if after.disabled_at == before.disabled_at:
@@ -139,6 +142,7 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
                 }
                 key = {"hook": before.name, "entry": each.entry, "event": each.event}
                 stands = insert_into(connection, t.deliveries).values(**key, **row)
+                # Upsert: a message that is tried again is there already, one that comes from a new entry is not.
                 connection.execute(stands.on_conflict_do_update(index_elements=[*key], set_=row))
             return True
 

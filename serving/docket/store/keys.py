@@ -29,6 +29,7 @@ class KeyFile:
             DocketError: The key is missing, can't be read, or is another one than the docket's.
         """
         if self._key is None:
+            # Only a docket that has signed nothing gets a new key: one that has must have its own back.
             self._key = self._read(make=not known)
         if known and str(self._key.verifier) != known:
             self._key = None  # read again next time: it may have been put right
@@ -77,6 +78,7 @@ def make_key(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
+            # link() fails where the name is taken, unlike rename(), which would replace a key that has signed already.
             os.link(name, path)
         except FileExistsError:
             return

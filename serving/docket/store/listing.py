@@ -72,6 +72,7 @@ class SqlTrialIndex(SqlStore, TrialIndex):
     ) -> Sequence[DocketLine]:
         def lines(connection: Connection) -> Sequence[DocketLine]:
             place = tuple_(_row.opened_at, _row.trial_id)
+            # For each of the ways below: no more than a page of any of them can be on the page.
             query = select(t.trials).limit(limit)
             if oldest_first:
                 query = query.order_by(_row.opened_at, _row.trial_id)
@@ -160,6 +161,7 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
     found: list[Failure] = []
     ended: dict[str, tuple[int, TrialFailed]] = {}
     is_over = False
+    # The newest first, so that the end of an attempt is seen before its beginning.
     for number, trial_id, kind in connection.execute(_ATTEMPTS, {"pixels": pixels_sha256}).all():
         if kind in (TrialOpened.__name__, TrialResumed.__name__):
             if trial_id in ended:
@@ -172,6 +174,8 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
                 raise no_record(trial_id) from error
             if isinstance(end, TrialFailed):
                 ended[trial_id] = (number, end)
+            # Without a call no model was shown the picture. A panel's calls stand with its judges: its verdict has a
+            # judge.
             is_over = isinstance(end, VerdictGiven) and (end.call is not None or end.judge > 0)
         if is_over and not ended:
             break

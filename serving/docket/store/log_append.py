@@ -61,6 +61,8 @@ class LogAppender:
         numbers = range(self.size, self.size + len(drafts))
         rows = []
         for number, draft, seal in zip(numbers, drafts, seal_bodies([draft.body for draft in drafts]), strict=True):
+            # The leaf covers the commitment and not the body, so that a body can be erased later and the tree still
+            # verifies (PR-1).
             header = Entry(
                 number=number,
                 kind=draft.kind,
@@ -94,6 +96,7 @@ class LogAppender:
         for piece in tile_updates(self._nodes):
             row = {"level_": piece.level, "place_": piece.index, "more": piece.hashes}
             (more if piece.first else begun).append(row)
+        # A tile that begins is a new row; the others only grow at their end, which is all that the triggers allow.
         if begun:
             named = [{"level": row["level_"], "place": row["place_"], "hashes": row["more"]} for row in begun]
             self._connection.execute(_BEGIN, named)
@@ -114,12 +117,15 @@ class LogAppender:
             note = sign_checkpoint(key, key.name, self.size, self._frontier.root())
             values |= {"key": str(key.verifier), "checkpoint": note, "signed": self.size}
             if self._wanted:
+                # sign() may ask for a size that has a checkpoint already: the first one stays, as it may be part of a
+                # receipt.
                 keep = insert_into(self._connection, t.checkpoints).on_conflict_do_nothing()
                 self._connection.execute(keep, {"size": self.size, "note": note})
         self._connection.execute(_GO_ON, values)
 
 
 # Made once: to put a statement together takes longer than to run it.
+# SQLite leaves FOR UPDATE out and does not need it: BEGIN IMMEDIATE lets one writer in at a time.
 _HOLD = select(t.log).with_for_update()
 _BEGIN, _GO_ON = insert(t.tiles), update(t.log)
 _COLUMNS = ("number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body")
@@ -130,6 +136,7 @@ _LONGER = (
 )
 
 
+# All batches of a transaction share one appender, so that numbers follow on each other and one signature covers all.
 _held: WeakKeyDictionary[Connection, LogAppender] = WeakKeyDictionary()
 
 
@@ -148,4 +155,5 @@ def signing(connection: Connection, signer: Signer) -> Iterator[None]:
         if connection in _held:
             _held[connection].end(signer)
     finally:
+        # Also after an error: what this appender knows of the log was rolled back with the transaction.
         _held.pop(connection, None)

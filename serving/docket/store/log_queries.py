@@ -61,6 +61,7 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
 
     @override
     async def checkpoint(self) -> str:
+        # Others may add entries between the signature and the next read.
         while (found := await self._transactions.read(checkpoint)) is None:
             await self.sign()
         return found
@@ -89,6 +90,7 @@ def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
         TrialUnknown: There is none of that id.
     """
     own = select(t.entries).where(_entry.trial_id == trial_id)
+    # Two queries: each kind of entry has an index of its own.
     found = [*_read(connection, own.where(t.IS_EVENT)), *_read(connection, own.where(t.IS_OTHER))]
     if not found:
         raise unknown(trial_id)
@@ -128,6 +130,7 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
         if connection.execute(select(_entry.number).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
         raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
+    # The smallest one that covers it, so that a verdict's receipt stays the same while the log grows.
     kept = connection.execute(_COVERS, {"number": found.number}).one_or_none()
     if kept is None:
         return None
@@ -140,6 +143,7 @@ def nodes(connection: Connection) -> TileNodes:
     """Reads nodes of the Merkle tree; of use while the connection is."""
 
     def tile(level: int, place: int) -> bytes:
+        # A missing tile is an empty one, which TileNodes reports as too short.
         return bytes(connection.execute(_TILE, {"level": level, "place": place}).scalar_one_or_none() or b"")
 
     return TileNodes(tile)
@@ -193,6 +197,7 @@ def _parts_in(entry: Entry) -> set[int]:
     try:
         return parts_in(entry.kind, entry.body or "")
     except ValueError:
+        # An altered body quotes nothing; that it was altered is for the audit to find.
         return set()
 
 

@@ -31,7 +31,7 @@ from serving.docket.store.transactions import Rank
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")  # a digest becomes a path: no dots, no slashes
 _log = logging.getLogger(__name__)
 
 _MOVED_AT_ONCE = 100
@@ -91,9 +91,11 @@ class ObjectPictures:
             _path(pixels, place)
             for pixels, frames in pictures
             if not self._there(_path(pixels, 0))
+            # The first frame last: a picture whose first frame is there is there as a whole.
             for place, frame in reversed([*enumerate(frames)])
             if self._store.put(_path(pixels, place), frame)
         ]
+        # A local store leaves flushing to the system. The files first, and then the folders that name them.
         if self._root is not None and put:
             for path in put:
                 flush(self._root / path)
@@ -117,6 +119,8 @@ class ObjectPictures:
         count = 0
         while self._there(_path(pixels_sha256, count)):
             count += 1
+        # The first frame goes last: until then the picture counts as there, and a crash here leaves it to be removed
+        # again.
         for place in reversed(range(count)):
             with suppress(FileNotFoundError):  # another process removes it too
                 self._store.delete(_path(pixels_sha256, place))
@@ -194,6 +198,7 @@ def move_out_of_table(database: Database, pictures: ObjectPictures) -> None:
         if not some:
             return
         _log.info("Moving pictures out of the docket's database.")
+        # Written and flushed before the rows go: after a crash the picture is in both places, and never in none.
         pictures.keep_now([*some.items()])
         with database.writing() as connection:
             connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256.in_([*some])))
@@ -208,6 +213,7 @@ def _some_pictures(connection: Connection, most: int) -> Mapping[str, Sequence[b
 def _write_pictures(connection: Connection, pictures: Sequence[Picture]) -> Sequence[None]:
     rows = [
         {"pixels_sha256": picture.pixels_sha256, "place": place, "png": frame.png}
+        # Sorted: two commits that store the same pictures lock rows in the same order.
         for picture in sorted(pictures, key=lambda picture: picture.pixels_sha256)
         for place, frame in enumerate(picture.frames)
     ]

@@ -95,10 +95,11 @@ class PostgresDatabase(Database):
             pool_timeout=patience,
             # Parameters are what strangers wrote: they have no place in the text of an error.
             hide_parameters=True,
-            use_native_hstore=False,
+            use_native_hstore=False,  # no column needs it, and looking for it costs a query
             execution_options={"schema_translate_map": {None: SCHEMA}},
         )
         event.listen(self._engine, "handle_error", _leave_a_standby)
+        # The server's default, READ COMMITTED, would show each statement a moment of its own.
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @classmethod
@@ -127,6 +128,7 @@ class PostgresDatabase(Database):
         database = cls(address, patience)
         try:
             with database.reading() as connection:
+                # to_regclass gives NULL where there is no such table, and raises nothing.
                 if connection.execute(text(f"SELECT to_regclass('{SCHEMA}.format')")).scalar_one() is None:
                     return None
                 return int(connection.execute(select(_format.c.number)).scalar_one())
@@ -141,6 +143,8 @@ class PostgresDatabase(Database):
         committing, number, life = False, "", ""
         try:
             with self._engine.connect() as connection:
+                # Before the work: if the connection breaks in the commit, this is all that its outcome can be looked up
+                # by.
                 number, life = self._begun(connection)
                 yield connection
                 committing = True
@@ -152,8 +156,11 @@ class PostgresDatabase(Database):
                 if kept:
                     return
                 if kept is None:
+                    # Not known: RolledBack would cause another attempt, which might store it twice.
                     raise
                 raise RolledBack from error
+            # Before the commit: with a lost connection, a deadlock or a conflict the server drops the whole
+            # transaction.
             if error.connection_invalidated or _state(error) in _PASSING:
                 raise RolledBack from error
             raise
@@ -172,9 +179,9 @@ class PostgresDatabase(Database):
             # Of the pool: all connections are in use.
             return unavailable("too many ask it at once") if isinstance(error, SQLAlchemyError) else failed()
         state = _state(error)
-        if state == "23505":
+        if state == "23505":  # unique_violation
             return exists()
-        if state == "42501":
+        if state == "42501":  # insufficient_privilege
             return DocketError(
                 "The database does not let this user read or change the docket. Ask its owner for the right to.",
                 reason="DOCKET_FORBIDDEN",
@@ -203,10 +210,11 @@ class PostgresDatabase(Database):
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": str(_SILENT_MS),
-            **self._address.parameters(),
+            **self._address.parameters(),  # last: what the operator writes into the address overrides what stands above
         }
         # No prepared statements: a pooler may hand a session to somebody else between two of ours.
         connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+        # In autocommit: a SET within a transaction is undone when that transaction is rolled back.
         connection.execute(f"SET statement_timeout = '{_READ_S}s'")
         connection.autocommit = False
         return connection
@@ -236,8 +244,10 @@ class PostgresDatabase(Database):
             except DBAPIError as error:
                 if _state(error) is not None and not error.connection_invalidated:
                     return None  # another server, which does not know it
+                # Still out of reach: the next attempt may find it back.
                 status = "in progress"
             if status != "in progress":
+                # Where the transaction is so old that the server has dropped its status, this gives None.
                 return {"committed": True, "aborted": False}.get(status)
             time.sleep(_AGAIN_S)
         return None

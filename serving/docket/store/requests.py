@@ -78,6 +78,7 @@ class SqlHeartbeatStore(SqlStore, HeartbeatStore):
 
 def _claim(connection: Connection, asked: Sequence[Lease]) -> Sequence[Lease | CourtError]:
     first: dict[tuple[str, str], Lease] = {}
+    # Of equal requests in one commit the first makes the claim and the others find it (RE-3).
     for ask in asked:
         first.setdefault((ask.name.namespace, ask.name.request_id), ask)
     key = (t.requests.c.namespace, t.requests.c.request_id)
@@ -89,9 +90,11 @@ def _claim(connection: Connection, asked: Sequence[Lease]) -> Sequence[Lease | C
             "trial_id": ask.trial_id,
             "owner": ask.owner,
         }
+        # Sorted: two servers that insert the same names at once would otherwise wait for each other.
         for (namespace, id_), ask in sorted(first.items())
     ]
     standing = {name: first[name] for name in _made(connection, rows)}
+    # In SQLite it is only known that all rows are new, or that not all are: then each is read back.
     if others := [name for name in first if name not in standing]:
         for row in connection.execute(select(t.requests).where(tuple_(*key).in_(others))):
             standing[row.namespace, row.request_id] = _lease_in(row)
@@ -133,6 +136,7 @@ def _take_over(connection: Connection, asked: Sequence[_TakeOver]) -> Sequence[L
     def one(ask: _TakeOver) -> Lease | None:
         row, seen = t.requests.c, ask.seen
         changed = connection.execute(
+            # Compare-and-set: owner and trial must be as they were seen, so that of several servers one takes over.
             update(t.requests)
             .where(
                 row.namespace == seen.name.namespace,
@@ -151,6 +155,7 @@ def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
     statement = insert_into(connection, t.servers).on_conflict_do_update(
         index_elements=[t.servers.c.owner], set_={"beats": t.servers.c.beats + 1}
     )
+    # Sorted for the same reason as claims: rows are locked in one order everywhere.
     connection.execute(statement, [{"owner": owner, "beats": 1} for owner in sorted(owners)])
     return [None] * len(owners)
 

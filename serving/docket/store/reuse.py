@@ -81,6 +81,7 @@ def _put_fingerprints(connection: Connection, asked: Sequence[tuple[str, bytes]]
     # Those of trials that are being erased now wait until that is done, or the other way round.
     row = t.trials.c
     held = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in asked}))
+    # Rows are locked in the order of their ids, so that two transactions can't wait for each other.
     states = connection.execute(held.order_by(row.trial_id).with_for_update(read=True)).all()
     gone = {trial_id for trial_id, is_gone in states if is_gone}
     rows = [{"trial_id": trial_id, "look": look} for trial_id, look in asked if trial_id not in gone]

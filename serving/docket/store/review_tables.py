@@ -39,6 +39,7 @@ class Words(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Returns the stored form."""
+        # Lone surrogates, which neither database takes, become question marks.
         return None if value is None else value.replace("\0", " ").encode("utf-8", "replace").decode()
 
 

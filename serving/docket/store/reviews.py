@@ -98,6 +98,7 @@ def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
             field="trial_id",
         )
     own = (t.entries.c.trial_id == draft.trial_id, t.IS_EVENT)
+    # Nobody else can give the same number: the trial's row is locked.
     seq = select(func.max(t.entries.c.seq) + 1).where(*own)
     event = draft.model_copy(update={"seq": connection.execute(seq).scalar_one()})
     append_events(connection, [[event]])
@@ -112,6 +113,7 @@ def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | C
 def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
     log = open_appender(connection)
     named = {access.trial_id for access in accesses}
+    # An erasure locks the log first, too: what is read here stays true until the commit.
     query = select(t.trials.c.trial_id, t.trials.c.erased).where(t.trials.c.trial_id.in_(named))
     there = {trial_id: gone for trial_id, gone in connection.execute(query)}
     log.add(

@@ -35,7 +35,7 @@ def log_row(frontier: Frontier) -> dict[str, object]:
         "frontier": frontier.to_bytes(),
         "key": "",
         "checkpoint": "",
-        "signed": -1,
+        "signed": -1,  # not 0: even the empty log counts as not signed
         "erased": 0,
     }
 

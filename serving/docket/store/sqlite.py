@@ -60,6 +60,7 @@ class _Mover:
         """Notes that there is something to move."""
         with self._wanted:
             self._committed = True
+            # A docket that is only read from starts no thread.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._move, name="docket-mover", daemon=True)
                 self._thread.start()
@@ -77,16 +78,19 @@ class _Mover:
         pause = _MOVE_S
         while True:
             with self._wanted:
+                # The pause comes first, so that whatever is committed during it is moved in one go.
                 if self._wanted.wait_for(lambda: self._closing, pause):
                     return
                 self._wanted.wait_for(lambda: self._closing or self._committed)
                 if self._closing:
                     return
+                # Before the move: what is committed while it runs needs another.
                 self._committed = False
             if self._moved():
                 pause = _MOVE_S
             else:
                 pause = min(2 * pause, _MOVE_LATER_S)
+                # The rest is tried again without waiting for another commit, which may never come.
                 with self._wanted:
                     self._committed = True
 
@@ -94,6 +98,7 @@ class _Mover:
         """Moves committed pages to the main file; True if all were, which readers of an earlier state prevent."""
         try:
             with self._engine.connect() as connection:
+                # PASSIVE waits neither for readers nor for writers, and holds up none.
                 _, pages, moved = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
         except SQLAlchemyError:
             return False  # whoever commits next hears of it, if it has not passed by then
@@ -137,6 +142,8 @@ class SqliteDatabase(Database):
             )
         database = cls(path, patience)
         try:
+            # In a transaction that writes: of several processes that open a new file at once, the first makes the
+            # tables, and the others find them.
             with transaction(database._writer) as connection:
                 _check_or_create(connection)
         except SQLAlchemyError as error:
@@ -173,6 +180,7 @@ class SqliteDatabase(Database):
     def scrub(self, patience: float) -> bool:
         until = time.monotonic() + patience
         while True:
+            # No transaction is begun on this connection: within one, SQLite moves nothing.
             with self._engine.connect() as connection:
                 # Pages as they were lie in the file beside it until all readers have gone on from them.
                 busy, *_ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
@@ -184,6 +192,7 @@ class SqliteDatabase(Database):
 
     @override
     def close(self) -> None:
+        # Before the connections go, one of which it uses.
         self._mover.close()
         self._dispose()
 
@@ -197,6 +206,7 @@ class SqliteDatabase(Database):
                 return
             self._dispose()
             with transaction(self._writer) as connection:
+                # An empty file in the right one's place gets no tables: they would hide that the docket is gone.
                 _check_or_create(connection, create=False)
             self._file = found
 
@@ -225,6 +235,7 @@ class ReadOnlySqliteDatabase(Database):
                 "backup`.",
                 reason="DOCKET_READ_ONLY",
             )
+        # With a part beside it the file is not opened as immutable: its newest entries would be missing without a word.
         self._engine = sqlite_reader(path, patience, immutable=not rest)
 
     @classmethod
@@ -254,7 +265,7 @@ class ReadOnlySqliteDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         raise unavailable(_WHY["SQLITE_READONLY"])
-        yield
+        yield  # makes this a generator, as contextmanager needs it
 
     @override
     @contextmanager
@@ -302,6 +313,7 @@ def stored_format(path: Path) -> int | None:
             (found,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:
         raise _no_docket(path) from error
+    # Every docket has a format: 0 is what SQLite says where nobody has set one.
     if not found:
         raise _no_docket(path)
     return int(found)
@@ -326,9 +338,11 @@ def translated(error: Exception) -> CourtError:
         return exists()
     if isinstance(error, OperationalError):
         name = getattr(error.orig, "sqlite_errorname", "") if isinstance(error.orig, sqlite3.Error) else ""
+        # The names of SQLite's extended codes begin with that of the primary code.
         known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
         return unavailable(known or "it is locked, its disk is full, or its file is gone")
     if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
+        # From the pool: all connections are in use.
         return unavailable("too many ask it at once")
     return failed()
 
@@ -337,6 +351,7 @@ def translated(error: Exception) -> CourtError:
 def _reading(engine: Engine) -> Iterator[Connection]:
     """A transaction that sees one moment of the file."""
     with engine.begin() as connection:
+        # Deferred: no lock is taken, and the first read fixes the moment that all others see.
         connection.exec_driver_sql("BEGIN")
         yield connection
 
@@ -366,6 +381,7 @@ def _check_or_create(connection: Connection, *, create: bool = True) -> None:
     tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
     if found > t.FORMAT:
         raise later_format(found, t.FORMAT)
+    # Tables without a format belong to another program.
     if found == 0 and (tables or not create):
         raise DocketError("This is a SQLite database, but no docket. Name another.")
     if found == t.FORMAT:
@@ -374,4 +390,5 @@ def _check_or_create(connection: Connection, *, create: bool = True) -> None:
         schema.create(connection)
     else:
         schema.upgrade(connection, found)
+    # In the same transaction as the tables: a crash leaves both or neither.
     connection.execute(text(f"PRAGMA user_version = {t.FORMAT}"))

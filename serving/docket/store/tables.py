@@ -187,6 +187,7 @@ looks = Table(
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("trial_id", WORD, nullable=False, unique=True),
     Column("look", LargeBinary, nullable=False),
+    # No number comes twice, even after erasures: readers go on from the last one that they have seen.
     sqlite_autoincrement=True,
 )
 
@@ -220,4 +221,5 @@ Index("deliveries_due", deliveries.c.hook, deliveries.c.due_at)
 
 def stamp(at: datetime) -> str:
     """A time as it is kept."""
+    # Always six digits, so that times sort as texts.
     return at.astimezone(UTC).isoformat(timespec="microseconds")

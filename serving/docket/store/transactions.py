@@ -123,11 +123,13 @@ class Transactions:
     async def close(self) -> None:
         """Waits until everything handed in is stored, and closes the database."""
         if not self._closed:
+            # First: from here on nothing new is accepted, so that all that is waited for below comes to an end.
             self._closed = True
             await asyncio.to_thread(self._let_reads_end)
             if self._batched is not None:
                 await self._batched.close()
             await self._logged.close()
+            # For a file all three are one object, which can be closed only once.
             if self._fingerprints is not self._logged:
                 await self._fingerprints.close()
                 await self._unlogged.close()
@@ -136,6 +138,7 @@ class Transactions:
     @contextmanager
     def _counted_read(self) -> Iterator[None]:
         """A read that whoever closes the docket waits for: its connection could not be closed under it."""
+        # Under the lock: each read is either counted before the docket waits for those that run, or refused.
         with self._reads_changed:
             self.check_open()
             self._reads += 1
@@ -148,6 +151,7 @@ class Transactions:
 
     def _let_reads_end(self) -> None:
         with self._reads_changed:
+            # The result doesn't matter: a read that hangs must not keep the docket from closing.
             self._reads_changed.wait_for(lambda: not self._reads, _READERS_S)
 
     def _read_now(self, read: Callable[[Connection], T]) -> T:
@@ -172,6 +176,7 @@ class Transactions:
                     return work(connection)
             except CourtError:
                 raise
+            # Nothing was stored, so that a second attempt can't store it twice.
             except RolledBack as error:
                 if last:
                     assert isinstance(error.__cause__, Exception)

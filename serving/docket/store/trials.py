@@ -132,9 +132,11 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
     """Adds the entries of events to the log, and those of the parts that they quote."""
 
     def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
+        # Dockets that have erased nothing, which are most, are spared this query.
         graves = buried(connection, sorted({of for of, _ in parts})) if log.erased else {}
         found: dict[Part, int] = {part: graves[part[0]] for part in parts if part[0] in graves}
         keys = {part_key(part): part for part in parts if part not in found}
+        # In pieces: databases bound the parameters of a statement.
         for some in _some(list(keys)):
             query = select(t.parts.c.key, t.parts.c.number).where(t.parts.c.key.in_(some))
             found |= {keys[bytes(key)]: number for key, number in connection.execute(query)}
@@ -145,6 +147,7 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
                 {"key": part_key(part), "number": number, "of": part[0]}
                 for part, number in zip(new, added, strict=True)
             ]
+            # Nobody else adds the same parts meanwhile: the log is locked.
             connection.execute(insert(t.parts), rows)
             found |= dict(zip(new, added, strict=True))
         return found
@@ -182,10 +185,12 @@ def append_events(connection: Connection, asked: Sequence[Sequence[AnyEvent]]) -
     log_events(connection, log, events)
     if opened := [trial_row(event) for event in events if isinstance(event, TrialOpened)]:
         connection.execute(insert(t.trials), opened)
+    # By trial and number: several events of a trial may be in one commit, and its row has to follow the last of them.
     for event in sorted(events, key=lambda event: (event.trial_id, event.seq)):
         if change := trial_change(event):
             connection.execute(update(t.trials).where(t.trials.c.trial_id == event.trial_id).values(change))
         if isinstance(event, VerdictReviewed) and event.outcome is ReviewOutcome.OVERRULED:
+            # An overruled verdict is not given again for the same meme.
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
@@ -209,10 +214,12 @@ def _events(connection: Connection, trial_id: str, from_seq: int) -> Sequence[An
         gone = connection.execute(select(_row.erased).where(_row.trial_id == trial_id)).scalar_one_or_none()
         if gone:
             raise erased(trial_id)
+        # Where the trial is known, having no events from that number on is no error.
         own = (_entry.trial_id == trial_id, t.IS_EVENT)
         if not rows and connection.execute(select(_entry.seq).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
     try:
+        # A body that is gone without an erasure is read as an empty one, which makes this no record.
         bodies = [(kind, unpacked(bytes(body or b""))) for kind, body in rows]
         quoted = set[int]().union(*(parts_in(kind, body) for kind, body in bodies))
         found = log_queries.parts(connection, quoted) if quoted else {}

@@ -60,8 +60,10 @@ def _in_postgres(connection: Connection, schema: str | None) -> None:
         for name, of, each in (
             ("delete", "DELETE", "FOR EACH ROW"),
             ("update", "UPDATE", f"FOR EACH ROW {when}"),
+            # TRUNCATE fires no row triggers.
             ("truncate", "TRUNCATE", "FOR EACH STATEMENT"),
         ):
+            # PostgreSQL's CREATE TRIGGER has no IF NOT EXISTS.
             found = text("SELECT 1 FROM pg_trigger WHERE tgname = :name AND tgrelid = to_regclass(:table)")
             if connection.execute(found, {"name": f"{table}_{name}", "table": f"{there}{table}"}).first() is None:
                 connection.execute(

@@ -75,9 +75,11 @@ def _fill(connection: sa.Connection, trials: sa.Table) -> None:
                 "written by another version of MemeCourt. Restore the docket from a copy.",
             ) from error
         if isinstance(event, TrialOpened):
+            # Only between trials: a row is inserted once all events of its trial are in it.
             if len(rows) >= schema.CHUNK:
                 connection.execute(sa.insert(trials), list(rows.values()))
                 rows.clear()
+            # trial_row() knows the columns of later formats as well, which this table does not have.
             rows[trial_id] = {name: value for name, value in trial_row(event).items() if name in trials.c}
         elif trial_id in rows:
             rows[trial_id] |= trial_change(event)

@@ -38,6 +38,7 @@ def upgrade() -> None:
     events = _events(connection)
     while some := list(islice(events, schema.CHUNK)):
         log_events(connection, growing, some)
+        # In each round: all nodes of a large docket would not fit into memory.
         growing.write_tiles()
     growing.end(None)
     op.drop_table("events")
