@@ -90,7 +90,9 @@ async def serve(
     allow_open_files()
     async with AsyncExitStack() as stack:
         host = address.rpartition(":")[0]
+        # BO-4: before anything listens.
         require_guarded("The server", host, settings, field="address")
+        # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         await asyncio.to_thread(require_library, settings.library)
@@ -110,6 +112,8 @@ async def serve(
             telemetry.observe_certificate(lambda: certificates.expires)
         port = _listen(server, address, certificates)
         stopping = stop_signals()
+        # Before the court is opened, which may take long: meanwhile health answers, and a port that is taken is
+        # reported at once.
         await server.start()
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
@@ -178,6 +182,7 @@ def held_alone(docket: Path) -> Iterator[bool]:
     """
     with docket.with_name(f"{docket.name}-serving").open("ab") as lock:
         try:
+            # The system gives such a lock back also when the process is killed.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
@@ -278,6 +283,7 @@ def allow_open_files() -> None:
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
+            # Better with it, and not impossible without: a system that refuses is no reason not to serve.
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

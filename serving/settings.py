@@ -179,6 +179,7 @@ class ModelSettings(RoleSettings):
         found = {}
         for number, own in enumerate(self.judges, 2):
             given = {name: getattr(own, name) for name in own.model_fields_set}
+            # A further judge on another server does not inherit the key: it would be sent to a stranger.
             found[f"judge {number}"] = judge.model_copy(update=({"api_key": None} if own.url else {}) | given)
         return found
 
@@ -189,6 +190,7 @@ class ModelSettings(RoleSettings):
             url=own.url or self.url,
             model=own.model or self.model,
             api_key=own.api_key or self.api_key,
+            # Not `or`, which would pass over a temperature of 0.
             temperature=next((t for t in (own.temperature, self.temperature) if t is not None), 0.0),
             max_tokens=own.max_tokens or self.max_tokens,
             thinking=own.thinking or self.thinking or "off",
@@ -243,6 +245,8 @@ class WebhookSettings(BaseModel):
             raise ValueError("url is no address: give https://HOST/PATH") from None
         if not whole or "@" in parts.netloc or parts.fragment:
             raise ValueError("url is https://HOST/PATH, without a user, a password or a fragment")
+        # BO-8: what the address itself shows is refused at the start; where its name leads is checked with each
+        # connection.
         if not self.allow_private and (parts.scheme != "https" or port != HTTPS):
             raise ValueError(f"url is https and port {HTTPS}; allow_private = true allows others, inside a network")
         return self
@@ -252,6 +256,7 @@ class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
 
+    # extra="forbid": a setting with a typing error in its name must not pass without any effect.
     model_config = SettingsConfigDict(env_prefix="MEMECOURT_", env_nested_delimiter="__", frozen=True, extra="forbid")
 
     home: Path = Field(default_factory=lambda: user_data_path("memecourt"))

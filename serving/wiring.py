@@ -91,6 +91,7 @@ async def open_court(
         if isinstance(settings.docket_place, Path) and not settings.docket_place.exists():
             tell(f"Making a docket at {settings.docket_place} …")
         docket = await asyncio.to_thread(open_docket, settings)
+        # Opened first and so closed last: all that is closed before it may still have something to write.
         stack.push_async_callback(docket.close)
         await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
         near = _duplicate_index(docket, settings) if duplicates else None
@@ -128,6 +129,7 @@ async def open_court(
             chairs=chairs,
             duplicates=near,
         )
+        # At the start and not with the first request: without models there is no full procedure.
         court.require(settings.procedure)
         if near is not None:
             await near.catch_up()
@@ -201,6 +203,7 @@ async def open_library(
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json"), "for_texts_alone": True}
     made_of = digest({"memes": STARTER_MEMES.read_text("utf-8"), "encoder": encoder.identity.digest, **built})
     path = settings.home / "libraries" / f"starter-{made_of.removeprefix('sha256:')[:12]}"
+    # A minute, half a second at a time: several processes that start together make one library.
     for _ in range(120):
         if (path / CURRENT).exists():
             return await asyncio.to_thread(Library.open, path, encoder.identity)
@@ -326,6 +329,7 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
         from court.backends.chat.client import ChatCompletions
 
         chairs = (*house.court.chairs.by_role.values(), *house.court.chairs.judges)
+        # By identity: a model that several roles share is probed once.
         asked = {id(chair.model): chair.model for chair in chairs}
         models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]

@@ -9,6 +9,7 @@ import h11
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+# BO-2 promises these ten seconds.
 HEAD_S = 10.0
 """Seconds that a request's head may take, from the connection or the answer before it."""
 BODY_S = 30.0
@@ -80,10 +81,12 @@ class GuardedConnection(H11Protocol):
         """Has the connection closed in so many seconds, whatever it was to be closed for before."""
         if self._timer is not None:
             self._timer.cancel()
+        # Aborted and not closed: a transport that is closed first waits for the peer to take what is left to send.
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     def _make_room(self) -> None:
         silent = [
+            # id() decides between equals: connections themselves can't be compared.
             (other._awaits_body, other._silent_since, id(other), other)
             for other in self.connections
             if isinstance(other, GuardedConnection) and other is not self and other._silent_since is not None

@@ -66,6 +66,7 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
             await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
             if serving.done():
+                # Raises why it could not begin: nobody would wait for that task's error otherwise.
                 serving.result()
             scheme = "https" if settings.tls_certificate else "http"
             shown = f"[{host}]" if ":" in host else host
@@ -173,6 +174,7 @@ def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.sock
 def split_address(listener: Listener, address: str) -> tuple[str, int]:
     """Splits an address into host and port. Raises BadRequest where it is none."""
     host, colon, port = address.rpartition(":")
+    # isdecimal() alone lets digits of all scripts pass.
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise BadRequest(
             f"The address of {listener.name[0].lower()}{listener.name[1:]} is host:port, port 0 for a free one: "

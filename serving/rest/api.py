@@ -77,6 +77,7 @@ class Api:
         finally:
             working.cancel()
             leaving.cancel()
+            # Awaited: the method gives memory and slot back as it ends, and nothing of it goes on behind the answer.
             await asyncio.gather(working, leaving, return_exceptions=True)
 
     def call_of(
@@ -157,6 +158,7 @@ class EventEndpoint:
             await self._api.answer(
                 self._operation, self._api.call_of(self._operation, request, usual_s=None, events=events), request
             )
+            # A stream that ends without an event has a response all the same.
             if not events.begun:
                 await events.begin()
 
@@ -221,6 +223,7 @@ def timeout_of(request: Request, usual: float | None) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
+    # Written so that NaN, for which no comparison holds, is refused too.
     if not 0 < seconds <= _LONGEST_TIMEOUT_S:
         raise BadRequest(
             f"{TIMEOUT} is a number of seconds, above 0 and at most {_LONGEST_TIMEOUT_S:g}.",

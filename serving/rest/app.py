@@ -87,8 +87,10 @@ class Front:
             await send(message)
 
         app = self._app
+        # DNS rebinding: a page whose own name is made to resolve to this machine sends that name.
         if self._names is not None and host_of(scope) not in self._names:
             app = error_response(BadRequest("This service is not reached under that name.", reason="OTHER_NAME"))
+        # Clients that are no browsers do not send this header, and pages can't forge it.
         elif dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
             app = error_response(
                 NotAllowed("This was sent by a browser for a page of another site.", reason="OTHER_SITE")

@@ -32,6 +32,7 @@ Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
 def content_length(request: Request) -> int | None:
     """Bytes of a body as its head announces them, as many as are taken at most; None where it does not say."""
     given = request.headers.get("content-length", "")
+    # Then Content-Length does not count (RFC 9112, 6.3), and the largest body has to be reserved.
     if "transfer-encoding" in request.headers:
         return None
     return min(int(given), BODY_BYTES) if given.isascii() and given.isdecimal() else 0
@@ -45,6 +46,7 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
         CancelledError: The caller has gone.
     """
     given, taken = request.headers.get("content-length", ""), 0
+    # By the head alone: a caller that waits for "100 Continue" then sends nothing of its body.
     if given.isdecimal() and int(given) > BODY_BYTES:
         raise _too_large()
     while True:
@@ -53,6 +55,7 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
             raise asyncio.CancelledError
         piece: bytes = message.get("body", b"")
         taken += len(piece)
+        # Counted as well: a chunked body announces no length.
         if taken > BODY_BYTES:
             raise _too_large()
         if piece:
@@ -188,6 +191,7 @@ def _next_event(last: str, operation: Operation) -> str:
     """Returns the start of a continued stream: behind an event of a trial, and of reviews where the id says."""
     if not last.isascii() or not last.isdecimal():
         raise BadRequest("Last-Event-ID is an id of an event of this stream.", reason="OUT_OF_RANGE")
+    # The id of an event of reviews is the next entry already; that of an event of a trial is its own number.
     return last if operation.continued_by == "from_entry" else str(int(last) + 1)
 
 

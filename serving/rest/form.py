@@ -63,6 +63,7 @@ class FormReader:
 
     def finish(self) -> Form:
         """The whole form. Raises BadRequest where it has not come to its end."""
+        # Only the closing boundary ends a form: a body that is cut off must not pass for a shorter one.
         if not self._ended:
             raise _malformed()
         return self.form
@@ -96,6 +97,8 @@ class FormReader:
             )
         if self._name == "image":
             self.form.picture = bytearray()
+        # Which names are known is checked when the form has ended: until then, number and length of the fields bound
+        # what is stored.
         elif len(self.form.fields) == _MOST_FIELDS:
             raise BadRequest(f"The form has more than {_MOST_FIELDS} fields.", reason="MALFORMED_REQUEST")
         else:
@@ -105,6 +108,7 @@ class FormReader:
         assert self._name is not None
         if self._name == "image":
             assert self.form.picture is not None
+            # A slice of the bytes would copy the picture once more.
             self.form.picture += memoryview(data)[start:end]
             return
         text = self.form.fields[self._name]

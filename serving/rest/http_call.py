@@ -107,6 +107,7 @@ class HttpCall:
         """Raises CallEnded."""
         self._code = code
         status = status_pb2.Status(code=code.value[0], message=details)
+        # The whole status lies in the details; code and message alone would lose reason and delay.
         for name, value in trailing_metadata:
             if name == _DETAILS and isinstance(value, bytes):
                 status = status_pb2.Status.FromString(value)
@@ -129,6 +130,7 @@ class EventWriter:
         """
         self._send = send
         self._form = form
+        # Events and signs of life come from two tasks, and ASGI's send is used by one at a time.
         self._sending = asyncio.Lock()
         self._alive: asyncio.Task[None] | None = None
 

@@ -58,6 +58,7 @@ class JudgeEndpoint:
         named: list[wire.JudgeRequest] = []
 
         def name(asked: wire.JudgeRequest) -> None:
+            # Every request gets a name: 202 has to say under which the verdict will be found.
             asked.request_id = asked.request_id or str(uuid.uuid4())
             named.append(wire.JudgeRequest(request_id=asked.request_id, content=asked.content))
 
@@ -70,6 +71,8 @@ class JudgeEndpoint:
         until = clock.time() + wait_s
         began = None
         try:
+            # Not before the trial is in the docket, whatever the wait: until then, the address that 202 gives would
+            # lead nowhere.
             while began is None or clock.time() < until:
                 pause = look_s if began is None else until - clock.time()
                 done, _ = await asyncio.wait((trial, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -82,6 +85,7 @@ class JudgeEndpoint:
                 look_s = min(2 * look_s, _LATER_LOOK_S)
                 if began is None and named:
                     began = await self._stands(request, named[0])
+        # Until 202 has been answered, the trial has this caller alone, and ends with it (RE-5).
         except BaseException:
             trial.cancel()
             raise

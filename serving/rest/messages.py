@@ -34,6 +34,7 @@ def decision_of(verdict: wire.JudgeResponse) -> str:
     """A verdict for those who know no contract: ``allow`` or ``block`` where nobody need look, ``review`` otherwise."""
     if verdict.needs_human_review:
         return "review"
+    # A label that this version does not know is for a person to see, and never allowed.
     return {wire.LABEL_HARMFUL: "block", wire.LABEL_NOT_HARMFUL: "allow"}.get(verdict.label, "review")
 
 
@@ -74,6 +75,7 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
         field.name: from_base64(value, field.name)
         for field in kind.DESCRIPTOR.fields
         if field.type == FieldDescriptor.TYPE_BYTES
+        # json_format takes both spellings, so that both have to be taken out before it gets the rest.
         for name in {field.name, field.json_name}
         if (value := rest.pop(name, None)) is not None
     }
@@ -86,6 +88,7 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
     try:
         json_format.ParseDict(rest, message)
     except json_format.ParseError as error:
+        # What the library says quotes the request, and can be as long as that.
         raise _no_request(kind, str(error).partition("\n")[0].strip()[:_LONGEST_FAULT]) from None
     except (AttributeError, TypeError, ValueError):  # what the library lets out where a value has another form
         raise _no_request(kind, "a value is not of its field's type.") from None

@@ -85,6 +85,7 @@ class ModerationsEndpoint:
             async def prepared(input_: ReceivedRequest = each) -> bytes:
                 return input_.serialized()
 
+            # One deadline for all inputs: each gets what those before it have left.
             further = HttpCall(request, prepared, announced_bytes=None, timeout_s=call.time_remaining())
             answers.append(await self._api.answer(JUDGE, further, request))
         return [verdict for verdict in answers if isinstance(verdict, wire.JudgeResponse)]

@@ -58,6 +58,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         for kind in (info, bad, retry):
             if detail.Is(kind.DESCRIPTOR):
                 detail.Unpack(kind)
+    # The reason first: these have a code that they share with reasons of another HTTP status.
     http = STATUS_OF_REASON.get(info.reason) or STATUS_OF_CODE.get(status.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     body: dict[str, Any] = {
         "type": f"{_TYPE}{info.reason}",
@@ -74,6 +75,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         body["trial_id"] = trial_id
     headers: dict[str, str] = {}
     if http is HTTPStatus.UNAUTHORIZED:
+        # Every 401 has to have one (RFC 9110, 15.5.2).
         headers["www-authenticate"] = "Bearer"
     if retry.HasField("retry_delay"):
         seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9

@@ -37,12 +37,15 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
     if not hosts:
         yield _refuse
         return
+    # BO-1 and BO-8: a listed name may still lead inside the network, and a listed host may send without end.
     client = http_client(_AT_ONCE, public_only=True, ca_file=ca_file, max_answer_bytes=LIMITS.max_bytes)
 
     async def fetch(url: str) -> bytes:
         place = _checked(url, hosts)
         try:
+            # One limit over everything: limits of single reads let a host go on for ever, a byte at a time.
             async with asyncio.timeout(FETCH_S), client.stream("GET", place.geturl()) as answer:
+                # A redirect as well: it is not followed, for it may lead to a host that is not listed.
                 if answer.status_code != HTTPStatus.OK:
                     raise _not_fetched(f"its host answers with status {answer.status_code}")
                 return await answer.aread()
@@ -84,6 +87,7 @@ def _checked(url: str, hosts: Sequence[str]) -> SplitResult:
         raise _not_allowed("it is no address") from None
     if place.scheme != "https" or port not in (None, 443) or "@" in place.netloc:
         raise _not_allowed("only https addresses are fetched, at the usual port, and without a name in front")
+    # BO-8: compared before any name is resolved, so that no other name gets as far as a name server.
     if place.hostname not in hosts:
         raise _not_allowed("its host is none that this server fetches pictures from")
     return place._replace(fragment="")

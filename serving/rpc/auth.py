@@ -86,6 +86,7 @@ def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, C
             reason="TOKEN_MISSING",
         )
     scheme, _, token = str(given[0]).partition(" ")
+    # Two headers are refused, or what counts would depend on who reads them, here or at a proxy.
     if len(given) > 1 or scheme.lower() != "bearer" or not token:
         raise Unauthenticated(
             'One token is wanted, as metadata "authorization: Bearer TOKEN".', reason="TOKEN_MALFORMED"
@@ -94,6 +95,7 @@ def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, C
     caller = tokens.caller(token)
     if caller is None:
         raise unknown_token()
+    # Evaluated again while a call goes on: a token that is taken out ends its open streams (GR-1).
     return caller, lambda: tokens.caller(token)
 
 

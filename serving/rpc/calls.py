@@ -66,6 +66,7 @@ def to_court_error(error: Exception) -> CourtError:
         _log.warning("trial=%s failed reason=%s", error.record.trial_id, error.reason)
     if isinstance(error, CourtError):
         return error
+    # Places alone: the error's own text may hold that of a meme, and must not get into the log (PR-1).
     where = "".join(traceback.format_tb(error.__traceback__))
     _log.error("request failed: %s\n%s", type(error).__qualname__, where)
     return CourtError("The server made a mistake.", reason="INTERNAL")
@@ -143,9 +144,11 @@ def streaming(
         request = parse_request(kind, data)
         if answering >= _MOST_STREAMS:
             raise Busy(f"{answering:,} such streams are open, which is as many as this server has. Come again.")
+        # Nothing is awaited since the comparison, so that no two calls take the last place.
         answering += 1
         try:
             told = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
+            # Closed here: left to the garbage collector, what it watches would stay registered until that comes.
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
                     await told.send(response)

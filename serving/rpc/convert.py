@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST = {"request_id": 128, "content.namespace": 128, "content.id": 256}
 _MOST_PINNED, _LONGEST_PIN = 16, 512
+# The lookaheads refuse ids of zeros alone, which the standard declares invalid.
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _CLIENT_TOKEN_BYTES = 1024
 _NO_TIME = Duration()
@@ -100,6 +101,8 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
     )
     if answer.reused:
         response.reused_from.CopyFrom(wire.ReusedFrom(verdict_id=answer.record.trial_id, near=answer.near))
+        # With reuse "everywhere" the trial may have been for another's content, whose name is not this caller's to see
+        # (GR-1).
         if current().sees(answer.record.opened.meme.namespace):
             response.reused_from.content.CopyFrom(_content_of(answer.record))
     return response
@@ -252,6 +255,7 @@ MOST_WHO = 200
 MOST_WHY = 2000
 _LANGUAGE = re.compile(r"(?:[A-Za-z]{2,3}|[Xx](?=-))(?:-[A-Za-z0-9]{1,8})*")
 """Form of a BCP 47 tag. Longer names of languages are reserved by RFC 5646 (2.2.1), and none is registered."""
+# RFC 5646 (4.4.1): as many as whoever sets a bound should take at least.
 _MOST_LANGUAGE = 35
 _LABELS: dict[int, PrecedentLabel] = {wire.LABEL_HARMFUL: Label.HARMFUL, wire.LABEL_NOT_HARMFUL: Label.NOT_HARMFUL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -330,6 +334,7 @@ def time_of(given: Timestamp, field: str) -> datetime:
     try:
         if not 0 <= given.nanos < 10**9:
             raise ValueError
+        # Rounded up: rounded down, a listing "from this time" would let in what lies before it.
         second, micros = _EPOCH + timedelta(seconds=given.seconds), -(-given.nanos // 1000)
         return min(second, _LAST - timedelta(microseconds=micros)) + timedelta(microseconds=micros)
     except (ValueError, OverflowError):
@@ -343,6 +348,7 @@ def signed(given: str, field: str) -> str:
         BadRequest: The name is missing where it is required, too long, or not the caller's own.
     """
     own = current().name
+    # A name in a record is worth something only if it is the token's, and not whatever the caller writes.
     if own:
         if given not in ("", own):
             raise BadRequest(

@@ -107,6 +107,8 @@ class Reservation:
         try:
             data: object = await context.read()
         except asyncio.CancelledError:
+            # Only if no other cancellation is pending: that of a caller who leaves, or of a server that stops, must go
+            # on.
             if self._why is not None and reader.uncancel() <= cancelled:
                 raise self._why from None
             raise
@@ -222,10 +224,13 @@ class ReceiveBudget:
         self._largest = largest + _OVERHEAD
         at_once = max(1, budget // self._largest)
         self._least = (at_once, at_once // 4, min(1, at_once // 2))  # that a lane has, whoever waits in the others
+        # Half for further requests of streams and a quarter for unknown connections (see above); never none, or the
+        # first caller of a small server could not come in.
         self._most = (at_once, max(1, at_once // 2), max(1, at_once // 4))
         self._held = 0
         self._most_held = 0
         self._pictures = 0
+        # However many pictures are decoded, they leave room for one message of the largest size.
         self._most_pictures = max(0, min(budget // 2, budget - self._largest))
         self._known: OrderedDict[str, None] = OrderedDict()
         self._reading: dict[Reservation, None] = {}  # what is read longest first
@@ -233,6 +238,7 @@ class ReceiveBudget:
         self._read_over: Counter[str] = Counter()
         self._waiting = (_FairQueue(newest_first=False), _FairQueue(newest_first=True), _FairQueue(newest_first=True))
         self._pressing: asyncio.TimerHandle | None = None
+        # Memory that is full of silent calls is cleared in a second once they are due, one call after the other.
         self._pace_s = _LITTLE_PATIENCE_S / at_once
         self._next_end = 0.0
         self._idling: asyncio.TimerHandle | None = None
@@ -298,10 +304,12 @@ class ReceiveBudget:
             data = await lot.read(context)
         finally:
             self._has_read(lot)
+            # Nothing has come, or reading has failed: nobody else would give this memory back.
             if data is None:
                 lot.release()
         if data is None:
             return None
+        # Renewed: of the connections that are remembered, those in use are the last to be forgotten.
         if lot.peer in self._known:
             self._known.move_to_end(lot.peer)
         else:
@@ -346,6 +354,7 @@ class ReceiveBudget:
             self._known.popitem(last=False)
         for lot in self._reading:
             if lot.peer == peer and lot.lane == _UNKNOWN:
+                # Counted over to its new lane, or _has_read would give the place back to the wrong one.
                 self._read_in[_UNKNOWN] -= 1
                 lot.lane = _lane(known=True, in_call=lot.in_call)
                 self._read_in[lot.lane] += 1
@@ -364,6 +373,7 @@ class ReceiveBudget:
         waiter = _Waiter(peer=peer, lane=lane, in_call=in_call, of=of, lot=loop.create_future())
         self._waiting[lane].add(waiter)
         self._serve()
+        # A stream waits as long as it takes: flow control stops its caller meanwhile.
         timer = None if in_call else loop.call_later(self._idle_s, _refuse, waiter)
         try:
             return await waiter.lot
@@ -384,6 +394,7 @@ class ReceiveBudget:
 
     def _may(self, peer: str) -> bool:
         """True if there is room for one more message over a connection."""
+        # The dynamic threshold: a connection reads no more messages at once than it leaves room for.
         return self._read_over[peer] < self._rooms
 
     def _lot(self, peer: str, lane: int, in_call: bool, of: str) -> Reservation:
@@ -408,6 +419,7 @@ class ReceiveBudget:
             return  # nearly always, and asked for with every request
         while self._rooms > 0 and (turn := self._next_turn()) is not None:
             waiter = self._waiting[turn[0]].pop(turn[1])
+            # If it is done, its caller has left in this same moment, and nothing is reserved for it.
             if not waiter.lot.done():
                 waiter.lot.set_result(self._lot(waiter.peer, waiter.lane, waiter.in_call, waiter.of))
         self._press()
@@ -415,6 +427,7 @@ class ReceiveBudget:
     def _next_turn(self) -> tuple[int, str] | None:
         """Lane and connection of the next to have room: of a lane that has less than its part, else of the first."""
         lanes = [lane for lane in (_KNOWN, _IN_CALL, _UNKNOWN) if self._read_in[lane] < self._most[lane]]
+        # A lane below its part comes first, or known callers in large numbers would shut out all others.
         short = [lane for lane in lanes if lane != _KNOWN and self._read_in[lane] < self._least[lane]]
         for lane in short + lanes:
             if (peer := self._waiting[lane].next(self._may)) is not None:
@@ -426,6 +439,7 @@ class ReceiveBudget:
         if self._pressing:
             self._pressing.cancel()
             self._pressing = None
+        # A call that is ending gives its memory back in a moment, which may be all that is needed.
         if not any(self._waiting) or any(lot.ending for lot in self._reading):
             return
         times = [(self._due(lot), lot) for lot in self._reading if self._in_the_way(lot)]
@@ -435,6 +449,7 @@ class ReceiveBudget:
             self._next_end = now + self._pace_s
             # Of a lane, of the connection that has most, what is read longest.
             lot = max(late, key=lambda lot: (lot.lane, self._read_over[lot.peer]))
+            # It has been silent where it mattered: its next calls wait as those of an unknown connection.
             self._known.pop(lot.peer, None)
             lot.end(Busy("The server needs the memory for requests that have come. Come again."))
         elif times:
@@ -457,6 +472,7 @@ class ReceiveBudget:
     def _end_idle(self) -> None:
         """Ends what nothing has come for; looks again when the next is due. They are few: one clock does for all."""
         now = asyncio.get_running_loop().time()
+        # A stream whose requests are being worked on is not idle: its time runs from the last answer.
         due = {lot: max(lot.since, lot.busy_until(now)) + self._idle_s for lot in self._reading}
         for lot, when in due.items():
             if when <= now:

@@ -103,6 +103,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._wake()
 
     def _wake(self) -> None:
+        # An event of its own for each change: all who wait for this one wake, and none has to reset it for the others.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -185,6 +186,7 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
             except Exception as error:
                 # Also where the fault is ours: a look that ended would leave SERVING standing for ever.
                 now = False
+                # Only when it changes: what is away for hours must not fill the log.
                 if there.get(look, True):
                     reason = error.reason if isinstance(error, CourtError) else type(error).__qualname__
                     _log.warning("what the court leans on is not there reason=%s", reason)
@@ -194,5 +196,6 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
 
     tell()
     async with asyncio.TaskGroup() as group:
+        # Each once, however many services depend on it.
         for look in {look for looks in leans_on.values() for look in looks}:
             group.create_task(keep_looking(look))

@@ -99,6 +99,7 @@ class CourtService:
     def close(self) -> None:
         """From now on, asks are turned away, those that wait for their turn too; trials that have begun go on."""
         self._session.close()
+        # For this service alone: while trials end, records and precedents are still answered.
         self._memory.close(SERVICE)
         if self._sitting is not None:
             self._sitting.reception.admission.close()
@@ -193,6 +194,8 @@ class CourtService:
                 del request
                 answer = await sitting.reception.answer(ask, within_s=time_left(context))
                 verdict, own = await self._response_to(sitting, answer, ask, token)
+                # Only with the content: it names the namespace that later callers must be allowed to see before they
+                # get the same.
                 if like and answer.given and own.reused_from.HasField("content"):
                     self._repeats.keep(like, CachedResponse.of(answer.given, own))
                 return verdict + own.SerializeToString()  # messages that are joined are merged
@@ -243,6 +246,8 @@ class CourtService:
         self, sitting: _Sitting, repeat: CachedResponse, request_id: str, began: float
     ) -> bytes | None:
         """The response to a request like one that was answered from memory; None where it has to be looked at."""
+        # Each time: who calls now may have another token than who came first, and the digest says nothing of tokens
+        # (GR-1).
         check_namespace(repeat.given.ask.namespace)
         if not current().sees(repeat.whose):
             return None
@@ -254,6 +259,7 @@ class CourtService:
 
     async def _sent(self, sitting: _Sitting, record: TrialRecord, *, keep: bool = True) -> bytes:
         """A verdict with its receipt, as it is sent; ``keep`` where it will be sent again."""
+        # A verdict and its place in the log never change, so what was made for one request serves the next.
         if (sent := self._verdicts.get(record.trial_id)) is not None:
             return sent
         response = verdict_of(record)

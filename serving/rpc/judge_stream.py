@@ -120,6 +120,7 @@ class _OpenStream:
 
     async def next(self) -> tuple[wire.JudgeStreamRequest, Reservation] | None:
         """The next request and its memory, once there is place for it; None where there is none to come."""
+        # The place comes before the memory: no memory is reserved for a request that would only wait.
         await self._places.acquire()
         received = await self._memory.receive(
             self._context, of=self._of, in_call=self._read > 0, busy_until=self._busy_until
@@ -143,6 +144,7 @@ class _OpenStream:
             del request
             data = response.SerializeToString()
             lot.holds(len(data))
+            # Answers become ready in any order, and a call takes one message at a time.
             async with self._writing:
                 await self._write(data)
             self._told(response.failure.code)  # 0 where there is a verdict
@@ -181,6 +183,7 @@ class _OpenStream:
         within_s = time_left(self._context)
         timeout_s = _timeout_of(request)
         if timeout_s is not None:
+            # At most a tenth, so that a short timeout is not used up by the reserve.
             own_s = timeout_s - min(_TO_ANSWER_S, timeout_s / 10)
             within_s = own_s if within_s is None else min(own_s, within_s)
         tried = self._tried(request.request)

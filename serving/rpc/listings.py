@@ -192,6 +192,8 @@ def where_of(asked: wire.PrecedentFilter) -> Filter:
     return Filter(
         sources=sources,
         splits=splits,
+        # A caller that names none still gets its own and everybody's alone: an empty filter would let all through
+        # (GR-1).
         namespaces=namespaces if namespaces or own is None else ("", *sorted(own - {""})),
         languages=tuple(language(tag, "filter.languages") for tag in tags),
         policies=policies,
@@ -202,6 +204,7 @@ def where_of(asked: wire.PrecedentFilter) -> Filter:
 
 
 def _seal(said: bytes, which: TrialFilter) -> bytes:
+    # Without the caller's namespaces: they apply to every page, whatever its token says, and may change between two.
     asked = {
         "labels": sorted(which.labels),
         "states": sorted(which.states),

@@ -65,6 +65,8 @@ class Methods:
         Returns:
             The response; None of a method that has written its responses to the call.
         """
+        # Through the same interceptors as gRPC: another transport can neither pass by the check of tokens nor by the
+        # counts.
         details = _Details(method, tuple(call.invocation_metadata() or ()))
         handler: _Handler | None = await self._find(details)
         assert handler is not None, method

@@ -168,6 +168,7 @@ class PrecedentsService:
                 "who": signed(request.who, "who"),
                 "why": required(request.why, MOST_WHY, "why"),
             }
+            # In this order: while a call waits for its place, its picture is not decoded and takes no memory.
             async with self._changing, court.picture(request.image) as picture:
                 with changing():
                     change = await changed(

@@ -83,6 +83,7 @@ def failure_of(error: CourtError) -> wire.Failure:
 
 def _cut(text: str, most: int) -> str:
     """Cuts a text to at most so many bytes."""
+    # The cut may fall within a character: what is left of that is dropped. A lone surrogate has no UTF-8 at all.
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
@@ -98,6 +99,8 @@ def _code_of(error: CourtError) -> code_pb2.Code.ValueType:
 
 
 def _retry_delay(root: CourtError, code: int) -> Duration | None:
+    # No delay where to come again could make a change twice (see calls.changing), and none after the caller's own
+    # deadline.
     if not isinstance(root, Unavailable) or root.retry_after is None or code == code_pb2.DEADLINE_EXCEEDED:
         return None
     delay = Duration()

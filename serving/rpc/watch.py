@@ -69,6 +69,7 @@ async def watch_trial(
         raise BadRequest("from_seq counts from 0.", reason="OUT_OF_RANGE", field="from_seq")
     trial_id = await trial_named(request, reception)
     with hub.watching(trial_id, log) as woken:
+        # From the first event, whatever the caller asks from: the one that says whose trial it is has to be checked.
         seq, over = 0, False
         while True:
             # Before looking: what is kept from now on wakes again, and what runs no longer has kept its end.
@@ -121,6 +122,7 @@ async def watch_reviews(
             reason="OUT_OF_RANGE",
             field="from_entry",
         )
+    # At once: a caller who is cut off before the first review knows where to go on.
     yield wire.WatchReviewsResponse(next_entry=number)
     with hub.watching_reviews(log) as woken:
         while True:
@@ -134,8 +136,10 @@ async def watch_reviews(
                 if reviewed is not None:
                     yield wire.WatchReviewsResponse(next_entry=number, reviewed=reviewed)
                     check_in_force()  # it may have taken long to be taken
+            # Says how far the log was read, so that a caller who comes back is not made to go through the same entries.
             if page and reviewed is None:
                 yield wire.WatchReviewsResponse(next_entry=number)
+            # There may be more already, and nothing wakes for what is stored by now.
             if len(page) == _REVIEWS:
                 continue
             if closed:

@@ -149,8 +149,10 @@ class Admission:
 
     async def _wait(self, namespace: str, within_s: float | None, patient: bool) -> float:
         if not patient and (theirs := self._giving_way_to(namespace, within_s)) is not None:
+            # Patient waiters stay: they do not count against the bound, so their leaving would make no room.
             last = next(w for w in reversed(self._lines[theirs].waiters) if not w.patient)
             self._leave(theirs, last)
+            # Its caller may be cancelled in this same round of the loop; a future that is done takes no exception.
             if not last.turn.done():
                 last.turn.set_exception(self._busy())
         line = self._lines.get(namespace)
@@ -176,6 +178,8 @@ class Admission:
             Busy: There is none, and nobody gives way.
         """
         own = self._lines.get(namespace)
+        # Namespaces take turns: before this caller come one round for each own waiter and one more, and never more
+        # turns than callers wait.
         before = min(self.waiting, (len(own.waiters) if own else 0) * len(self._lines) + len(self._lines))
         if within_s is not None and self._mean_s is not None and (before + 1) / self._rate() > within_s:
             raise Busy(
@@ -200,6 +204,7 @@ class Admission:
 
     def _rate(self) -> float:
         """Turns a second that come free, as measured. A trial that is running long counts before it has ended."""
+        # The mean age of the running trials, without a loop over them: now, less the mean of their starts.
         so_far = self._clock() - self._since / self._running if self._running else 0.0
         mean = max(so_far, _FIRST_GUESS_S) if self._mean_s is None else max(so_far, self._mean_s)
         return self._most / max(mean, 1e-6)
@@ -212,10 +217,13 @@ class Admission:
         Callers that were refused together are so called back one by one, as turns come free.
         """
         now, rate = self._clock(), self._rate()
+        # Each refusal books one more turn, so refused callers are spread out (RE-4). The cap bounds what a flood of
+        # refusals can do to the delay.
         self._booked = min(max(self._booked, now + self.waiting / rate) + 1 / rate, now + _LONGEST_S)
         return max(self._booked - now, _SHORTEST_S)
 
     def _start_of(self, namespace: str) -> float:
+        # The maximum takes away turns that a namespace could save up while it asks for none.
         return max(self._virtual, self._finish.get(namespace, 0.0))
 
     def _begin(self, namespace: str, start: float) -> float:
@@ -226,6 +234,7 @@ class Admission:
         self._running += 1
         self._idle.clear()
         if len(self._finish) > _MOST_FINISHED:
+            # An entry that is not above the virtual time changes nothing in _start_of, so dropping it is safe.
             self._finish = {name: finish for name, finish in self._finish.items() if finish > self._virtual}
         return began
 
@@ -238,6 +247,8 @@ class Admission:
         while self._running < self._most and self._lines:
             start, number, namespace = heapq.heappop(self._next)
             line = self._lines.get(namespace)
+            # A heap has no removal: a queue that has emptied, or has come back under a new number, leaves its entry
+            # here.
             if line is None or line.number != number or line.start != start:
                 continue
             waiter = line.waiters.popleft()
@@ -252,6 +263,7 @@ class Admission:
             if not left:
                 waiter.turn.set_result(began)
         if not self._lines:
+            # Only stale entries are left. Without this they pile up where all waiters leave by cancellation.
             self._next.clear()
         if not self._running:
             self._idle.set()

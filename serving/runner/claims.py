@@ -40,6 +40,7 @@ class LeaseTable:
         self._trials = trials
         self._pulse = pulse
         self._numbers = itertools.count()
+        # Weak, so that a lock lives only while somebody uses it, and nothing grows with the trials that were (RE-7).
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def owner(self) -> str:
@@ -126,6 +127,7 @@ class LeaseTable:
             ruling = await self.ruling(lead, record)
             own = ruling.trial_id == lead.trial_id
             trial_id, owner = (wanted.trial_id, wanted.owner) if own else (ruling.trial_id, "")
+            # take_over compares before it sets: where another server is quicker, what that has written is judged next.
             lead = await self.take_over(lead, trial_id, owner) or await self.standing(lead)
         return lead
 
@@ -149,8 +151,10 @@ class LeaseTable:
 
     def left_alone(self, ruling: Lease, record: TrialRecord | None) -> bool:
         """True if no server is running a trial that has no verdict and is not in flight here."""
+        # Whoever ran it has stored its end and is done with it, whatever the claim says.
         if record is not None and record.state is TrialState.FAILED:
             return True
+        # The owner counts as gone if it is this server: callers check first that the trial is not in flight here.
         return self.gone(server_of(ruling))
 
     def gone(self, server: str) -> bool:

@@ -58,6 +58,7 @@ class DecodingPool:
         """
         self._pictures = pictures
         self._quarantine = quarantine
+        # No places for impatient callers: every caller here is patient (see _decode).
         self._turns = Admission(most, 0)
         self._telemetry = telemetry
         self._memory = memory or UncountedPictures()
@@ -79,6 +80,7 @@ class DecodingPool:
             BadPicture: The picture can't be read, exceeds the limits, or is in quarantine.
             Unavailable: The picture could not be tried; the same bytes may do later.
         """
+        # As if a text were given: a file that kills text readers may still be decoded.
         self._quarantine.require(file, text_given=True)
         while True:
             decoding = self._decoding.get(file)
@@ -86,6 +88,8 @@ class DecodingPool:
             if decoding is None:
                 decoding = self._decoding[file] = SingleFlight(lambda: self._decoding.pop(file))
                 decoding.begin(self._decode(data, file, namespace))
+            # A decoding that its last caller has left is being cancelled: who joins it gets that cancellation for an
+            # answer. Hence its end is awaited, and another begun.
             if not decoding.ending:
                 with decoding:
                     decoded = await decoding.result()

@@ -85,6 +85,7 @@ class TrialExecutor:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
         if picture is not None:
+            # Before the trial is opened: one that the docket has can then be taken up with its picture after a crash.
             await self.docket.writer.keep_picture(picture)
 
         case = TrialCase(
@@ -95,6 +96,7 @@ class TrialExecutor:
             namespace=ask.namespace,
             content_id=ask.content_id,
             trace_id=ask.trace_id or uuid.uuid4().hex,
+            # The deadline runs from the request: what decoding has taken comes off.
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
             batch=batch,
         )
@@ -165,6 +167,7 @@ class TrialExecutor:
                 # Once more: until this trial stood in the docket, the last other one of its picture could be erased.
                 await self.docket.writer.keep_picture(picture)
             for event in events:
+                # Only after the append: whoever this wakes reads the docket, and must find the event there.
                 await self.feed.publish(event)
 
         return store

@@ -59,6 +59,8 @@ class EventFeed:
 
         Whoever reads what there is first, and then whenever it is set, misses nothing.
         """
+        # Registered before the caller reads the docket for the first time: what is stored between the two still wakes
+        # it.
         woken = asyncio.Event()
         self._watching.setdefault(trial_id, {})[woken] = in_force()
         if self._following is None:
@@ -95,6 +97,8 @@ class EventFeed:
                 known = size
             for watching in self._watching.values():
                 for woken, still in watching.items():
+                    # A token that is taken out ends its open streams (GR-1): the watcher wakes, and finds that out by
+                    # itself.
                     if not still():
                         woken.set()
             await asyncio.sleep(_LOOK_AGAIN_S)

@@ -77,6 +77,7 @@ class Heartbeat:
         # While nobody could look, the others could not count either: of a long gap only so much says anything.
         passed = min(now - self._looked, 2 * self.beat_s)
         self._looked = now
+        # Also servers that only a claim names, which dead() has entered: they may be gone before their first count.
         for server in {*counts, *self._still}:
             count = counts.get(server, _NONE)  # one that never counted is like one that has stopped
             before = self._counts.get(server)
@@ -98,6 +99,7 @@ class Heartbeat:
             del self._counts[server], self._still[server]
             self._moved.discard(server)
         else:
+            # With the count that was read: a server that comes back at this moment is not removed.
             await self._store.retire(server, count)
 
     async def rest(self) -> None:

@@ -59,6 +59,7 @@ class UnstoredEnds:
         if end.cause is None and len(self._ends) >= _MOST_NEVER_BEGUN:
             return
         before = self._ends.get(trial_id)
+        # A cause outlives an end without one: only with a cause does the reaper close an open record.
         if before is not None:
             end = UnstoredEnd({*before.claims, *end.claims}, end.cause or before.cause)
         self._ends[trial_id] = end
@@ -157,6 +158,7 @@ class TrialsInFlight:
         def strike() -> None:
             # Not the one below: it would hold itself, and all that its trial said, until the collector comes round.
             flight = self._flights.pop(trial_id)
+            # Only its own entry: by now another trial may lead the same meme.
             if key and self._leading.get(key) is flight:
                 del self._leading[key]
             self._strike_off(flight)
@@ -195,10 +197,12 @@ class TrialsInFlight:
         if self._unresumable.get(record.trial_id):
             return False
         failed = record.last(TrialFailed)
+        # CANCELLED means that the callers have left, which says nothing against the trial.
         return record.state is TrialState.OPEN or failed is None or failed.retryable or failed.reason == "CANCELLED"
 
     async def stop(self) -> None:
         """Ends all trials, those too that are about to be begun; each still writes down its end."""
+        # Before the list is made: a trial that is begun after it is cancelled in _begin, so that none slips through.
         self._stopped = True
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         for task in tasks:
@@ -238,8 +242,11 @@ class TrialsInFlight:
             await place.take()
             digest = Meme(await self.decoded(call, place), call.ask.text).digest
             async with self._quarantine.trial(place, digest, call.ask.procedure):
+                # Again: a suspect gives its slot back in quarantine.trial, and its decoded picture with it.
                 picture = await self.decoded(call, place)
                 try:
+                    # Under the name that was claimed, also where it is a generated one: servers find the claim by the
+                    # record.
                     ask = replace(call.ask, request_id=call.name.request_id)
                     hearing = await self._house.hear(
                         ask,
@@ -253,6 +260,7 @@ class TrialsInFlight:
                     raise
         finally:
             await place.leave()
+        # After the slot is left: this needs no turn, and the next trial does not wait for it.
         await self._learn(hearing.record)
         return hearing.record
 
@@ -286,6 +294,7 @@ class TrialsInFlight:
 
     async def _give_up(self, record: TrialRecord, error: CantResume) -> None:
         """Writes down that a trial can't be taken up, so that it does not stand open for ever."""
+        # Before the docket is written: where that fails, this server still does not try it over and over.
         self._unresumable.keep(record.trial_id, True)
         if record.state is not TrialState.OPEN:
             return
@@ -308,6 +317,7 @@ class TrialsInFlight:
         if task is None or (flight.begun_by is None and _put_off(task)):
             # Whoever comes next may take it up: resume_cut_off() of any server, which must find it open, or a call.
             self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, None))
+        # EVENT_EXISTS: another server has gone on with this record, and its end is not this server's to write.
         elif (cause := cause_of(task)) is not None and cause.reason != "EVENT_EXISTS":
             self.unstored.leave(flight.trial_id, UnstoredEnd(flight.claims, cause))
 

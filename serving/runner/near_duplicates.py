@@ -95,6 +95,7 @@ class StoredFingerprint:
     def held(self) -> bytes:
         """All but the hashes, packed."""
         namespace, text = self.namespace.encode(), self.words.text.encode("utf-8", "surrogatepass")
+        # Compression makes short texts longer. A flag says which of the two is stored.
         packed = zlib.compress(text)
         small = len(packed) < len(text)
         head = _HEAD.pack(
@@ -106,6 +107,8 @@ class StoredFingerprint:
         return head + namespace + (packed if small else text)
 
 
+# Flags (1: the text was read, 2: it is compressed), pixels, fingerprint, length of the namespace. The slices in _Row
+# rely on this layout, which dockets contain: another one needs another _FORMAT.
 _HEAD: Final = struct.Struct(">B32s8sH")
 _NO_PICTURE: Final = bytes(32)
 """Stands for the digest of the pixels where a text was sent alone."""
@@ -182,10 +185,12 @@ class _Shelf:
                 continue
             count = look[1] if len(look) > 1 else 0
             end = 2 + BYTES * count
+            # The length comes from the look itself, which may be damaged: one bad row must not hide all others.
             if len(look) < end + _HEAD.size:
                 _log.error("trial %s: its look is damaged and is passed over", trial_id)
                 continue
             row, number = _Row(trial_id, look[end:]), self.first + self.size + len(rows)
+            # A picture with too little in it has no hashes, so no search could find it: it takes no memory.
             if not count and not row.text_alone:
                 continue
             if count:
@@ -198,9 +203,12 @@ class _Shelf:
             return self
         index = self.index.with_more(np.concatenate(hashes), numbers) if hashes else self.index
         more = replace(self, index=index, size=self.size + len(rows))
+        # In place, since a copy of a million rows costs too much. Searches on an earlier shelf do not see them: the
+        # numbers in its index and its size end before them.
         self.rows.extend(rows)
         for mark, number in alone:
             self.texts.setdefault(mark, []).append(number)
+        # Dropping the oldest copies all that is left, so it is done for a quarter at a time.
         return more if more.size <= 1.25 * most else more._latest(most)
 
     def _latest(self, most: int) -> _Shelf:
@@ -301,6 +309,7 @@ class NearDuplicateIndex:
     async def _read_on(self, number: int) -> None:
         while looks := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
             self._shelf = await self._aside(lambda: self._shelf.with_more(looks, self._most))
+            # Only once they are shelved: what fails in between is read again.
             self._read_up_to = looks[-1][0]
             if len(looks) < _PAGE:
                 break
@@ -367,6 +376,8 @@ class NearDuplicateIndex:
         for each in await self._candidates(picture, MemeText(text, text_read), namespace):
             if tried == _TRIED:
                 break
+            # DP-4: the same picture with another text never gets this verdict. The record is read each time, so that a
+            # review counts at once.
             if not each.same_text or not await self._stands(each.trial_id):
                 continue
             if usable is not None and not await usable(each.trial_id):
@@ -389,6 +400,7 @@ class NearDuplicateIndex:
         """
         pixels, upright = "", np.empty((0, BYTES), np.uint8)
         if picture is not None:
+            # Only the upright position is stored: a search compares it with all eight of the picture that is new.
             pixels, upright = picture.pixels_sha256, np.ascontiguousarray((await self._hashes_of(picture))[:, 0])
         kept = StoredFingerprint(pixels, namespace, MemeText(text, text_read), upright)
         keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, kept.to_bytes()))
@@ -409,6 +421,7 @@ class NearDuplicateIndex:
             for task in hanging:
                 task.cancel()
         await self._comparer.aclose()
+        # In a thread, for it waits until running searches are done.
         await asyncio.to_thread(self._threads.shutdown)
 
     async def _candidates(self, picture: Picture | None, words: MemeText, namespace: str) -> Sequence[_Candidate]:
@@ -417,6 +430,7 @@ class NearDuplicateIndex:
             shelf = self._shelf
             return await self._aside(lambda: self._same_letters(shelf, words.text, namespace))
         hashes = await self._hashes_of(picture)
+        # Taken once, before the thread begins: meanwhile the loop may put another shelf in its place.
         shelf = self._shelf
         return await self._aside(lambda: self._search(shelf, hashes, words, namespace))
 
@@ -437,6 +451,8 @@ class NearDuplicateIndex:
             return []
         mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in near.items())
         seen = [found for found in rows if self._everywhere or found[2].namespace == namespace]
+        # The very same letters go first: whoever floods the docket with other captions on a picture does not push the
+        # match out of those that are weighed.
         seen.sort(key=lambda found: (found[2].fingerprint != mark, *found[:2]))
         misread = self._nearness.misread
         weighed = [(_agreement(row, words, mark, misread), bits, age, row) for bits, age, row in seen[:_WEIGHED]]
@@ -470,6 +486,7 @@ class NearDuplicateIndex:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RuntimeError as error:
+            # An executor that is shut down raises a bare RuntimeError; only its text tells it from a fault of the work.
             if "shutdown" not in str(error):
                 raise
             raise Unavailable("The court is closing. Ask again later.", reason="CLOSING") from None

@@ -13,6 +13,7 @@ from serving.docket.ports import Failure, TrialIndex
 from serving.runner.request import AdmissionSlot
 from serving.runner.single_flight import LRUCache
 
+# RE-6 promises this number, over restarts and servers: it is counted from the docket.
 MOST_KILLS = 2
 """Times that a model server may break off in trials of a picture, with no verdict of a model between, before it is
 refused."""
@@ -143,8 +144,10 @@ def _deaths(failures: Sequence[Failure]) -> int:
     for failure in failures:
         if not failure.failed.broke_off:
             continue
+        # It began after the first of the group had ended, so no one death explains both.
         if failure.begun > last:
             at_once, last = 0, failure.ended
+        # Trials that overlap may have seen the same deaths: of a group the most that one has seen counts.
         deaths += max(0, failure.failed.broke_off - at_once)
         at_once = max(at_once, failure.failed.broke_off)
     return deaths

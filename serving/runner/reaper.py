@@ -74,18 +74,23 @@ class Reaper:
             self._unstored.settle(*found)
 
     async def _reap(self, trial_id: str, end: UnstoredEnd) -> None:
+        # Under the lock no call of this server takes the trial up between these checks and its end.
         async with self._claims.taking(trial_id):
             if self._in_flight.of(trial_id) is not None:
                 return  # it was taken up again
             record = await self._claims.record(trial_id)
             if record is not None and record.state is not TrialState.OPEN:
                 return
+            # Never opened, or put off: the trial stays as it is, and giving the claims back lets whoever comes next
+            # begin it.
             if record is None or end.cause is None:
                 for claim in end.claims:
                     await self._claims.leave(claim)
                 return
             name = request_of(record)
             ruling = await self._leases.claim_of(name)
+            # An end may be written only by who owns the claim. Taking it over, which fails if it has changed hands,
+            # makes sure.
             if ruling is None or ruling.trial_id != trial_id or not await self._taken(ruling):
                 return  # another server holds it
             failed = TrialFailed(
@@ -101,6 +106,8 @@ class Reaper:
             try:
                 await self._writer.append(failed)
             except CourtError as error:
+                # Another event has this place in the record: the trial has its end already, or goes on at another
+                # server.
                 if error.reason != "EVENT_EXISTS":
                     raise
                 return

@@ -110,6 +110,7 @@ class AdmissionSlot:
         if self.admission is not None and self.entered is None:
             slot = self.admission.acquire(self.namespace, within_s=self.within_s, patient=self.patient)
             await slot.__aenter__()
+            # Only once admitted: a caller that is cancelled while it waits has nothing to give back.
             self.entered = slot
 
     def require(self) -> None:
@@ -119,6 +120,7 @@ class AdmissionSlot:
 
     async def leave(self) -> None:
         """Let the next one in: what is waited for now is others' work."""
+        # Cleared before anything is awaited, so that a second call gives neither slot nor bytes back again.
         entered, self.entered = self.entered, None
         picture, self.picture = self.picture, None
         if picture is not None:
@@ -135,6 +137,7 @@ class AdmissionSlot:
     def handed_on(self) -> AdmissionSlot:
         """Another slot, which has what this one had from now on."""
         other = replace(self)
+        # Not counted down: the bytes are the other slot's to give back.
         self.entered = self.picture = None
         return other
 
@@ -175,6 +178,7 @@ class Call:
 
     def ends_with_trial(self) -> None:
         """The trial that this call began keeps to the deadline by itself; the call waits for it to say so."""
+        # Otherwise both would end at the same moment, and the call would miss what the record says.
         if self.deadline is not None:
             self.clock.reschedule(self.deadline + _TO_END_S)
 
@@ -191,6 +195,8 @@ def request_fingerprint(ask: TrialRequest, file: bytes) -> str:
         ask: Request to digest.
         file: SHA-256 of its picture file; empty where there is none.
     """
+    # Claims in dockets contain this digest. To add a field is to have a request that is repeated across the upgrade
+    # refused as another one under the same id.
     pins, policy = ask.pins, ask.policy
     return digest(
         [

@@ -128,6 +128,7 @@ class TrialRunner:
         Raises:
             Unavailable: The docket is not there now.
         """
+        # Before the first claim: the claims of a server that no other has seen count soon pass for those of a dead one.
         await self._pulse.beat()
         self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
         self._open = True
@@ -136,6 +137,7 @@ class TrialRunner:
     async def __aexit__(self, *_: object) -> None:
         """Ends what is running; each trial still writes down its end, and who waits for it is told so."""
         self.close()
+        # Trials end while the heartbeat goes on: otherwise another server could take one up whose end is being written.
         await self._hearings.stop()
         for task in self._beside:
             task.cancel()
@@ -143,6 +145,7 @@ class TrialRunner:
             await asyncio.wait(self._beside)
             self._beside = []
             with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
+                # The last ends before the heartbeat goes: once it is gone, other servers take over at once.
                 await self._loose_ends.reap()
                 await self._pulse.rest()
 
@@ -193,6 +196,7 @@ class TrialRunner:
                 self._quarantine.require(file, text_given=ask.text is not None)
                 slot = AdmissionSlot(self.admission, ask.namespace, within_s, patient, memory=self._memory)
                 call = Call(ask=ask, name=name, file=file, place=slot, began=began, clock=clock, deadline=clock.when())
+                # Before a turn is taken: what is in memory does not wait behind trials.
                 answer = await self._at_hand(call) if self._reuse and not ask.try_anew else None
                 if answer is None:
                     try:
@@ -203,6 +207,7 @@ class TrialRunner:
                     self._telemetry.reused(near=answer.near)
                 return answer
         except TimeoutError:
+            # A TimeoutError from within is not the caller's deadline.
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
@@ -222,10 +227,12 @@ class TrialRunner:
             RequestConflict: Another request was asked under this name.
             Unavailable: The docket is not there now, or the court is not in session.
         """
+        # The same object means the same versions: this compares them all without a digest.
         if not self._open or self._known.held(given.ask.procedure) is not given.held:
             return None
         self._quarantine.require(given.file, text_given=given.ask.text is not None)
         record = await self._known.at_hand(given.key)
+        # The meme may have been tried anew meanwhile; what was prepared is for the earlier trial.
         if record is None or record.trial_id != given.trial_id:
             return None
         if request_id:
@@ -354,9 +361,11 @@ class TrialRunner:
         self._require(call.ask)
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
+        # Only after the picture is decoded: what is loaded may change while this call waits for that.
         key, held = self._key(call, digest), self._known.held(call.ask.procedure)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
+            # The same request has come to another server first: both give the answer of the trial that is claimed.
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
             if self._known.answers(earlier, key):
@@ -375,6 +384,7 @@ class TrialRunner:
             key = self._key(call, digest)
             lead, _ = await self._lead(key)
             with self._unless_left(lead):
+                # Where this fails, the same request is being answered elsewhere, and this call follows that.
                 own = await self._claims.take_over(claim, lead.trial_id, owner_of_meme(key))
                 claim = own or await self._claims.standing(claim)
                 answer = await self._follow(call, claim)
@@ -409,6 +419,8 @@ class TrialRunner:
             return claim, await self._follow(call, claim)
         with flight:
             wanted = self._claims.wanted(call.name, call.payload, flight.trial_id)
+            # Before it is written: where the caller leaves meanwhile the claim may stand, and the reaper has to give it
+            # back.
             flight.claims |= {wanted} if lead is None else {wanted, lead}
             claim = await self._claims.claim(wanted)
             return claim, await self._follow(call, claim)
@@ -443,6 +455,8 @@ class TrialRunner:
                 if found is None:  # another server is at it
                     await call.place.leave()
                     await asyncio.sleep(pause)
+                    # Trials at another server may take long: longer pauses keep many waiting calls from loading the
+                    # docket.
                     pause = min(2 * pause, longest)
                 claim = found or await self._claims.standing(claim)
                 continue
@@ -472,6 +486,7 @@ class TrialRunner:
             record = flight.record
             if record is None:
                 raise stopped from None
+            # The stop came after the verdict was stored, and a stored verdict counts.
             if record.state is TrialState.DECIDED:
                 return record
             raise TrialAborted(stopped, record) from None
@@ -569,10 +584,13 @@ class TrialRunner:
         if not self._claims.left_alone(ruling, record):
             return None
         if record is not None:
+            # Also for a trial that goes on: RE-6 counts over restarts, and resuming it would show the meme to a model
+            # again.
             await self._quarantine.require_meme(record.opened.meme.digest, record.opened.procedure)
         anew = record is not None and not self._hearings.resumable(record)
         if record is None or anew:
             self._require(call.ask)
+        # The turn comes before the claim: a server that is too busy to begin the trial must not keep others from it.
         await call.place.take()
         trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
@@ -582,6 +600,7 @@ class TrialRunner:
             with self._unless_left(*wanted):
                 if await self._claims.take_over(ruling, trial_id, owner) is None:
                     return await self._claims.standing(claim)
+                # A trial that is resumed keeps its id, which the claim of this request names already.
                 if ruling != claim and (anew or record is None):
                     await self._claims.take_over(claim, trial_id, owner)
             flight = self._hearings.enlist(trial_id)
@@ -590,6 +609,8 @@ class TrialRunner:
                 self._hearings.begin(flight, call)
             else:
                 self._hearings.take_up(flight, call)
+        # _follow enters the trial next, and nothing suspends between here and there: a task without a caller would be
+        # cancelled by nobody.
         return replace(claim, trial_id=trial_id)
 
     async def _taken_over(self, claim: Lease) -> bool:
@@ -634,6 +655,7 @@ class TrialRunner:
         """Claims are made for a trial that is begun next. Where that fails, or the caller leaves, they may stand."""
         try:
             yield
+        # Also CancelledError, with which a caller leaves.
         except BaseException:
             self._hearings.unstored.leave(wanted[0].trial_id, UnstoredEnd(wanted, None))
             raise

@@ -55,6 +55,7 @@ class SingleFlight(Generic[T]):
             self.task = None
         elif self.task is None:
             self._unneeded()
+        # RE-5: with its last caller the work ends, and the model call that it waits for.
         elif not self.task.done():
             self.task.cancel()
 
@@ -73,6 +74,7 @@ class SingleFlight(Generic[T]):
             As the work.
         """
         assert self.task is not None, "begun by one of the callers"
+        # Not `await self.task`: that would pass the cancellation of one caller on to the work of all.
         await asyncio.wait([self.task])
         if self.task.cancelled():
             raise WorkCancelled

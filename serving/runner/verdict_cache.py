@@ -136,6 +136,7 @@ class VerdictCache:
         opened, text = record.opened, record.last(TextRead)
         assert text is not None, "there is no verdict without"
         token = _token(opened.versions, opened.policy.digest, opened.procedure)
+        # A text that was read is no part of the request: there the key says that it is to be read.
         given = text.text if opened.meme.text_given else None
         return self._key(
             token=token,
@@ -168,6 +169,7 @@ class VerdictCache:
             if age > FRESH_S:
                 await asyncio.wait([checking])
                 checking.result()
+                # The check has found it overruled or replaced, or forget() has, while this call waited.
                 if self._at_hand.get(key) is not known:
                     return None
         return known.record
@@ -175,6 +177,7 @@ class VerdictCache:
     def _check_due(self) -> asyncio.Task[None]:
         """Has the docket asked about all that is asked for and not fresh: one by one would hold calls up."""
         now = self._clock()
+        # Only what has been requested since: memes that nobody sends any more cost the docket nothing.
         due = {
             key: known
             for key, known in self._at_hand.items()
@@ -190,6 +193,7 @@ class VerdictCache:
         """Asks the docket whether trials still answer their keys. Raises Unavailable."""
         try:
             asked = self._clock()
+            # The age of what the docket says counts from before the question, which is the safe side.
             answering = await self._keys.get_many([*due])
             for known in due.values():
                 known.checked, known.asked_for = asked, False
@@ -227,6 +231,7 @@ class VerdictCache:
     def forget(self, trial_id: str) -> None:
         """A trial answers nothing any more."""
         for key, known in self._at_hand.items():
+            # items() is a copy, so that entries may be dropped meanwhile.
             if known.record.trial_id == trial_id:
                 self._at_hand.drop(key)
 

@@ -88,6 +88,7 @@ class Receiver:
         try:
             self._client = http_client(
                 connections=CONNECTIONS,
+                # BO-8, with each connection: a name may lead elsewhere than it did last time.
                 public_only=not settings.allow_private,
                 ca_file=str(settings.ca_file) if settings.ca_file else None,
             )
@@ -101,6 +102,7 @@ class Receiver:
 
     async def send(self, message: Message) -> Answer:
         """Makes one attempt, signed now."""
+        # At each attempt anew: receivers refuse a timestamp that is some minutes old.
         body, timestamp = message.body(), int(self._clock().timestamp())
         headers = {
             "Content-Type": "application/json",

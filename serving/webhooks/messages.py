@@ -93,6 +93,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
         return ()
     elif entry.kind == _ERASED:
         told = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}
+    # PR-1: what is erased while a message waits is not sent any more.
     elif subject.erased:
         return ()
     else:
@@ -152,6 +153,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             review = {"outcome": f"REVIEW_OUTCOME_{event.outcome}", "blind": event.blind}
             return {REVIEW_DECIDED: {**_found(event.label, needs_review=False), "review": review}}
         case TrialFailed():
+            # A trial without a verdict allows nothing: a person has to decide.
             failure = {"step": event.step, "reason": event.reason, "retryable": event.retryable}
             return {TRIAL_FAILED: {"decision": "review", "failure": failure}}
         case _:

@@ -46,6 +46,7 @@ async def note_precedent_changes(
                 changes = [_noted(change, identity.name) for change in history]
                 if added := await reviews.note_changes(changes, since=since):
                     _log.info("changes of precedents are on record: changes=%d", added)
+                # Only once they are stored, so that a round that fails is made again.
                 noted = identity.digest
         except CourtError as error:
             _log.warning("changes of precedents can't be put on record now: reason=%s", error.reason)

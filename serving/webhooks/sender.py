@@ -131,6 +131,8 @@ class HookSender:
         now, size = self._clock(), await self._docket.log.size()
         backlog = await self._docket.deliveries.backlog(self.name)
         stored, looked = self._looked
+        # The stored place decides where it is another than this server has seen: a replay or another server has moved
+        # it.
         reached = looked if stored == hook.next_entry else hook.next_entry
         takes = hook.disabled_at is None and (hook.paused_until is None or now >= hook.paused_until)
         reads = takes and backlog.waiting < MOST_WAITING
@@ -142,9 +144,12 @@ class HookSender:
         waits_s = max(0.0, (now - min(oldest)).total_seconds()) if oldest else 0.0
         self._telemetry.webhook_waits(self.name, lag=max(0, size - reached), oldest_s=waits_s)
         if reads:
+            # A page that is not full says that nothing else up to `size` is for this receiver. `size` was read before
+            # the page, so that nothing stored since is passed over.
             reached = max(new[-1].number + 1 if new else reached, size if len(new) < page else 0)
 
         attempted = await self._attempt_all([*await self._again(due), *(await self._first(new) if reads else ())])
+        # Otherwise each entry that is none of its own would cost a write for each receiver.
         if not attempted and (reached == hook.next_entry or reached < hook.next_entry + _STORE_ANYWAY):
             self._looked = (hook.next_entry, reached)
             return False
@@ -157,6 +162,7 @@ class HookSender:
             return hook
         if hook.owner and not self._pulse.dead(hook.owner):
             return None
+        # Of several servers that see the same owner dead, the docket gives the row to one.
         if not await self._docket.hooks.take(hook, self._pulse.server):
             return None
         _log.info("webhook=%s is sent to by this server", self.name)
@@ -217,6 +223,7 @@ class HookSender:
         taken = any(answer.outcome is Outcome.DELIVERED for answer in answers)
         failing_since = hook.failing_since
         if answers:
+            # One message that is taken is enough: a receiver that refuses only some is never disabled for it.
             failing_since = None if taken else failing_since or now
         pause_s = max((answer.pause_s for answer in answers), default=0.0)
         after = replace(
@@ -230,6 +237,7 @@ class HookSender:
             after = replace(after, disabled_at=now, why="It wants nothing any more: it answered with status 410.")
         elif given_up and failing_since and now - failing_since >= DEAD_AFTER:
             after = replace(after, disabled_at=now, why=f"It took nothing for three days: {given_up[-1].error}.")
+        # Nothing is lost: whoever has the row now goes on from the stored place, and sends again under the same ids.
         if not await self._docket.deliveries.settle(hook, after, gone=gone, kept=kept):
             _log.info("webhook=%s was moved meanwhile, or another server sends to it", self.name)
             return True
@@ -287,6 +295,7 @@ async def send_webhooks(
         beating.cancel()
         await asyncio.gather(*sending, beating, return_exceptions=True)
         with suppress(CourtError):
+            # Only after the senders have ended, or another server would send the same at the same time.
             await docket.hooks.release(pulse.server)
             await pulse.rest()
         for receiver in receivers:

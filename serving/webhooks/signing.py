@@ -99,6 +99,8 @@ def make_secret(path: Path, *, ed25519: bool) -> Signer:
     prefix = _PRIVATE if ed25519 else _HMAC
     text = prefix + base64.b64encode(secrets.token_bytes(_SEED)).decode()
     try:
+        # O_EXCL: a secret that is in use is never overwritten. The mode is set with the creation, so that at no moment
+        # others can read it.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(text + "\n")
@@ -110,7 +112,9 @@ def make_secret(path: Path, *, ed25519: bool) -> Signer:
 def _signer_in(path: Path, hook: str) -> Signer:
     try:
         with path.open("rb") as file:
+            # Of the file that is open: what the path names could be another one by now.
             found = os.fstat(file.fileno())
+            # A secret is far shorter; a path that was mistyped may name a file of any size.
             text = file.read(1024)
     except OSError as error:
         raise _unusable(hook, path, f"can't be read: {error.strerror}") from None
@@ -120,6 +124,7 @@ def _signer_in(path: Path, hook: str) -> Signer:
     try:
         return _parsed(text.decode("ascii").strip())
     except ValueError as error:
+        # Only for ValueError itself: a UnicodeDecodeError, which is one too, quotes bytes of the file.
         why = f" ({error})" if type(error) is ValueError else ""
         raise _unusable(
             hook,
