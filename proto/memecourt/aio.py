@@ -95,9 +95,11 @@ class AsyncClient:
         asked = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
         opened = self._resumed(self._court.WatchTrial, lambda: asked, attempts)
+        # Where the caller leaves the loop, the call ends with it and not whenever the inner generator is collected.
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
                 attempts.progress()
+                # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
                 asked.from_seq = response.event.seq + 1
                 yield response.event
 
@@ -147,10 +149,12 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.reviews`."""
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
+        # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
         opened = self._resumed(self._docket.WatchReviews, lambda: asked, attempts)
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
+                # Also from a response without a review: it says how far the log was read, so none of it is read again.
                 asked.from_entry = response.next_entry
                 if response.HasField("reviewed"):
                     attempts.progress()
@@ -167,6 +171,8 @@ class AsyncClient:
     async def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
         """See :meth:`memecourt.client.Client.add`."""
         if request.id:
+            # An id of the caller's may belong to another precedent: ALREADY_EXISTS would not show that this one went
+            # in.
             return await self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
         request = named_precedent(request)
         try:
@@ -212,6 +218,7 @@ class AsyncClient:
             except grpc.RpcError as error:
                 told = CallError.of(error)
             finally:
+                # Also where the caller stops reading: the server would keep the stream open.
                 call.cancel()
             await self._wait_for_next(attempts, told)
 
@@ -229,6 +236,7 @@ class AsyncClient:
             try:
                 await self._health(b"", timeout=left)
             except grpc.RpcError as error:
+                # Any other answer, a refusal too, shows that there is a server.
                 if error.code() in NOT_THERE:
                     await asyncio.sleep(min(left, connect_again_s(waits)))
                     continue
@@ -247,6 +255,7 @@ class AsyncClient:
         attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
         while True:
             try:
+                # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
                 return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
@@ -266,6 +275,7 @@ class _Stream:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        # Few until the server says how many it works on: what waits there uses up its timeout.
         self._book.not_told_yet()
         self._changed = asyncio.Condition()
         self._open = 0  # streams
@@ -286,6 +296,7 @@ class _Stream:
                     self._book.outcomes.clear()
                     if not ready:
                         if self._book.done:
+                            # A stream that owes an answer nobody waits for may not end within that time.
                             if not self._book.given_up:
                                 with contextlib.suppress(TimeoutError):
                                     async with asyncio.timeout(TO_END_S):
@@ -294,10 +305,13 @@ class _Stream:
                                 raise error
                             return
                         await self._wait()
+                    # Outcomes that were taken make room for further requests: `_read` waits for that.
                     self._changed.notify_all()
+                # Outside the condition: the caller may take its time, and the streams go on meanwhile.
                 for outcome in ready:
                     yield outcome
         finally:
+            # More than once: until a stream is cancelled, its `_send` may start another holder.
             while tasks := [task for task in (reading, *self._holding) if not task.done()]:
                 for task in tasks:
                     task.cancel()
@@ -331,6 +345,7 @@ class _Stream:
                 async with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
+        # Raised by `outcomes`, once all that was taken before has had its outcome.
         except Exception as error:
             no_more = error
         async with self._changed:
@@ -356,6 +371,7 @@ class _Stream:
                 self._open -= 1
                 self._book.cut(number, ended)
                 self._changed.notify_all()
+                # All was sent in this one: `_send` has started another holder, for what has to be sent again.
                 if self._book.refused is not None or number in self._closed:
                     return
 
@@ -376,6 +392,7 @@ class _Stream:
         except grpc.RpcError as error:
             return JudgeError.of(error)
         except asyncio.CancelledError:
+            # gRPC raises the same where the channel was closed; only a cancelled task must let it through.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
@@ -395,6 +412,7 @@ class _Stream:
                     while not (self._book.to_send() or self._book.all_sent):
                         await self._wait()
                     if self._book.all_sent:
+                        # Before our side is closed: what fails in passing from now on needs another stream.
                         self._closed.add(number)
                         self._hold_on()
                         break

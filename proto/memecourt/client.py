@@ -171,6 +171,7 @@ class Client:
         attempts = Attempts(self._retries, self._budget, None, stream=True)
         for response in self._resumed(self._court.WatchTrial, lambda: asked, attempts):
             attempts.progress()
+            # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
             asked.from_seq = response.event.seq + 1
             yield response.event
 
@@ -250,8 +251,10 @@ class Client:
         """
         asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
+        # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
         for response in self._resumed(self._docket.WatchReviews, lambda: asked, attempts):
+            # Also from a response without a review: it says how far the log was read, so none of it is read again.
             asked.from_entry = response.next_entry
             if response.HasField("reviewed"):
                 attempts.progress()
@@ -277,6 +280,8 @@ class Client:
             CallError: The precedent was not added, or its fate is unknown (UNAVAILABLE, DEADLINE_EXCEEDED).
         """
         if request.id:
+            # An id of the caller's may belong to another precedent: ALREADY_EXISTS would not show that this one went
+            # in.
             return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
         request = named_precedent(request)
         try:
@@ -298,6 +303,7 @@ class Client:
 
     def close(self) -> None:
         """Lets the connection go."""
+        # First: a stream that breaks by the close must not be opened again.
         self._closed = True
         self._channel.close()
 
@@ -322,6 +328,7 @@ class Client:
             except grpc.RpcError as error:
                 told = CallError.of(error)
             finally:
+                # Also where the caller stops reading: the server would keep the stream open.
                 call.cancel()
             if self._closed:
                 raise told  # it looks like what a proxy does, but who closed the client has had enough
@@ -345,6 +352,7 @@ class Client:
             try:
                 self._health(b"", timeout=left)
             except grpc.RpcError as error:
+                # Any other answer, a refusal too, shows that there is a server.
                 if error.code() in NOT_THERE:
                     time.sleep(min(left, connect_again_s(waits)))
                     continue
@@ -363,6 +371,7 @@ class Client:
         attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
         while True:
             try:
+                # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
                 return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 told = error.of(failed)
@@ -376,6 +385,7 @@ class _Stream:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
+        # Few until the server says how many it works on: what waits there uses up its timeout.
         self._book.not_told_yet()
         self._changed = threading.Condition()  # guards all that follows, and the book
         self._open: dict[int, grpc.Call] = {}  # streams, by their numbers
@@ -398,13 +408,16 @@ class _Stream:
                     self._book.outcomes.clear()
                     if not ready:
                         if self._book.done:
+                            # A stream that owes an answer nobody waits for may not end within that time.
                             if not self._book.given_up:
                                 self._changed.wait_for(lambda: not self._open, TO_END_S)
                             if (error := self._error or self._no_more or self._book.refused) is not None:
                                 raise error
                             return
                         self._changed.wait(self._book.wait_s())
+                    # Outcomes that were taken make room for further requests: `_read` waits for that.
                     self._changed.notify_all()
+                # Outside the condition: the caller may take its time, and the streams go on meanwhile.
                 yield from ready
         finally:
             with self._changed:
@@ -437,6 +450,7 @@ class _Stream:
                 with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
+        # Raised by `outcomes`, once all that was taken before has had its outcome.
         except BaseException as error:
             no_more = error
         with self._changed:
@@ -461,6 +475,7 @@ class _Stream:
                 self._open.pop(number, None)
                 self._book.cut(number, ended)
                 self._changed.notify_all()
+                # All was sent in this one: `_messages` has started another holder, for what has to be sent again.
                 if self._stopped or self._book.refused is not None or number in self._closed:
                     return
 
@@ -471,6 +486,7 @@ class _Stream:
         call = self._client._court.JudgeStream(self._messages(over, number), metadata=metadata)
         with self._changed:
             self._open[number] = call
+            # `outcomes` has cancelled the streams that it knew of; this one was opened at the same time.
             if self._stopped:
                 call.cancel()
         try:
@@ -487,6 +503,7 @@ class _Stream:
             return JudgeError.of(error)
         finally:
             with self._changed:
+                # gRPC's thread may still wait in `_messages`, and must not take a request for a stream that is over.
                 over.set()
                 self._changed.notify_all()
 

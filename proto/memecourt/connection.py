@@ -83,6 +83,7 @@ class Connection:
         """Checks that what is given goes together; see :class:`memecourt.client.Client` for what it is."""
         if credentials is not None and tls is not None:
             raise ValueError("give either credentials or tls")
+        # Refused before anything is sent: a token that was once in the clear can't be taken back.
         if token is not None and credentials is None and tls is None and not (allow_plain_token or _is_here(address)):
             raise ValueError(
                 "the token would go over the network in the clear: give tls=Tls(), or allow_plain_token=True where "
@@ -129,6 +130,7 @@ def _is_here(address: str) -> bool:
     """True if the address belongs to this machine, so that nobody listens in between."""
     if address.startswith("unix:"):
         return True
+    # From the right: an IPv6 address has colons of its own, and is in brackets.
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback

@@ -59,6 +59,7 @@ class CallError(Exception):
             )
             if packed.Unpack(info):
                 told.reason, told.metadata = info.reason, dict(info.metadata)
+                # In whatever order the details come, the field of BadRequest goes first.
                 told.field = told.field or told.metadata.get("field", "")
             elif packed.Unpack(request) and request.field_violations:
                 told.field = request.field_violations[0].field
@@ -73,6 +74,7 @@ class JudgeError(CallError):
     @classmethod
     def of_failure(cls, failure: wire.Failure) -> Self:
         """Builds the error from a failure that came as a value in a stream."""
+        # A number that this version does not know is still a failure, and never a verdict.
         told = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
         told.reason, told.field = failure.reason, failure.field
         if failure.HasField("retry_delay"):

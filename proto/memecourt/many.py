@@ -153,6 +153,7 @@ class Book:
         if error is not None:
             self.outcomes.append((name, error))
             return
+        # Only now: what has an outcome already must not be sent, nor count in the budget.
         self._asked[name] = asked
         self._ready.append(name)
         self._budget.call()
@@ -177,14 +178,18 @@ class Book:
     def send(self, stream: int) -> wire.JudgeStreamRequest:
         """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
         asked = self._asked[self._ready.popleft()]
+        # From here the stream owes the answer: `cut` finds by this number what has to be sent again.
         asked.sent = stream
         asked.attempts += 1
+        # What is left now, not at the taking: a request may wait here or be sent several times. At least 1 ms:
+        # the server refuses 0.
         asked.message.timeout.FromMilliseconds(max(1, round(1000 * (asked.deadline - self._clock()))))
         return asked.message
 
     def wait_s(self) -> float | None:
         """Seconds until something is due by itself: a request to be sent again, a stream to be opened, or a deadline;
         None if nothing is."""  # noqa: D205, D209
+        # Deadlines come too, so that a caller gets its outcome in time even if nothing else happens.
         times = [asked.deadline for asked in self._asked.values()]
         if self._later:
             times.append(self._later[0][0])
@@ -194,6 +199,7 @@ class Book:
 
     def hear(self, response: wire.JudgeStreamResponse) -> None:
         """An answer came."""
+        # Any answer shows that streams work: the waits begin from the shortest again.
         self._cuts = 0
         self._endings.clear()
         name = response.request_id
@@ -209,6 +215,7 @@ class Book:
         asked.sent = 0
         asked.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
+        # Asking again needs a stream, and after a refusal there is none.
         if self.refused is None and asked.attempts < self._retries.attempts and passing(error):
             wait = self._retries.wait_s(asked.attempts, error.retry_after, asked.deadline - now, self._chance)
             if wait is not None and self._budget.repeat():
@@ -236,6 +243,7 @@ class Book:
                 self.refuse(error)
             return
         self._endings.add(error)
+        # There will be no further stream in which these could be sent.
         if self.refused is not None:
             self.refuse(self.refused)
             return
@@ -255,6 +263,7 @@ class Book:
     def refuse(self, error: CallError) -> None:
         """No other stream is to be had: what is in none has that error. What is in another may still be answered."""
         self.refused = self.refused or error
+        # A copy: `_tell` takes requests out.
         for name, asked in tuple(self._asked.items()):
             if not asked.sent:
                 self._tell(name, JudgeError.like(error))
@@ -267,6 +276,7 @@ class Book:
         for name, asked in tuple(self._asked.items()):
             if asked.deadline > now:
                 continue
+            # It waits to be sent again: the last answer explains more than that its time is up.
             if asked.failure is not None and not asked.sent:
                 self._tell(name, asked.failure)
                 continue

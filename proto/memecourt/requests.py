@@ -92,6 +92,7 @@ def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPreced
     Raises:
         CallError: The error itself, where it does not say that the precedent is there.
     """
+    # The id was drawn at random for this very request: only an earlier attempt of it can have used it.
     if error.code is not grpc.StatusCode.ALREADY_EXISTS:
         raise error
     return wire.AddPrecedentResponse(id=request.id)
@@ -126,6 +127,7 @@ class Export:
     def __init__(self, which: wire.TrialFilter | None) -> None:
         self._which = wire.TrialFilter()
         if which is not None:
+            # A copy, for its beginning is moved on below, and the filter is the caller's.
             self._which.CopyFrom(which)
         self._at: Timestamp | None = None
         self._known: set[str] = set()  # of those opened at that time
@@ -133,12 +135,14 @@ class Export:
     def request(self) -> wire.ExportTrialsRequest:
         """Asks for what is still missing."""
         if self._at is not None:
+            # That moment is included: its trials come again, and `_known` leaves them out.
             self._which.opened_from.CopyFrom(self._at)
         return wire.ExportTrialsRequest(filter=self._which)
 
     def is_new(self, trial: wire.Trial) -> bool:
         """True if the trial was not exported yet; marks it as exported."""
         summary = trial.summary
+        # Trials come in the order in which they were opened: none of an earlier moment can come again.
         if self._at is None or summary.opened_at != self._at:
             self._at, self._known = summary.opened_at, set()
         if summary.trial_id in self._known:
@@ -150,6 +154,7 @@ class Export:
 def _named(request: M, field: str) -> M:
     if getattr(request, field):
         return request
+    # The caller may send the same request anew, and must then get another id.
     copy = type(request)()
     copy.CopyFrom(request)
     setattr(copy, field, uuid.uuid4().hex)

@@ -84,6 +84,7 @@ class Retries:
 
 def connect_again_s(waits: int) -> float:
     """Seconds until a server that could not be reached is looked for again, after so many waits."""
+    # Drawn at random, so that clients who lost the same server don't come back at the same moment.
     return float(min(1.0, 0.1 * 2 ** min(waits, 10)) * random.uniform(0.5, 1.0))
 
 
@@ -124,6 +125,7 @@ class Endings:
     def add(self, error: CallError) -> None:
         """One more."""
         said = str(error)
+        # To the end again, so that what is dropped below is what came longest ago.
         self._ended[said] = self._ended.pop(said, 0) + 1
         if len(self._ended) > _MOST_ENDINGS:
             del self._ended[next(iter(self._ended))]
@@ -146,6 +148,7 @@ class Budget:
 
     def __init__(self, retries: Retries) -> None:
         self._share = retries.share
+        # A repeat takes a whole one: a budget that can't grow to 1 would never allow any, whatever the share.
         self._most = self._left = max(retries.spare, 1.0 if retries.share else 0.0)
         self._lock = threading.Lock()
 
@@ -198,6 +201,7 @@ class Attempts:
         self._deadline = None if timeout is None else clock() + timeout
         self._made = 0
         self._endings = Endings()
+        # Starts the time in which a server may still come up.
         self.progress()
         budget.call()
 
@@ -212,6 +216,7 @@ class Attempts:
 
     def connect_within_s(self, error: CallError) -> float:
         """Seconds that the next attempt may wait for a connection; 0 where the error is that of a server."""
+        # A reason comes from the service itself, so it was reached. Of a change nobody knows whether it got through.
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason or self._changes:
             return 0.0
         left = self.left()
@@ -231,6 +236,7 @@ class Attempts:
                 before ended in.
         """
         self._made += 1
+        # A stream is resumed where it was, so more endings are safe to repeat than for a call that begins again.
         again = is_cut(error) if self._stream else passing(error, changes=self._changes)
         if again and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)

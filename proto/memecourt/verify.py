@@ -137,6 +137,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     _check_count(_text(bundle, "count"), keys, checkpoint, trial_id=trial_id, entries=len(_list(bundle, "entries")))
     entries = tuple(_logged(one, checkpoint) for one in _list(bundle, "entries"))
     parts = tuple(_logged(one, checkpoint) for one in _list(bundle, "parts"))
+    # The signed count alone does not do: an entry given twice could fill the place of one left out.
     for group in (entries, parts):
         if [one.number for one in group] != sorted({one.number for one in group}):
             raise Violated("Entries of the bundle stand twice or in another order than in the log.")
@@ -145,6 +146,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
             raise Violated(f"Entry {entry.number} belongs to another trial.")
     if any(part.kind != "Part" for part in parts):
         raise Violated("Something is handed over as a part that is none.")
+    # Apart from the count: that covers all entries, and some of them are no events.
     seqs = sorted(entry.seq for entry in entries if entry.kind not in OWN_KINDS)
     if seqs != list(range(len(seqs))):
         raise Violated("The events of the trial are not counted from 0 without gaps.")
@@ -192,6 +194,7 @@ def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
     root, own = _base64(lines[2]), _keys_of(lines[0], keys)
     if len(root) != 32 or not own:
         raise Violated("A signed note stands where a checkpoint of this docket has to.")
+    # Above any of the keys would do; it has to be one of this very docket.
     if len(own) < len(keys):
         _open_note(note, own)
     return Checkpoint(lines[0], int(lines[1]), root)
@@ -207,6 +210,7 @@ def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, tria
     lines = _open_note(note, _keys_of(checkpoint.origin, keys)).split("\n")
     root = base64.b64encode(checkpoint.root).decode()
     said = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
+    # Seven, for the text ends with a line break. Size and root tie the count to this one state of the log.
     if lines[:5] != said or len(lines) != 7 or not lines[5].startswith("entries "):
         raise Violated("The signed count is of another trial or another log.")
     if lines[5] != f"entries {entries}":
@@ -220,14 +224,17 @@ def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
     header = _text(one, "header").encode()
     logged = _in_log(header, _number(one, "number"), [_base64(_str(part)) for part in _list(one, "proof")], checkpoint)
     body, salt = one.get("body"), one.get("salt")
+    # Erased, or withheld. One without the other is neither: they go together.
     if body is None and salt is None:
         return logged
     if not isinstance(body, str) or not isinstance(salt, str):
         raise Violated(f"Entry {logged.number} has lost its body or its salt.")
+    # The header was checked against the log above, so this is the commitment that was logged.
     committed = _object(header.decode())["commitment"]
     if not hmac.compare_digest(hmac.digest(_base64(salt), _str(body).encode(), hashlib.sha256).hex(), committed):
         raise Violated(f"The body of entry {logged.number} is not the one that was logged.")
     value = _object(body)
+    # The commitment covers the body alone: a genuine body could be put under the header of another kind or trial.
     told = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
     if told != (logged.kind, logged.trial_id, logged.seq):
         raise Violated(f"The body of entry {logged.number} tells of something else than its header.")
@@ -248,6 +255,7 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
         value = _object(header.decode())
     except (UnicodeDecodeError, CantCheck):
         raise Violated(f"The header of entry {number} is none.") from None
+    # Compared by exact type, for True is an int too.
     known = {"v": int, "number": int, "kind": str, "trial": str, "seq": int, "at": str, "commitment": str}
     if {name: type(one) for name, one in value.items()} != known or value["v"] != 1:
         raise Violated(f"The header of entry {number} is none that this program knows.")
@@ -255,8 +263,10 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
     written = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     if written.encode(errors="surrogatepass") != header or not value["commitment"].isascii():
         raise Violated(f"The header of entry {number} is not written as headers are.")
+    # The place is part of the hashed header: one entry can't be shown at the place of another.
     if value["number"] != number:
         raise Violated(f"The header of entry {number} is that of entry {value['number']}.")
+    # 0x00 before an entry, 0x01 before a node (RFC 6962): a node of the tree can't pass for an entry.
     root = _root(number, checkpoint.size, hashlib.sha256(b"\x00" + header).digest(), proof)
     if root != checkpoint.root:
         raise Violated(f"Entry {number} does not stand in the log that was signed.")
@@ -273,6 +283,7 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
 
 def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
     """The root that an audit path leads to (RFC 9162 §2.1.3.2); empty where it leads to none."""
+    # Empty equals no root: that of a checkpoint has 32 bytes.
     if not 0 <= number < size:
         return b""
     here, last = number, size - 1
@@ -351,8 +362,10 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
     _str(note)
     text, gap, below = note.rpartition("\n\n")
     text += "\n"
+    # C2SP signed-note: no control characters but line breaks.
     if not gap or not below.endswith("\n") or any(letter < " " and letter != "\n" for letter in note):
         raise Violated("A signed note is malformed.")
+    # All of them, before any is used: a mistyped key must not go unnoticed because another one fits.
     trusted = [_key(key) for key in keys]
     signed = False
     for line in below[:-1].split("\n"):
@@ -362,6 +375,8 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
             raise Violated("A signed note is malformed.")
         signature = _base64(encoded)
         for own, id_, public in trusted:
+            # Signatures of others, such as witnesses, prove nothing here and are passed over; a wrong one by a known
+            # key is a sign of tampering.
             if (name, signature[:4]) == (own, id_):
                 if not _verifies(public, signature[4:], text.encode()):
                     raise Violated("A signature is wrong: what was signed has been altered.")
@@ -375,6 +390,7 @@ def _key(text: str) -> tuple[str, bytes, bytes]:
     """Name, id and 32 bytes of a public key."""
     found = re.fullmatch(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]{44})", text.strip())
     key = base64.b64decode(found[3]) if found else b""
+    # The first byte names the kind of signature; 0x01 is Ed25519 (C2SP signed-note).
     if not found or key[:1] != b"\x01":
         raise CantCheck("This is no public key of a docket. Copy the line that `memecourt docket key` printed.")
     id_ = hashlib.sha256(found[1].encode() + b"\n" + key).digest()[:4]
@@ -399,6 +415,7 @@ def _verifies(public: bytes, signature: bytes, message: bytes) -> bool:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    # The latter for what is nested too deep to be read.
     except (ValueError, RecursionError):
         raise CantCheck(_NOT_WHOLE + "it is no JSON.") from None
     if not isinstance(value, dict):
@@ -426,6 +443,7 @@ def _str(value: Any, name: str = "a part") -> str:
     if not isinstance(value, str):
         raise CantCheck(f"{_NOT_WHOLE}{name} is missing or no text.")
     try:
+        # JSON can contain half of a surrogate pair, which has no UTF-8 and so no hash.
         value.encode()
     except UnicodeEncodeError:
         raise CantCheck(f"{_NOT_WHOLE}{name} is no Unicode.") from None
@@ -451,6 +469,7 @@ def _base64(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Violated("A part that has to be base64 is none.") from None
+    # The last character may have spare bits, which decoding ignores: two texts would stand for the same bytes.
     if base64.b64encode(data).decode() != text:
         raise Violated("A part that has to be base64 is not written as it has to be.")
     return data
@@ -458,6 +477,7 @@ def _base64(text: str) -> bytes:
 
 def _receipts(text: str) -> list[dict[str, Any]]:
     """Receipts in a file of JSON: receipts themselves, or responses that hold one, as protobuf writes them as JSON."""
+    # One object, perhaps over several lines, or one a line.
     lines = [text] if text.lstrip().startswith("{") and "\n{" not in text.strip() else text.split("\n")
     found = []
     for line in filter(str.strip, lines):
@@ -482,6 +502,7 @@ def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Ch
         checkpoint=_text(fields, "checkpoint"),
         entry=int(entry),
         header=_base64(_text(fields, "header")),
+        # In a log of one entry the proof is empty, and protobuf leaves out an empty list.
         proof=[_base64(_str(part)) for part in _list({"proof": [], **fields}, "proof")],
         trial_id=_str(fields["trial_id"]),
     )
@@ -499,15 +520,18 @@ def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
     agreed = 0
     for fields in _receipts(text):
         logged, checkpoint = _receipt(fields, keys)
+        # Before other trials' receipts are passed over: two roots for one size show two logs, whatever the trial.
         _same_log(trial, checkpoint)
         if logged.trial_id != trial.trial_id:
             continue
         if logged.number >= trial.checkpoint.size:
             raise CantCheck("The receipt is of an entry that came after this bundle was made. Ask for a new one.")
+        # Same place and same header: with the commitment in the header, also the same verdict.
         here = by_number.get(logged.number)
         if here is None or here.header != logged.header:
             raise Violated(f"The receipt is of another verdict than entry {logged.number} of the bundle.")
         agreed += 1
+    # Nothing to compare with must not read as agreement.
     if not agreed:
         raise CantCheck("None of the receipts is of this trial.")
     return agreed

@@ -64,6 +64,7 @@ def check(
     if pictures is not None and against is None:
         raise click.UsageError("--pictures are those of --against: give that too.")
     try:
+        # Not by `run`, whose exit code for errors means findings here.
         found = asyncio.run(_check(place, against=against, pictures=pictures, sure=sure, asked=encoder))
     except (CourtError, OSError) as error:
         message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."

@@ -35,6 +35,7 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number; fails where it is not finite."""
+        # Before the range: every comparison with NaN is false, so it would pass as inside.
         number = float(click.FLOAT.convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number.", param, ctx)
@@ -160,6 +161,7 @@ def trial_options(command: F) -> F:
             "--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate is given its side."
         ),
     )
+    # Decorators apply from the bottom up: so --help lists them in the order above.
     for option in reversed(options):
         command = option(command)
     return command
@@ -180,6 +182,7 @@ def trial_settings(
 
     Settings of a trial are ``named``.
     """
+    # Absent ones are left out and not set to a default: it would overrule the file and the environment.
     trial: dict[str, Any] = dict.fromkeys(without, False)
     trial |= {name: value for name, value in named.items() if value is not None}
     asked = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
@@ -278,6 +281,7 @@ def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(interruptible())
     except asyncio.CancelledError:
+        # Cancelled by something else than a signal: not ours to explain.
         if not received:
             raise
         raise Interrupted(received[0]) from None

@@ -88,6 +88,7 @@ async def _serve(settings: Settings, address: str) -> None:
             following = asyncio.create_task(follow_files([tokens.path], tokens.use, WHAT, tokens.contents))
             stack.callback(following.cancel)
         stopping = stop_signals()
+        # Without traces: no trial runs in this process.
         telemetry = await stack.enter_async_context(open_telemetry(settings.model_copy(update={"traces": False})))
         parts = await stack.enter_async_context(parts_alone(docket, settings, telemetry.reviewed))
         opening = open_console(docket, settings, address, tokens=tokens, pictures=pictures_of(settings), parts=parts)

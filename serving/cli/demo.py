@@ -62,6 +62,7 @@ def _server(docket: Path | Address | None) -> Iterator[str]:
         try:
             said = ""
             address = ""
+            # It listens before it can judge: models and library are still being loaded.
             while said != "ready":
                 line = process.stdout.readline()
                 if not line:

@@ -70,6 +70,8 @@ def verify(
         report = run(_verified(docket, keys, anchors))
     except click.ClickException as error:
         click.echo(f"not checked: {error.message}", err=True)
+        # Not 1, which says that something is wrong with the docket: a script must not raise that alarm for a missing
+        # key.
         context.exit(EXIT_UNCHECKED)
     click.echo(json.dumps(_as_json(report), indent=2) if as_json else "\n".join(_report_lines(report, bool(anchors))))
     context.exit(EXIT_VIOLATED if report.violated else EXIT_UNCHECKED if report.unchecked else EXIT_CLEAN)
@@ -131,6 +133,7 @@ def key(new: Path | None, docket: Path | Address | None) -> None:
 def _new_key(path: Path) -> str:
     from serving.docket.store.keys import make_key, read_key
 
+    # A docket whose key is lost can't sign anything any more.
     if path.exists():
         raise click.UsageError(f"There is a file at {printable(str(path))} already; a key is never written over.")
     make_key(path)
@@ -225,6 +228,7 @@ async def _backed_up(folder: Path, place: Path | Address | None) -> Backup:
 async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[Path]) -> Report:
     from serving.docket.log.anchors import read_anchor, read_keys
 
+    # Keys and anchors first: what can't be read there is said before a long check begins.
     verifiers = read_keys(keys)
     kept_outside = [read_anchor(path) for path in anchors]
     async with docket_in(settings_of(docket=place)) as store:
@@ -255,6 +259,7 @@ async def _erased(
     """Erases a trial; returns the erasure, and whether the library contained anything of the trial."""
     from serving.docket.review.corrections import name_of
 
+    # The precedent's name follows from the trial's id, so it is found also where the record is erased already.
     name = name_of(trial_id)
     async with docket_in(settings_of(docket=place)) as store:
         # The library last: where that fails, the same command does the rest.

@@ -184,6 +184,7 @@ async def _add_one(
 
     settings = settings_of(encoder=asked)
     tell("Loading the encoder …")
+    # The encoder that made the library: vectors of another could not be compared with its own.
     encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
     try:
         image = None if picture is None else await asyncio.to_thread(picture.read_bytes)

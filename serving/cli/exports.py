@@ -147,6 +147,7 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
     }
     for parameter in context.command.params:
         name = parameter.name or ""
+        # By where the value comes from: a default of its own is no wish of the caller.
         given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
         if given and form not in meant.get(name, (form,)):
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
@@ -191,6 +192,7 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
         else:
             kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
+            # While the docket is open and before the file is written: what can't be noted must not go out.
             await _note(store.reviews, trial_id, form)
     filled = _filled(options["filled"])
     return await asyncio.to_thread(
@@ -241,6 +243,7 @@ async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) ->
 @contextmanager
 def _output(out: Path) -> Iterator[BinaryIO]:
     """A file that has its name once it is whole, or standard output."""
+    # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         if str(out) == "-":
@@ -250,7 +253,9 @@ def _output(out: Path) -> Iterator[BinaryIO]:
         with beside.open("wb") as file:
             yield file
             file.flush()
+            # On the disk before it has its name: after a crash no partial file has it.
             os.fsync(file.fileno())
+        # An export is the caller's file, unlike the docket's own, which are for their owner alone (BO-5).
         hand_on(beside)
         beside.replace(out)
     except OSError as error:

@@ -13,6 +13,7 @@ from memecourt.client import Tls
 from memecourt.connection import Connection
 from serving.cli.common import FiniteRange
 
+# 2 is click's, for wrong usage.
 EXIT_NOT_SERVING, EXIT_NO_ANSWER = 1, 3
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 

@@ -132,6 +132,7 @@ def judge(
     if watch and len(pictures) > 1:
         raise click.UsageError("--watch shows one trial; give one picture with it.")
     if as_json and not sys.stdout.isatty():
+        # In a pipe Python takes the locale's encoding, which may have no room for a meme's text; JSON is UTF-8.
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
 
     def request_of(image: bytes | None) -> wire.JudgeRequest:
@@ -190,6 +191,7 @@ async def _judge_all(
                 return image if isinstance(image, _JudgeFailure) else await ask(request_of(image))
 
         memes = pictures or (None,)
+        # All are begun at once; the gate bounds how many are read into memory.
         running = [asyncio.ensure_future(one(path)) for path in memes]
         for path, outcome in zip(memes, running, strict=True):
             try:
@@ -200,6 +202,7 @@ async def _judge_all(
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
                 raise
+            # Noted before it is printed: it is also how many were judged, should a signal come.
             exits.append(_exit_of(answer))
             if as_json:
                 part = (
@@ -284,6 +287,7 @@ def _read(path: Path) -> bytes | _JudgeFailure:
 def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
     if isinstance(answer, _JudgeFailure):
         return EXIT_ERROR
+    # Only this exact label is an acquittal; all that follows is graver.
     if answer.label == wire.LABEL_NOT_HARMFUL:
         return EXIT_NOT_HARMFUL
     # A label that this client does not know is no acquittal.

@@ -400,6 +400,7 @@ async def _tools(choose: Callable[[], Callable[[], Encoder]]) -> AsyncIterator[t
     try:
         yield await asyncio.to_thread(load), pictures
     finally:
+        # The reader has processes of its own, which would outlive a failed command.
         await pictures.aclose()
 
 
@@ -433,6 +434,7 @@ async def _build(
 
     chosen = settings_of(encoder=asked).encoder or BUILTIN
     _require_files(sources)
+    # Before the encoder is loaded and every meme embedded, which can take hours.
     refuse_place(place, replace)
     name_of(chosen)
     async with _tools(lambda: partial(load_encoder, chosen, texts=texts or "auto")) as (encoder, pictures):
@@ -455,8 +457,10 @@ async def _add(place: Path, sources: list[Source], asked: str | None, max_lost: 
     from retrieval.library.library import Library
     from retrieval.open import choose_encoder
 
+    # First what is quick to check: loading the encoder takes seconds.
     _require_files(sources)
     async with _tools(lambda: choose_encoder(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
+        # Refused where another encoder made it: vectors of two can't be compared.
         library = Library.open(place, encoder.identity)
         return await add_to_library(
             library, sources, encoder=encoder, picture_reader=pictures, progress=_progress(), max_lost=max_lost
@@ -481,6 +485,7 @@ async def _search(
     from retrieval.open import choose_encoder
     from serving.wiring import open_finder
 
+    # The bounds of a request hold for a text from the command line as well.
     check_text(text)
     settings = settings_of(library=place, encoder=asked)
     async with _tools(lambda: choose_encoder(settings.library, settings.encoder)) as (encoder, pictures):
@@ -529,6 +534,7 @@ def _progress() -> Callable[[str, int, int], None]:
     """Says how far each step is; redraws one line where there is a terminal to redraw it on."""
     import sys
 
+    # In a file or a pipe, carriage returns would make one endless line.
     drawn = sys.stderr.isatty()
 
     def progress(step: str, done: int, total: int) -> None:

@@ -102,6 +102,7 @@ def _open(place: str) -> PromptSet:
 
 
 def _differences(first: PromptSet, second: PromptSet) -> Iterator[str]:
+    # Every set has the same files, in the same order.
     for (file, one), other in zip(first.by_file.items(), second.by_file.values(), strict=True):
         before, after = _parts(one.content), _parts(other.content)
         for part in dict.fromkeys((*before, *after)):

@@ -113,6 +113,7 @@ def render(record: TrialRecord) -> str:
         lines.append(f"{event.seq:>3}  +{after:7.3f} s  {event.kind}")
         lines += _event_lines(event)
         lines.append("")
+    # From the record alone nobody can tell which of the two it is.
     if record.state is TrialState.OPEN:
         lines.append("The record ends here: the trial is still running, or was cut off before there was a verdict.")
     return "\n".join(lines).rstrip()

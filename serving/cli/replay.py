@@ -62,6 +62,7 @@ def replay_records(
         results = run(_replayed(settings_of(docket=docket), trial_ids, folder))
     except click.ClickException as error:
         raise _NotReplayed(error.message) from None
+    # A trial that was named is reported in any case.
     passed_over = [one for one in results if one.without_outcome and not trial_ids]
     told = [one for one in results if one not in passed_over]
     if not told:
@@ -108,6 +109,7 @@ def _in_files(folder: Path) -> Iterator[TrialRecord]:
     from court.errors import BadRequest
     from serving.export.document import read_document
 
+    # Sorted, for folders list in any order, and two runs are to say the same.
     for path in sorted((*folder.rglob("*.json"), *folder.rglob("*.jsonl"))):
         try:
             text = path.read_bytes()

@@ -150,6 +150,7 @@ async def _models(
     try:
         async with VllmServer(asked) as server:
             llm = {**given.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}
+            # Settings once more: port and key of the server are known only now.
             yield settings_of(**{**given, "llm": llm}), server.ended
     except VllmFailed as error:
         for line in error.log:

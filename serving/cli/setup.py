@@ -30,6 +30,7 @@ def setup(reader: str | None) -> None:
         try:
             place = find_weights()
         except NotLoaded:
+            # A folder that was named and has no weights is a mistake to report, and no reason to fetch others.
             if os.environ.get(WEIGHTS):
                 raise
             tell("Fetching the encoder's weights (91 MB) …")

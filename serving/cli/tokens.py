@@ -76,6 +76,7 @@ def add(
     known = [Scope(scope) for scope in dict.fromkeys(scopes)]
     token = _done(lambda: file.add(path, name, known, namespaces or None, expires=end, widen=widen))
     click.echo(token)
+    # On standard error: standard output is the token alone, fit for a pipe.
     click.echo("This is the only time that it is shown: hand it over now.", err=True)
 
 

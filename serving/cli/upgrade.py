@@ -53,6 +53,7 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
     findings = [_finding(what, look, settings) for what, look in _LOOKS.items()]
     if not check:
         findings = [
+            # A docket of a later version is never touched: `readable` is false for it.
             run(_upgraded(settings)) if one.what == "docket" and one.remedy and one.readable else one
             for one in findings
         ]

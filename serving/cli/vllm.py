@@ -134,6 +134,8 @@ async def _hold(settings: VllmSettings, verbose: bool) -> None:
     await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         tell("stopping vLLM")
+        # Leaves the server's block, which ends vLLM in order; waited for, so that nothing is left when this process
+        # ends.
         work.cancel()
         await asyncio.wait((work,))
         return
@@ -141,6 +143,7 @@ async def _hold(settings: VllmSettings, verbose: bool) -> None:
     try:
         work.result()
     except VllmFailed as error:
+        # With --verbose they were shown as they came.
         if not verbose:
             for line in error.log:
                 _show(line)
@@ -152,6 +155,7 @@ async def _serve(server: VllmServer) -> None:
 
     async with server:
         click.echo(f"vLLM answers at {server.base_url} as {server.model}")
+        # A key that the operator has set is known to them, and need not show in a terminal.
         if not os.environ.get(KEY):
             click.echo(f"key: {server.api_key}")
         click.echo(f"use it: {KEY}=… memecourt serve --llm-url {server.base_url} --model {shlex.quote(server.model)}")
@@ -164,4 +168,5 @@ async def _serve(server: VllmServer) -> None:
 
 
 def _show(line: str) -> None:
+    # vLLM's log may repeat parts of a request, and so a stranger's control characters.
     tell(f"vllm| {printable(line)}")

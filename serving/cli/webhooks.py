@@ -38,6 +38,8 @@ def list_hooks(as_json: bool, docket: object) -> None:
         async with docket_in(settings) as open_docket:
             size = await open_docket.log.size()
             stored = {hook.name: hook for hook in await open_docket.hooks.hooks()}
+            # Also what only the docket knows: a receiver taken out of the settings still has its place, and what waits
+            # for it.
             for name in [*known, *(name for name in stored if name not in known)]:
                 backlog = await open_docket.deliveries.backlog(name)
                 line = _about(name, stored.get(name), backlog, size=size, url=known[name].url if name in known else "")
@@ -62,6 +64,7 @@ def test(name: str) -> None:
     async def work() -> str:
         receiver = Receiver(hook)
         try:
+            # Not by way of the docket: a trial message must not take a place among those that are delivered in order.
             answer = await receiver.send(trial_run(datetime.now(UTC)))
         finally:
             await receiver.aclose()

@@ -66,6 +66,7 @@ def create_app(
     Raises:
         ValueError: The console is reachable from outside this machine, and there are no tokens.
     """
+    # Not only where the listener is opened: whoever embeds this application must not expose it by mistake (BO-4).
     if tokens is None and not only_here(host):
         raise ValueError("without tokens the console is for this machine alone")
     routes: list[BaseRoute] = [
@@ -97,6 +98,8 @@ class _Files(StaticFiles):
 
     async def get_response(self, path: str, scope: object) -> Response:
         response = await super().get_response(path, scope)  # type: ignore[arg-type]
+        # Set before the guard says no-store: browsers may cache them, but check each time, so that they match the pages
+        # after an upgrade.
         response.headers.setdefault("cache-control", "no-cache")
         return response
 

@@ -50,6 +50,7 @@ async def one_sharp(request: Request) -> Response:
 
 
 async def _file(request: Request, pictures: Pictures) -> Response:
+    # From the address, and so anything: checked against the list before it names a type or a file.
     named = request.path_params["form"]
     if named not in list(TrialForm):
         raise TrialUnknown(f"A trial can be taken away as {', '.join(TrialForm)}.", field="form")
@@ -57,16 +58,19 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     record = await trial_of(request)
     console = console_of(request)
     if form is TrialForm.DSA:
+        # A draft has no picture in it, so no access to one is noted.
         pictures = Pictures.NONE
     kept = await gather(
         record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
     )
+    # Before the file is written: what can't be noted must not go out.
     if pictures is Pictures.SHARP:
         for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
             await note(request, record, what)
     await note_verdict_shown(request, kept.record)  # who has read a verdict can't review it blind any more
     fonts = console.parts.get(FONTS, ())
     assert isinstance(fonts, Sequence)
+    # A PDF with many pictures takes seconds; other pages are served meanwhile.
     data = await asyncio.to_thread(lambda: write_trial(kept, form, pictures=pictures, fonts=fonts))
     name = f"trial-{file_name(record.trial_id, form)}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))

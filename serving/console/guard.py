@@ -76,6 +76,7 @@ class Guard:
 
         if self._hosts is not None and host_of(scope) not in self._hosts:
             refusal = PlainTextResponse("This console is not reached under that name.\n", status_code=421)
+            # Refusals have the headers of all other answers.
             await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
@@ -93,10 +94,12 @@ def cookie_of(request: Request) -> str:
 
 def set_cookie(request: Request, response: Response, id_: str) -> None:
     """Has the browser keep an id until it is closed. No script can read it; no other site's request carries it."""
+    # Strict: a request that another site causes comes without it, so it can neither read nor do anything.
     response.set_cookie(cookie_name(request), id_, path="/", httponly=True, samesite="strict", secure=_secure(request))
 
 
 def _secure(request: Request) -> bool:
+    # Behind a proxy that ends TLS the request itself comes over http.
     return (console_of(request).origin or str(request.base_url)).startswith("https:")
 
 
@@ -111,6 +114,7 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:
             # Here, and not at the very outside: this answer is to have the headers of all others.
             place = traceback.extract_tb(error.__traceback__)[-1]
+            # No word of the exception: it may contain what strangers wrote (PR-1).
             where = f"{place.name}:{place.lineno}"
             _log.error("%s on %s in %s", type(error).__qualname__, page.path, where)
             raise HTTPException(500) from None
@@ -120,9 +124,11 @@ def guarded(page: Page) -> Callable[[Request], Awaitable[Response]]:
         found = sessions.find(cookie_of(request))
         request.state.session, request.state.visitor = found or (None, None)
         request.state.form = ImmutableMultiDict()
+        # Before a form is read: nothing is read for somebody who is not signed in.
         if page.role is not None and found is None:
             return _to_sign_in(request)
         if request.method not in ("GET", "HEAD"):
+            # Also on pages for everybody: signing in is a form that another site must not send.
             request.state.form = await _checked_form(request)
         if page.role is not None and found is not None and found[1].role < page.role:
             _refused(found[1], page)
@@ -152,6 +158,7 @@ def _to_sign_in(request: Request) -> Response:
         # htmx would put the sign-in page into a piece of this one.
         return Response(status_code=401, headers={"hx-refresh": "true"})
     if request.method not in ("GET", "HEAD"):
+        # Not back to where a form was sent: its content is lost, and must not be sent again by itself.
         return RedirectResponse("/sign-in", status_code=303)
     asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"/sign-in?next={quote(asked, safe='')}", status_code=303)
@@ -166,6 +173,7 @@ async def _checked_form(request: Request) -> Form:
     """
     origin = request.headers.get("origin")
     own = console_of(request).origin or f"{request.url.scheme}://{request.headers.get('host', '')}"
+    # Browsers may leave out either header: where there is one it must fit, and the proof below is needed in any case.
     site = request.headers.get("sec-fetch-site")
     if (origin is not None and origin != own) or site not in (None, "same-origin", "none"):
         raise NotAllowed("This was sent by another site than the console.", reason="OTHER_SITE")
@@ -185,6 +193,7 @@ async def _form(request: Request) -> Form:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
+        # Counted as it comes: an announced length may be wrong or missing.
         if len(body) > _MOST_BYTES:
             raise BadRequest("That is too long for a form.", reason="TOO_LONG")
     try:

@@ -155,6 +155,7 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
         standing, wrong = Standing.ERASED if entry.erased else Standing.PROVEN, ""
         try:
             check(entry)
+            # The log may have grown since it was signed: that is no fault of an entry.
             if checkpoint is None or entry.number >= checkpoint.size:
                 standing = standing if entry.erased else Standing.UNSIGNED
             else:
@@ -171,6 +172,7 @@ def _looked(entry: Entry) -> tuple[str, str]:
     if entry.kind != "PictureShown" or entry.body is None:
         return "", ""
     try:
+        # An altered body may be anything: the page that shows it as wrong has to open all the same.
         told = parse(entry.body)
     except ValueError:
         return "", ""

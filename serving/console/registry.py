@@ -118,6 +118,7 @@ async def trial_of(request: Request, trial_id: str | None = None) -> TrialRecord
         if visitor_of(request).sees(record.opened.meme.namespace):
             return record
     except TrialErased:
+        # Its namespace is erased too: nobody can decide whether a visitor of some namespaces may know of it.
         if visitor_of(request).namespaces is None:
             raise
     except TrialUnknown:

@@ -55,6 +55,7 @@ async def open_console(
             field="console",
         )
     if tokens is None:
+        # Said each time: on a machine of several users "this machine alone" is not one person.
         _log.warning("the console asks nobody who they are: all users of this machine can read and review")
     app = create_app(
         docket,

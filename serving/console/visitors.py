@@ -101,6 +101,7 @@ class Session:
     def grant(self, trial_id: str, what: str, now: float) -> str:
         """Allows a picture to be fetched sharp, once, within two minutes; returns what to ask for it with."""
         self.grants = {key: one for key, one in self.grants.items() if one.until > now}
+        # All last equally long, so the first in the dictionary is the oldest.
         while len(self.grants) >= _MOST_GRANTS:
             del self.grants[next(iter(self.grants))]
         key = secrets.token_urlsafe(16)
@@ -109,6 +110,7 @@ class Session:
 
     def granted(self, key: str, now: float) -> Grant | None:
         """Returns the grant of a key without using it up; None if it grants nothing (any more)."""
+        # Not used up: an animation has several frames, each fetched once by the same key.
         found = self.grants.get(key)
         return found if found is not None and found.until > now else None
 
@@ -155,8 +157,10 @@ class Sessions:
         if visitor is None:
             return None
         now = self._now()
+        # Only here: sessions that are over make room when somebody signs in, and `find` refuses them before that.
         self._sessions = {key: one for key, one in self._sessions.items() if self._alive(one, now)}
         while len(self._sessions) >= _MOST_SESSIONS:
+            # Refusing the new one instead would lock everybody out once the table is full.
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].seen)]
         id_ = secrets.token_urlsafe(32)
         self._sessions[_hashed(id_)] = Session(token_hash, opened=now, seen=now)
@@ -168,6 +172,8 @@ class Sessions:
         now = self._now()
         if session is None:
             return None
+        # Looked up for each request: a token that is taken out or changed ends the session, or changes its role, at
+        # once.
         visitor = self._visitor(session.token_hash)
         if visitor is None or not self._alive(session, now):
             self.close(id_)
@@ -188,6 +194,8 @@ class Sessions:
 
     def proves(self, id_: str, proof: str) -> bool:
         """True if a form came from a page that was made for this cookie."""
+        # Pages for everybody give the proof of no cookie to anyone, so it must prove nothing. As bytes: compare_digest
+        # takes no text beyond ASCII.
         return bool(id_) and hmac.compare_digest(self.proof(id_).encode(), proof.encode())
 
     def _visitor(self, token_hash: str) -> Visitor | None:

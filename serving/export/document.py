@@ -70,6 +70,7 @@ def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages
     if pictures is not Pictures.NONE:
         told["pictures"] = [
             _picture(png, index, pictures)
+            # Not strict: there are no frames where the picture is not stored.
             for png, index in zip(kept.frames, record.opened.meme.frames_used, strict=False)
         ]
     return told
@@ -91,6 +92,7 @@ def read_document(text: str | bytes) -> TrialRecord:
         if not isinstance(told, dict) or told.get("format") != FORMAT:
             raise ValueError("no document")
         return TrialRecord.of(parse_event(json.dumps(event)) for event in told["events"])
+    # The file may be anybody's: whatever is wrong with it is one and the same refusal.
     except (ValueError, KeyError, TypeError, ValidationError):
         raise BadRequest(f"This is no trial in the form {FORMAT}.", reason="NOT_A_TRIAL") from None
 

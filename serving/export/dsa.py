@@ -99,6 +99,7 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "puid": _puid(record.trial_id),
     }
     named = clause.category if clause else finding.category if finding else ""
+    # A category of the platform's own policy has no counterpart that we could know: it is left to the platform.
     if named in CATEGORIES:
         category, keyword = CATEGORIES[named]
         statement["category"] = f"STATEMENT_CATEGORY_{category}"
@@ -111,8 +112,10 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         )
     if language := _language(record):
         statement["content_language"] = language
+    # Before the platform's own words: only what the court says has to be confirmed.
     own = dict(statement)
     statement |= filled or {}
+    # What is missing is the platform's to fill in; what is wrong would be refused later, when nobody knows why.
     if wrong := [fault for fault in schema.faults(statement) if not fault.endswith(": missing")]:
         raise BadRequest(f"What was filled in can't stand there. {'; '.join(wrong)}.", reason="BAD_STATEMENT")
     left = schema.missing(statement)
@@ -140,6 +143,7 @@ def _finding(record: TrialRecord) -> Finding | None:
 def _clause(record: TrialRecord) -> Clause | None:
     """The clause that holds: the reviewer's where one is named, else the court's; None where no policy here has it."""
     review, finding, policy = record.last(VerdictReviewed), _finding(record), record.opened.policy.content
+    # By digest and not by name: another wording under the same name must not be quoted.
     if policy is None and record.opened.policy.digest == DEFAULT_POLICY.digest:
         policy = DEFAULT_POLICY  # a trial that asked no model keeps no more than its name
     number = (review.clause if review else "") or (finding.clause if finding else "")
@@ -153,6 +157,7 @@ def _ground(record: TrialRecord, clause: Clause) -> str:
 
 def _explanation(record: TrialRecord, clause: Clause, finding: Finding | None) -> str:
     review, verdict = record.last(VerdictReviewed), record.verdict
+    # A reviewer may have named another clause: the court's target belongs to its own clause only.
     aimed = f", aimed at: {finding.target}" if finding and finding.target and finding.clause == clause.number else ""
     sentences = [
         f"Picture and words of the meme, read together, were found to be what clause {clause.number} of the policy "
@@ -228,6 +233,7 @@ def _facts(record: TrialRecord) -> str:
 
 
 def _puid(trial_id: str) -> str:
+    # The database takes these characters alone; the digest keeps such an id unique.
     fits = re.fullmatch(r"[A-Za-z0-9_-]{1,500}", trial_id)
     return trial_id if fits else f"trial-{hashlib.sha256(trial_id.encode()).hexdigest()}"
 
@@ -240,6 +246,7 @@ def _language(record: TrialRecord) -> str:
 
 def _cut(text: str, name: str) -> str:
     most = schema.LENGTHS[name]
+    # A statement that is too long is refused as a whole.
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -131,6 +131,7 @@ _GROUNDS = {
     "DECISION_GROUND_ILLEGAL_CONTENT": ("illegal_content_legal_ground", "illegal_content_explanation"),
     "DECISION_GROUND_INCOMPATIBLE_CONTENT": ("incompatible_content_ground", "incompatible_content_explanation"),
 }
+# \Z and not $, which would let a line break at the end pass.
 _PUID = re.compile(r"[A-Za-z0-9_-]{1,500}\Z")
 _LANGUAGE = re.compile(r"[A-Z]{2}\Z")
 

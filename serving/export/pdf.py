@@ -83,6 +83,7 @@ def _open(main: Path, bold: Path, others: Sequence[Path], *, title: str, now: da
     made.add_font(FAMILY, "B", bold)
     for number, path in enumerate(others):
         made.add_font(f"more{number}", "", path)
+    # Not the exact style: the further fonts have no bold, and a letter in regular is better than none.
     made.set_fallback_fonts([f"more{number}" for number in range(len(others))], exact_match=False)
     made.set_title(f"Trial {title}")
     made.set_creator("MemeCourt")
@@ -335,6 +336,7 @@ def font_files(more: Sequence[Path] = ()) -> Iterator[tuple[Path, Path, Sequence
         raise NotLoaded(
             "PDFs need fonts. Install them with: pip install 'memecourt[export]'.", reason="EXPORT_NOT_LOADED"
         ) from None
+    # fpdf2 takes fonts as files, and the package has them as bytes.
     with tempfile.TemporaryDirectory(prefix="memecourt-fonts-") as folder:
         written = []
         for name in (_MAIN, _BOLD, *_PACKAGED):
@@ -357,6 +359,7 @@ def printed(text: str, pdf: FPDF) -> Iterator[tuple[str, bool]]:
         for character in piece:
             if character in "\n\t" or any(ord(character) in glyphs for glyphs in has):
                 plain.append(character)
+            # Variation selectors choose between forms of a letter, and show nothing themselves.
             elif character not in _OF_EMOJI:
                 if plain:
                     yield "".join(plain), False

@@ -82,12 +82,14 @@ async def gather(
         Unavailable: The pictures can't be read now.
     """
     record = await trials.record(trial_id)
+    # A receipt is of a verdict: without one there is none to be had.
     receipt = None if record.verdict is None else await log.receipt(trial_id)
     if pictures is Pictures.NONE:
         return ExportSource(record, receipt=receipt)
     frames = tuple(await trials.frames(record.opened.meme.pixels_sha256))
     cited = record.precedents
     ids = [exhibit.id for exhibit in cited.findings.exhibits] if cited else []
+    # Without a library none is found, which the zip below allows.
     found = await library.pictures(ids) if library is not None and ids else ()
     shown = {id_: frame.png for id_, frame in zip(ids, found, strict=False) if frame is not None}
     return ExportSource(record, frames, shown, receipt)

@@ -82,6 +82,7 @@ class Selection:
             lines = await self._index.list(limit=_PAGE, after=after, which=self._which, oldest_first=True)
             await self._noted([line.trial_id for line in lines if line.label and not line.erased])
             for line in lines:
+                # Moved on before the record is read: one that is erased is passed over, and must not come again.
                 after = (line.opened_at, line.trial_id)
                 try:
                     record = await self._trials.record(line.trial_id)
@@ -90,6 +91,7 @@ class Selection:
                     continue
                 self.given += 1
                 yield record
+            # Counted by lines and not by records: a page may have had erased trials on it.
             if len(lines) < _PAGE:
                 return
 
@@ -110,9 +112,11 @@ class Selection:
             held = 0
             async for record in self.records():
                 rows.append(row_of(record))
+                # Bounded by size as well: a thousand long trials would not fit in memory.
                 held += len(rows[-1]["events"])
                 if len(rows) >= _GROUP_ROWS or held >= _GROUP_BYTES:
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                    # Before it is handed on: the receiver may be slow, and the rows need not wait in memory.
                     rows, held = [], 0
                     yield sink.taken()
             if rows:
@@ -137,6 +141,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "content_id": opened.meme.content_id,
         "request_id": opened.request_id,
         "state": str(record.state),
+        # The reviewer's where there is one; the court's own is in the next column.
         "label": str(record.label_in_force) if verdict else None,
         "court_label": str(verdict.label) if verdict else None,
         "harmful_strength": str(strengths.harmful) if strengths else None,
@@ -206,6 +211,7 @@ def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
     told: list[tuple[ModelCall, int]] = []
     for event in record.events:
+        # Its call is counted with SummarisedAhead, which came first.
         if isinstance(event, Summarised) and (event.side, event.round) in ahead:
             continue
         call = getattr(event, "call", None)
@@ -233,6 +239,7 @@ class _Sink(io.RawIOBase):
         self._at += len(piece)
         return len(piece)
 
+    # pyarrow needs the position: the footer names the offset of every row group.
     def tell(self) -> int:
         return self._at
 

@@ -57,5 +57,6 @@ def write_trial(
 
 def file_name(trial_id: str, form: TrialForm) -> str:
     """A file's name for a trial: whatever its id holds, it stays in its folder."""
+    # No separator and no dot; cut, for a file's name may have some 255 bytes.
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in trial_id)[:100] or "trial"
     return f"{plain}.{'dsa.json' if form is TrialForm.DSA else form}"

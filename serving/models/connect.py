@@ -71,6 +71,7 @@ async def connect_models(
         ) from error
 
     http = http_client()
+    # At once: a probe that fails must not leave connections open.
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
@@ -79,10 +80,13 @@ async def connect_models(
     for role, own in wanted.items():
         urls, name = _both(role, own)
         key = own.api_key.get_secret_value() if own.api_key else ""
+        # Roles that share servers, model and key share a client: it is probed once.
         model = models.get((urls, name, key))
         if model is None:
+            # The probe serves every role of this model, so it looks for thoughts where any of them is to think.
             thoughts = any(_both(other, its) == (urls, name) and its.thinking != "off" for other, its in wanted.items())
             for url in urls:
+                # By server and not by role: the bound is on what all roles together send to the same server.
                 loads.setdefault(url, Load(settings.llm.concurrency))
             model = await probe_replicas(
                 [
@@ -177,6 +181,7 @@ async def _connect_guard(
     )
     try:
         listed = await model.listed(within_s=_GUARD_S)
+    # A guard is an opinion beside the court: without it the server starts all the same.
     except Unavailable as error:
         tell(
             f"The guard model {own.model} does not answer: {error.message} Trials are held without its opinion "
@@ -204,6 +209,7 @@ async def _reached(
         try:
             return await probe(model, pictures=pictures, thoughts=thoughts)
         except Unavailable as error:
+            # At the first failure, then seldom: the log is not to fill up while a model is being loaded.
             if tries % _TOLD_EVERY == 0:
                 tell(f"Waiting for the model server for {model.name}: {error.message}")
             tries += 1

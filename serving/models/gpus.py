@@ -60,6 +60,7 @@ def list_gpus() -> tuple[Gpu, ...]:
         gpus = {
             ids: gpu
             for ids, gpu in gpus.items()
+            # CUDA takes the beginning of a UUID for the whole; an empty part would be the beginning of any.
             if ids[0] in named or any(part and ids[1].startswith(part) for part in named)
         }
     if not gpus:

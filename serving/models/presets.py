@@ -71,6 +71,7 @@ class Preset:
 
 
 def _cache_bytes(layers: int, heads: int, head_size: int = 128) -> int:
+    # Keys and values, of two bytes each.
     return 2 * layers * heads * head_size * 2
 
 
@@ -148,6 +149,7 @@ def largest_that_fits(gpus: Sequence[Gpu]) -> FittingPreset:
     for preset in reversed(list(PRESETS.values())):
         for count in (1, 2, 4, 8):
             needed = preset.memory_gib(count)
+            # Sorted by size: this is the smallest of those that would share it, and each gets an equal part.
             if count <= len(idle) and idle[count - 1].total_gib >= needed:
                 on = " and ".join(map(str, idle[:count]))
                 why = f"{preset.name} needs {needed:.1f} GiB on each of {count} GPUs, and fits {on}{passed_over}."
@@ -181,6 +183,7 @@ def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None,
         set_up = chosen.settings()
     elif name in PRESETS:
         set_up = PRESETS[name].settings()
+    # vLLM takes the last of a flag that is given twice: those of the caller win.
     flags = (*set_up.pop("flags", ()), *given.pop("flags", ()))
     try:
         return VllmSettings.model_validate({**set_up, **given, "flags": flags})

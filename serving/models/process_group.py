@@ -53,7 +53,9 @@ class ProcessGroup:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
+            # A log in another encoding must not end the reading: a full pipe would stop the process.
             errors="replace",
+            # Also makes it the leader of a group of its own, which can be ended as a whole.
             start_new_session=True,
             env=environment,
         )
@@ -113,6 +115,7 @@ class ProcessGroup:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _kill_all_but_trackers(process.pid)
         self._listener.join(timeout=2)  # all of them hold the pipe: at its end they are gone
+        # The trackers have had their time: whatever is left of the group goes now.
         self._signal(signal.SIGKILL, os.killpg)
         with self._signalling:
             code = process.wait()
@@ -124,6 +127,7 @@ class ProcessGroup:
         if not self._listener.is_alive():
             process.stdout.close()
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            # Futures belong to the loop's thread, and this is another.
             self._loop.call_soon_threadsafe(self._set_gone, code)
 
     def _set_gone(self, code: int) -> None:
@@ -131,6 +135,7 @@ class ProcessGroup:
             self._gone.set_result(code)
 
     def _signal(self, number: signal.Signals, send: Callable[[int, int], None]) -> None:
+        # Under the lock of the reaping: afterwards the number may be that of a process that is none of ours.
         with self._signalling, suppress(ProcessLookupError):
             if not self._reaped:
                 send(self.pid, number)
@@ -143,6 +148,7 @@ def _kill_all_but_trackers(group: int) -> None:
     megabytes that would otherwise stay until the machine is started anew.
     """
     for process in Path("/proc").glob("[0-9]*"):
+        # A process may end between the listing and these calls.
         with suppress(OSError):
             number = int(process.name)
             if number == group or os.getpgid(number) != group:

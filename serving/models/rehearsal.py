@@ -64,6 +64,7 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
         prompts=prompts,
         chairs=RoleModels(role, role, role, role),
     )
+    # The stand-in ignores pictures.
     frame = Frame(b"", 1, 1)
     picture = Picture(PictureFormat.PNG, "", "", width=1, height=1, frame_count=1, frames=(frame,))
     try:

@@ -110,6 +110,7 @@ class VllmServer:
         self._start()
         try:
             await self._until_it_answers()
+        # Also where the start was cancelled: nothing of vLLM may be left running.
         except BaseException:
             await self.stop()
             raise
@@ -175,6 +176,7 @@ class VllmServer:
                 http_client(connections=1, base_url=self.root_url) as client,
             ):
                 while self.running:
+                    # No connection yet, or one that broke off: whether the process still runs is what ends the loop.
                     with suppress(httpx2.TransportError):
                         if (await client.get("/health", timeout=5)).status_code == 200:
                             return await self._ask(client)

@@ -18,6 +18,7 @@ def _end_with_the_starter(grace: float) -> None:
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    # As long as the starter itself would have given it.
     time.sleep(grace)
     if os.getpgrp() == os.getpid():  # the group is ours alone: vLLM's engine and workers
         os.killpg(0, signal.SIGKILL)

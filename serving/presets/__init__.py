@@ -83,6 +83,7 @@ def preset_names() -> tuple[str, ...]:
 
 def load_preset(name: str) -> Preset:
     """A preset by its name. Raises BadRequest, which names those that there are."""
+    # Only names from the list: a name must not lead to a file elsewhere.
     if name not in preset_names():
         raise BadRequest(f"There is no preset {name!r}. There are: {', '.join(preset_names())}.", field="preset")
     return Preset.model_validate(tomllib.loads((files(__name__) / f"{name}.toml").read_text("utf-8")))

@@ -194,6 +194,7 @@ class Telemetry:
         elif isinstance(event, TrialResumed):
             self._follow(self._trials.get(event.trial_id) or ObservedTrial.unknown(event))
             self._trials[event.trial_id].began = event.at
+        # Unknown where its beginning was forgotten, or came before this server: it is counted all the same.
         seen = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)
         if self._logs:
             seen.log(_trials_log, event)
@@ -203,11 +204,13 @@ class Telemetry:
         if self._tracing:
             self._tracing.note(event, seen, calls)
         if isinstance(event, VerdictGiven | TrialFailed):
+            # After metrics and spans, which need what came before.
             self._trials.pop(event.trial_id, None)
 
     def _follow(self, seen: ObservedTrial) -> None:
         self._trials[seen.trial_id] = seen
         while len(self._trials) > _MOST_TRIALS:
+            # The one that was followed first, so the likeliest to have ended without a word.
             self._trials.popitem(last=False)
 
 
@@ -230,6 +233,7 @@ async def open_telemetry(settings: Settings) -> AsyncIterator[Telemetry]:
         tracing = None
         if settings.traces:
             tracing = _open_tracing(settings)
+            # In a thread: the last spans may take seconds, and the loop has other things to end.
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         metrics = port = None
         if settings.metrics:
@@ -245,6 +249,7 @@ def _open_tracing(settings: Settings) -> Tracing:
     try:
         from serving.telemetry.tracing import open_tracing
     except ModuleNotFoundError as error:
+        # Any other module that is missing is a fault that this remedy would not mend.
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
         raise NotLoaded(

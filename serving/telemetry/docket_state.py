@@ -23,9 +23,11 @@ async def measure_docket(
     while True:
         try:
             waiting, entries = await reviews.awaiting_review(), await log.size()
+        # It goes on: a docket that can't be read now must not end the measuring of it.
         except CourtError as error:
             _log.warning("the docket can't be measured now: reason=%s", error.reason)
         else:
             age_s = (datetime.now(UTC) - waiting.oldest).total_seconds() if waiting.oldest else 0.0
+            # Not below 0: clocks of servers differ.
             telemetry.docket_measured(entries=entries, queue=waiting.count, oldest_s=max(0.0, age_s))
         await asyncio.sleep(every_s)

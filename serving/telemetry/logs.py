@@ -41,13 +41,16 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()
     for old in root.handlers[:]:
+        # It would write the same records by other rules, and so perhaps the text of a meme.
         root.removeHandler(old)
     root.addHandler(handler)
+    # Libraries' debug and info lines are not even made; of their warnings only the place is shown.
     root.setLevel(logging.WARNING)
     logging.getLogger("memecourt").setLevel(logging.INFO)
     logging.captureWarnings(True)
     # No line tells of thread or process: they are looked up for none.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # By themselves both print the exception with its message, which may contain a meme's text.
     sys.unraisablehook = _unraisable
     threading.excepthook = _in_thread
 
@@ -59,6 +62,7 @@ class TextLines(logging.Formatter):
         """One line, and the lines of a fault's place below it."""
         message, where = safe_parts(record)
         line = f"{_second(record.created // 1)},{int(record.msecs):03d} {record.levelname} {record.name} {message}"
+        # The usual case, and every line passes here: one check in place of one for each character.
         if not where and line.isprintable():
             return line
         return "\n  ".join(_visible(part) for part in (line + (f"\n{where}" if where else "")).split("\n"))
@@ -117,6 +121,7 @@ def safe_parts(record: logging.LogRecord) -> tuple[str, str]:
         return f"{PurePath(record.pathname).name}:{record.lineno} (what libraries say is not logged)", where
     if ours and isinstance(record.args, tuple) and record.args:
         keys = _keys(str(record.msg))
+        # Only where every placeholder was recognised: else values could be quoted under another's key.
         if len(keys) == len(record.args):
             arguments = tuple(_quoted(value) if key else value for key, value in zip(keys, record.args, strict=True))
             return str(record.msg) % arguments, where
@@ -135,6 +140,7 @@ def _quoted(value: Any) -> Any:
 def _place(error: BaseException | None) -> str:
     """Kind and place of an exception and of those that it came from; what they say is left out."""
     told: list[str] = []
+    # Bounded, for a chain of causes can be of any length.
     while error is not None and len(told) < 10:
         told.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -179,6 +179,7 @@ class Metrics:
         self._webhook_attempts = counter(
             "webhook_deliveries", "Attempts to hand a message to a receiver of webhooks.", ("hook", "outcome")
         )
+        # From 0 on, for an alert to notice the first failure.
         for hook in settings.webhooks:
             for result in _WEBHOOK_OUTCOMES:
                 self._webhook_attempts.labels(hook.name, result)
@@ -219,6 +220,7 @@ class Metrics:
     def _series(self, metric: M, *labels: str) -> M:
         """The series of these labels. Looked up here: the library's own look-up would be half of what a call costs."""
         try:
+            # No lock: two threads that both miss get the same series from the library.
             return self._by_labels[metric, labels]  # type: ignore[return-value]
         except KeyError:
             return self._by_labels.setdefault((metric, labels), metric.labels(*labels))  # type: ignore[return-value]
@@ -257,6 +259,7 @@ class Metrics:
         """Leaves it to another server to tell how far a receiver of webhooks is behind."""
         for gauge in (self._webhook_lag, self._webhook_oldest_s):
             with suppress(KeyError):
+                # Left standing, it would show for ever what was true when this server sent last.
                 gauge.remove(hook)
 
     def observe(
@@ -299,12 +302,14 @@ class Metrics:
                     self._near.labels(duplicate.label.value).inc()
             case SideRested():
                 self._rested.labels(event.side.value, event.reason.value).inc()
+                # Without an examination there is no number of rounds to observe.
                 if event.reason is not RestReason.NO_EXAMINATION:
                     self._rounds.labels(event.side.value).observe(event.rounds)
             case VerdictGiven():
                 self._end(event, seen, TrialState.DECIDED, event.verdict.label.value)
                 if event.verdict.needs_human_review:
                     self._for_review.labels(seen.procedure).inc()
+                # A set: a verdict may give one reason several times, and counts once for each.
                 for reason in {review.reason for review in event.verdict.review}:
                     self._review_reasons.labels(reason.value).inc()
             case TrialFailed():

@@ -84,6 +84,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     @override
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
+            # The oldest and not the newest: connections that send nothing must not shut a scrape out (BO-2).
             if len(self._standing) >= _AT_ONCE:
                 self._break_off(next(iter(self._standing)))
             self._standing[request] = time.monotonic()
@@ -92,6 +93,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     @override
     def shutdown_request(self, request: Any) -> None:
         with self._changing:
+            # It may have been taken out already, by `_break_off`.
             self._standing.pop(request, None)
         super().shutdown_request(request)
 
@@ -100,12 +102,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Called by the loop of the server at least twice a second."""
         begun_before = time.monotonic() - SCRAPE_S
         with self._changing:
+            # A list, for `_break_off` takes each of them out.
             for each in [each for each, since in self._standing.items() if since < begun_before]:
                 self._break_off(each)
 
     def _break_off(self, request: socket.socket) -> None:
         """Ends a connection for its thread, which closes it."""
         del self._standing[request]
+        # The caller may have closed it in the same moment.
         with suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 

@@ -56,6 +56,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if self._metrics is None and self._tracing is None:
             return handler
+        # Made-up names would be a series each, and so memory for whoever sends them.
         name = _KNOWN.get(handler_call_details.method, _OTHER)
         if handler is None:
             if self._metrics:
@@ -85,6 +86,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
                 return await answer(request, context)
 
         return getattr(grpc, f"{shape}_rpc_method_handler")(  # type: ignore[no-any-return]
+            # gRPC tells the two kinds of handlers apart in the same way, so the wrapper must be of the same kind.
             generated if inspect.isasyncgenfunction(answer) else awaited,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
@@ -110,6 +112,7 @@ class _Call:
             self._metrics.begun(*self._name)
         if self._tracing:
             metadata = self._context.invocation_metadata() or ()
+            # Binary metadata (keys that end in -bin) has no trace context.
             headers = {key: value for key, value in metadata if isinstance(value, str)}
             self._span = self._tracing.begin_call(*self._name, headers)
 
@@ -121,6 +124,7 @@ class _Call:
             self._metrics.ended(*self._name, code, time.perf_counter() - self._began)
 
     def _code(self, error: BaseException | None) -> str:
+        # The latter where a stream's answering is closed between two responses.
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             left = self._context.time_remaining()
             return "DEADLINE_EXCEEDED" if left is not None and left <= _CLOCKS_S else "CANCELLED"

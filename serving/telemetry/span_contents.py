@@ -47,6 +47,7 @@ def of_call(record: TrialRecord, event: AnyEvent, call: ModelCall, console: str)
         Attributes. Of two requests (a reply that was asked for again, odds) the second is shown: it holds the first,
         or differs from it by the order of two words.
     """
+    # A verdict's event tells of two calls, the ruling and the odds.
     made = next((each for each in messages_of(record, event) if each.call == call), None)
     told: dict[str, Any] = {"memecourt.messages_exact": bool(made and made.exact)}
     if made is not None and made.requests:
@@ -110,6 +111,7 @@ def _request(request: Request, record: TrialRecord, console: str) -> dict[str, A
             user.append({"type": "uri", "modality": "image", "mime_type": "image/png", "uri": link})
             told |= {f"{at}.type": "image", f"{at}.image.image.url": link}
         else:
+            # The digest stands in for it: no byte of a picture leaves with a trace.
             text = part if isinstance(part, str) else f"[{_NO_LINK.format(part.sha256 or 'not kept')}]"
             user.append({"type": "text", "content": text})
             told |= {f"{at}.type": "text", f"{at}.text": text}

@@ -37,6 +37,7 @@ class StateMetrics:
         )
         self._anchored: int | None = None
         for unknown in (self._entries, self._queue, self._oldest_s, self._lag, self._expiry):
+            # 0 would read as an empty queue and a certificate that expired in 1970.
             unknown.set(math.nan)
 
     def observe_serving(self, services: Iterable[str], is_serving: Callable[[str], bool]) -> None:
@@ -68,4 +69,5 @@ class StateMetrics:
         self._queue.set(queue)
         self._oldest_s.set(oldest_s)
         if self._anchored is not None:
+            # The two are read at different times: the checkpoint may already cover more.
             self._lag.set(max(0, entries - self._anchored))

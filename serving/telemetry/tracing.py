@@ -94,6 +94,7 @@ class Tracing:
 
     def close(self) -> None:
         """Exports what waits, in as much time as there is for it: the library would wait for half a minute."""
+        # A daemon: a collector that never answers must not keep the process from ending.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(_TO_EXPORT_S)
@@ -116,6 +117,7 @@ class Tracing:
         name = f"{service}/{method}"
         span = self._tracer.start_span(
             name,
+            # From an empty context: without a caller's trace this call begins one of its own.
             context=_propagator.extract(metadata, otel_context.Context()),
             kind=SpanKind.SERVER,
             attributes={"rpc.system.name": "grpc", "rpc.method": name},
@@ -176,10 +178,12 @@ class Tracing:
         current = trace.get_current_span().get_span_context()
         context, links = None, []
         wanted = _trace_id(seen.trace_id)
+        # The record names the trace: whoever comes from the record must find the span there.
         if wanted and wanted != current.trace_id:
             context = otel_context.Context()
             links = [trace.Link(current)] if current.is_valid else []
         name = f"memecourt.{seen.procedure.lower()}"
+        # The generator of ids takes no argument: this is how it learns the id, for this one span.
         token = _wanted_trace.set(wanted)
         try:
             return self._tracer.start_span(
@@ -252,6 +256,7 @@ class Tracing:
     ) -> None:
         span = self._tracer.start_span(
             name,
+            # Not the current span, which may be that of another call.
             context=trace.set_span_in_context(seen.span, otel_context.Context()),
             kind=kind,
             start_time=_ns(ended - timedelta(seconds=seconds)),
@@ -262,6 +267,7 @@ class Tracing:
 
 def _ns(at: datetime) -> int:
     """Nanoseconds since the epoch."""
+    # By whole microseconds, as events have them: a float has no room for nanoseconds since 1970.
     return round(at.timestamp() * 1e6) * 1000
 
 

@@ -72,6 +72,7 @@ class ObservedTrial:
         seen.began = None  # when it is resumed
         seen.events = list(record.events)
         for event in record.events:
+            # For what it remembers: calls of summaries run ahead that were counted before must not count again.
             seen.calls(event)
         return seen
 
@@ -86,6 +87,7 @@ class ObservedTrial:
         call: ModelCall | None = getattr(event, "call", None)
         if isinstance(event, SummarisedAhead):
             self.ahead.add((event.side, event.round))
+        # The same call, reported a second time once its round counts.
         elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
             call = None
         if call is not None:

@@ -33,6 +33,7 @@ def blurred(frame: bytes) -> bytes:
     """
     try:
         with Image.open(io.BytesIO(frame), formats=("PNG", "JPEG")) as opened:
+            # By the head of the file, before anything of it is decoded.
             if opened.width * opened.height > _MOST_PIXELS:
                 raise OSError("too large")
             grey = opened.convert("L")
@@ -82,6 +83,7 @@ class LibraryPictures:
             BadLibrary: A library or a picture is damaged.
             Unavailable: They could not be read now.
         """
+        # One at a time: `_libraries` is changed in the thread.
         async with self._reading:
             try:
                 return await asyncio.to_thread(lambda: [self._picture(id_) for id_ in ids])
@@ -93,6 +95,7 @@ class LibraryPictures:
             library = self._now(root)
             row = library.row_of(id_)
             kept = None if row is None else library.picture_of(library.read([row])[0])
+            # The same id may be in several libraries: the first that has a picture of it counts.
             if kept is not None:
                 return frame_of(kept)
         return None

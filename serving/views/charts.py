@@ -38,6 +38,7 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
         highest: Upper end of the scale, in bits.
         rounds: Number of rounds on the scale.
     """
+    # A nearly level curve stays level: noise drawn over the whole height would look like change.
     low, high = (lowest, highest) if highest - lowest >= 0.2 else (lowest - 0.1, highest + 0.1)
 
     def x(number: int) -> float:

@@ -47,7 +47,9 @@ class ComparedRow:
         left, right = (_PIECE.findall(text) for text in (self.left, self.right))
         if len(left) + len(right) > _MOST_PIECES:
             return [(self.left, self.same)], [(self.right, self.same)]
+        # With autojunk difflib passes over what is frequent in a long text, such as spaces.
         matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+        # Two texts about different things share small words everywhere: marking those would only confuse.
         if matcher.ratio() < _KINDRED:
             return [(self.left, False)], [(self.right, False)]
         told: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])

@@ -133,6 +133,7 @@ def _made_again(
     except _Missing as missing:
         return CallMessages(call, (), False, str(missing))
     if call.fault:
+        # The digest is over both requests: the second quotes the beginning of the reply that was refused.
         sent.append(sent[0].again(told.fence, call.quoted, call.fault))
     digest = messages_digest(sent, lambda picture: picture.sha256, schema_in_words=call.schema_in_words)
     requests = tuple(Request(each.system, _parts(each, call)) for each in sent)
@@ -170,6 +171,7 @@ class _RecordedSoFar:
         """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
         made = event.seq
         if isinstance(event, Summarised):
+            # The call was made when the summary was run ahead, perhaps before the trial was cut off and resumed.
             early = self._find(SummarisedAhead, event.side, event.round)
             made = made if early is None else early.seq
         marks = [
@@ -218,6 +220,7 @@ class _RecordedSoFar:
     def bench(self) -> JudgeBrief[PictureShown]:
         """Rebuilds the brief for the Judge."""
         accuser, defender = (self._justification(side) for side in Side)
+        # The experiment that swaps the sides shows each argument to the Judge under the other's name.
         if self.settings.swap_sides:
             accuser, defender = defender, accuser
         cited = self._record.last(PrecedentsCited)

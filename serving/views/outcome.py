@@ -150,6 +150,7 @@ def _side(record: TrialRecord, side: Side) -> _Fields:
     rested = next((event for event in record.all(SideRested) if event.side is side), None)
     if rested is not None:
         yield f"{who}'s rounds", rested.seq, f"{rested.rounds}, {word(rested.reason)}"
+    # Rounds run ahead beyond the stop depend on timing, and the verdict does not rest on them.
     counted = rested.rounds if rested else 0
     for event in record.events:
         if not isinstance(event, QuestionAsked | AnswerGiven | Summarised) or event.side is not side:
@@ -178,4 +179,5 @@ def _lines(evidence: Iterable[str]) -> str:
 
 
 def _figure(value: float) -> str:
+    # The last digits of a sum may differ from one machine to another.
     return f"{value:.6f}"

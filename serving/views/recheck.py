@@ -60,6 +60,7 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     """Checks that each side stopped where the stop rule says (docs/trials.md)."""
     settings = record.opened.settings
     epsilon, least = settings.get("epsilon"), settings.get("rounds_min")
+    # A record of another procedure, or of another version, may have none of these settings.
     if not isinstance(epsilon, int | float) or not isinstance(least, int):
         return
     for rested in record.all(SideRested):
@@ -84,6 +85,7 @@ def _vote(record: TrialRecord) -> Iterator[Difference]:
     for cited in record.all(PrecedentsCited):
         if cited.vote is None:
             continue
+        # `vote` can't vote on nothing, and a recorded vote of nothing is a fault to be shown.
         if not cited.findings.tally:
             yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
             continue
@@ -102,6 +104,7 @@ def _verdict(record: TrialRecord) -> Iterator[Difference]:
         verdict = given.verdict
         if verdict.rule != RULE:
             yield Difference(given.seq, "the rule", verdict.rule, f"this version knows {RULE} only")
+        # The label must follow from the strengths alone (docs/trials.md): whatever else gave it would be a fault.
         label = Label.UNDECIDED if verdict.strengths is None else rule(**verdict.strengths.model_dump())
         if label is not verdict.label:
             yield Difference(given.seq, "the label by the rule", verdict.label, label)

@@ -120,6 +120,7 @@ async def _held_again(record: TrialRecord) -> TrialRecord:
         policy=opened.policy.content or DEFAULT_POLICY,
         prompts=with_digest(opened.versions.prompts),
         chairs=_models(record),
+        # The recorded mark: with another the messages, and so their digests, would differ.
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),
     )
@@ -140,6 +141,7 @@ async def _held_again(record: TrialRecord) -> TrialRecord:
             raise _Obstacle(aborted.message) from None
         if aborted.reason == "INTERNAL":
             raise _Obstacle("Today's code fails on this record by a mistake of its own; the log says where.") from None
+        # A trial that fails is an outcome too, to be compared with the recorded one.
         return aborted.record
     except CourtError as error:
         raise _Obstacle(error.message) from None
@@ -162,6 +164,7 @@ def _require_replayable(record: TrialRecord) -> None:
         return  # what was sent can't be made again, and was said all the same
     for event in record.events:
         for made in messages_of(record, event):
+            # Without a digest nobody can say whether the words are the same; such a record is replayed all the same.
             if not made.exact and made.call.messages_digest:
                 raise _Obstacle(f"Event {event.seq} ({event.kind}): {made.why}")
 
@@ -270,6 +273,7 @@ def _models(record: TrialRecord) -> RoleModels:
             round=unusable.round,
             judge=unusable.judge,
         )
+        # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
         replies[place] = unusable.replies
     odds = {1: given.odds} if given else {}
     odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
@@ -281,12 +285,14 @@ def _models(record: TrialRecord) -> RoleModels:
             for judge, told in odds.items()
             if told is not None
         },
+        # A decided trial has every reply on record: there is nothing that could end a wait for another.
         patience_s=0.0 if decided else _FAILED_PATIENCE_S,
     )
     model = RoleModel(recorded)
     further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
     heard, guard = record.last(GuardHeard), None
     if heard is not None:
+        # A guard without an opinion leaves no call that could be looked up.
         spoke = RoleModel(_SilentGuard(heard.failure)) if heard.call is None else model
         guard = GuardModel(spoke, heard.adapter)
     return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard)

@@ -73,7 +73,9 @@ def environment(package: str) -> Environment:
     """The templates of a package, in its folder ``templates``; everything that is put into one is escaped."""
     made = Environment(
         loader=PackageLoader(package),
+        # For every template, whatever its name: all of them show what strangers wrote (PR-2).
         autoescape=True,
+        # A misspelt name is an error, and not an empty place on a page that people decide by.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

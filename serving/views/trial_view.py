@@ -148,6 +148,7 @@ def view_of(record: TrialRecord) -> TrialView:
     """A record, finished or not."""
     told = transcript(record)
     given = record.last(VerdictGiven)
+    # Worked out at each view and never stored: a record that is altered later shows it too.
     amiss: dict[int, list[Difference]] = {}
     for difference in differences(record):
         amiss.setdefault(difference.seq, []).append(difference)
@@ -246,6 +247,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
             case SummarisedAhead(side=side, round=number, call=call):
                 counts = number <= rested.get(side, number)
                 add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call, counts=counts)
+            # A summary run ahead is drawn where it was run, and only once.
             case Summarised(side=side, round=number, call=ModelCall() as call) if (side, number) not in ahead:
                 add(event, f"{_name(side)} sums up, round {number}", side.lower(), call=call)
             case PrecedentsCited(latency_s=seconds):

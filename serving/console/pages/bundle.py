@@ -21,6 +21,7 @@ async def bundle(request: Request) -> Response:
     await note_verdict_shown(
         request, await console.trials.record(record.trial_id)
     )  # as it is by now: the bundle may hold more
+    # A download and no page: it contains what strangers wrote, and pages here have our cookies.
     headers = {"content-disposition": 'attachment; filename="trial.bundle.json"'}
     return Response(text, media_type="application/json", headers=headers)
 

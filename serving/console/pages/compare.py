@@ -20,6 +20,7 @@ async def beside(request: Request) -> Response:
     """Both trials, row by row; without another one, those that there are to choose from."""
     record = await trial_of(request)
     other = request.query_params.get("with", "").strip()
+    # By the same check as the first: the visitor names this one too.
     second = await trial_of(request, other) if other else None
     which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
     lines = await console_of(request).index.list(limit=_MOST, which=which)

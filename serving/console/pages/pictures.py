@@ -52,6 +52,7 @@ async def show(request: Request) -> Response:
     """Notes that somebody wants to see a picture, and lets it be fetched once."""
     record, what = await trial_of(request), form_of(request).get("of", MEME)
     frames = await frames_of(request, record, what)
+    # After the picture was found and before it can be fetched: the log has every picture that was shown, and no other.
     await note(request, record, what)
     session, sessions = session_of(request), console_of(request).sessions
     key = session.grant(record.trial_id, what, sessions.now())
@@ -79,8 +80,10 @@ async def sharp_picture(request: Request) -> Response:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
     frames = await frames_of(request, record, grant.what)
     place = _place(request.path_params["frame"], len(frames))
+    # Each frame once: an address that leaks by history or logs shows nothing any more.
     if place in grant.fetched:
         raise TrialUnknown("This look at the picture is over. Ask for it again on the trial’s page.")
+    # Only now: a picture that could not be read has not been seen.
     grant.fetched.add(place)
     return Response(frames[place], media_type=media_type(frames[place]))
 
@@ -134,6 +137,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
     if not what.startswith(_PRECEDENT):
         raise BadRequest("There is no picture of that name.", field="of")
     id_, cited, pictures = what.removeprefix(_PRECEDENT), record.precedents, console_of(request).pictures
+    # Only what this trial cites: a trial must not be a way to any picture of the library.
     if cited is None or id_ not in {one.id for one in cited.findings.exhibits} or pictures is None:
         raise TrialUnknown("That precedent has no picture here.", reason="PICTURE_MISSING")
     (frame,) = await pictures.pictures([id_])
@@ -143,6 +147,7 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
 
 
 def _place(given: str, count: int) -> int:
+    # isdecimal is true of the digits of any script, and int() of a long number takes long.
     if not given.isascii() or not given.isdecimal() or len(given) > 4 or int(given) >= count:
         raise BadRequest("There is no such frame.", field="frame")
     return int(given)

@@ -31,6 +31,7 @@ async def sign_in(request: Request) -> Response:
     opened = console_of(request).sessions.open(form.get("token", "").strip())
     if opened is None:
         return _form(request, onward, "That token is not known here, no longer in force, or good for no page.")
+    # The session that the browser had until now, if any: nobody can sign it out once its cookie is replaced.
     console_of(request).sessions.close(guard.cookie_of(request))
     response = RedirectResponse(onward, status_code=303)
     guard.set_cookie(request, response, opened[0])
@@ -41,6 +42,7 @@ async def sign_out(request: Request) -> Response:
     """Ends the session."""
     console_of(request).sessions.close(guard.cookie_of(request))
     response = RedirectResponse("/sign-in", status_code=303)
+    # Replaced and not removed: the sign-in form that comes next is proved by a cookie.
     guard.set_cookie(request, response, _passing())
     return response
 
@@ -62,6 +64,7 @@ def _passing() -> str:
 
 def _own(address: str) -> str:
     """An address on this console, whatever was asked for."""
+    # Browsers read a backslash as a slash and drop tabs and line breaks: each would make an address of another site.
     plain = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return address if plain and "\\" not in address else "/"
 

@@ -59,6 +59,7 @@ async def trial(request: Request) -> Response:
         record = await trial_of(request)
     except (TrialErased, DocketError) as error:
         return await _stored(request, error)
+    # Before the page is made: whoever reads it can't review the verdict blind afterwards.
     await note_verdict_shown(request, record)
     shown = _shown(request, record)
     others = [what for what in shown if changed_since(record, what, await frames_of(request, record, what))]
@@ -151,6 +152,7 @@ async def _picture_state(trials: TrialReader, digest: str) -> str:
         return ""
     try:
         return "same" if await asyncio.to_thread(pixels_sha256, frames) == digest else "other"
+    # What is stored can't be read as a picture, so it is not the one that was judged.
     except ValueError:
         return "other"
 
@@ -159,6 +161,7 @@ def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
     """Which picture may be shown sharp in this very answer, and what to ask for it with."""
     key = request.query_params.get("shown", "")
     grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
+    # A key of another trial, or a page that is loaded again: the picture stays veiled.
     if grant is None or grant.trial_id != record.trial_id or grant.fetched:
         return {}
     return {grant.what: key}

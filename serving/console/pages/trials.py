@@ -64,6 +64,7 @@ async def _lines(request: Request, which: TrialFilter, after: tuple[datetime, st
         found += [line for line in lines if line.trial_id not in hidden]
         if len(lines) <= _PAGE or len(found) > _PAGE:
             return found
+        # By the last line that was read, hidden or not: the next page of the index begins behind it.
         after = (lines[-1].opened_at, lines[-1].trial_id)
 
 
@@ -89,6 +90,7 @@ def _after(given: str) -> tuple[datetime, str] | None:
     at, _, trial_id = given.partition(" ")
     try:
         opened = datetime.fromisoformat(at)
+        # Without a zone it would be read in that of this machine; at the ends of the calendar UTC may not exist.
         if opened.tzinfo is not None and trial_id:
             return opened.astimezone(UTC), trial_id
     except (ValueError, OverflowError):

@@ -51,6 +51,7 @@ async def take(request: Request) -> Response:
     except (CaseError, Unavailable) as error:
         if not written:
             raise
+        # What the reviewer has written comes back with the page: a refusal must not lose it.
         return await _page(request, record, fault=error, written=form)
     return await _page(request, record, written=form) if written else _back(record)
 
@@ -94,10 +95,12 @@ async def review(request: Request) -> Response:
         event = await review_queue_of(request).review(
             record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
         )
+    # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
         return RedirectResponse(f"{case_path(record.trial_id)}#done", status_code=303)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
+    # Only once it is stored: metrics count what is in the records.
     tell_reviewed(request, event)
     precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
     return RedirectResponse(f"{case_path(record.trial_id)}?precedent={precedent}#done", status_code=303)
@@ -133,6 +136,7 @@ async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, ch
     if rulings is None:
         return "none"
     try:
+        # Read anew: the record at hand is from before the review.
         record = await console_of(request).trials.record(trial_id)
         change = await rulings.follow(record, event, chosen=chosen)
     except CourtError as error:
@@ -150,6 +154,7 @@ async def _page(
     mine = found.lock is not None and found.lock.holder == visitor.name
     seen = await queue.has_seen(record.trial_id, visitor.name)
     shown = seen or not blind_first(request)
+    # Before the page is made: from then on a review of this visitor is no blind one.
     if shown and not seen and record.verdict is not None:
         await note_shown(request, [record.trial_id])
     policy = policy_of(record)
@@ -173,6 +178,7 @@ async def _page(
         mine=mine,
         decided=shown,
         own=[one for one in reviews if one.reviewer == visitor.name],
+        # Other people's reviews would tell what the court said, or lead the reviewer.
         reviews=reviews if shown else (),
         opinions=record.all(SecondOpinionAsked),
         clauses=clauses_of(record),

@@ -34,6 +34,7 @@ async def find(request: Request) -> Response:
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
     after = (given.get("opened", ""), given["after"]) if given.get("after") else None
     blind = blinded_ids(request)
+    # One more than is shown says whether there is another page.
     cases = list(await reviews.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
     more = ""
     if len(cases) > _PAGE:
@@ -107,6 +108,7 @@ def _day(given: str, field: str) -> datetime | None:
         return None
     try:
         found = datetime.strptime(given, "%Y-%m-%d").replace(tzinfo=UTC)
+        # A day is added to the end of a search, and datetime ends with that year.
         return found if found.year < 9999 else None
     except ValueError:
         raise BadRequest("A day is written as 2026-11-22.", field=field) from None

@@ -74,6 +74,7 @@ def blinded_ids(request: Request) -> str:
     """From whom verdicts are kept that wait for their word: the visitor, where they review; empty for nobody."""
     visitor = visitor_of(request)
     there = isinstance(console_of(request).parts.get(REVIEW_QUEUE), ReviewQueue)
+    # Somebody who can't review may see every verdict: there is no judgement of theirs to keep unbiased.
     return visitor.name if there and blind_first(request) and visitor.role >= Role.REVIEWER else ""
 
 
@@ -103,6 +104,7 @@ async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
     """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
     near = record.last(NearDuplicatesFound)
     own = {record.trial_id} if record.verdict is not None else set()
+    # The page names near duplicates with their labels, so those verdicts are shown as well.
     await note_shown(request, own | {one.trial_id for one in (near.duplicates if near else ())})
 
 

@@ -69,6 +69,7 @@ def _after(request: Request) -> tuple[int, str, str] | None:
     if not given.get("after"):
         return None
     urgency = given.get("urgency", "")
+    # The address is anyone's to write; isdecimal alone is true of the digits of any script.
     if not urgency.isascii() or not urgency.isdecimal() or len(urgency) > 3:
         raise BadRequest("That page of the queue can't be found. Begin with the first.", field="urgency")
     return int(urgency), given.get("opened", ""), given["after"]

@@ -67,6 +67,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
         for one in others:
             case = cases.get(one.trial_id)
             known = found.get(one.trial_id)
+            # The index knows nothing of visitors and their namespaces.
             if case is None or one.trial_id == record.trial_id or not visitor.sees(case.namespace):
                 continue
             if one.text_alone:
