@@ -141,6 +141,7 @@ async def check(
         checked, rows = _split(dataset, data, split, findings)
         splits.append(checked)
         seen += rows
+    # First: equal pictures and conflicting labels are found by the digests that this fills in.
     await _pictures(seen, reader, findings, progress)
     _twice(seen, DatasetFaultKind.ID_TWICE, what="an id", key=lambda one: one.row.id, findings=findings)
     _twice(
@@ -203,6 +204,7 @@ def _split(
         )
     classes = dict(Counter(row.source_label for row in rows.good))
     ordered = {label: classes[label] for label in dataset.labels if label in classes}
+    # A row may have several problems, and problems of the file of labels are none of its rows.
     lines = {problem.line for problem in rows.problems if problem.source == split.name}
     checked = SplitCheck(
         split=split.name,
@@ -295,6 +297,7 @@ def _twice(
     findings: list[DatasetFault],
 ) -> None:
     """Finds values that occur more than once, grouped by the splits in which they occur."""
+    # Empty ones are not the same: a blank text, or a picture that was not compared.
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
     by_splits = _grouped(groups, lambda group: "+".join(dict.fromkeys(one.split for one in group)))
     for splits, alike in by_splits.items():

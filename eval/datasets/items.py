@@ -35,6 +35,7 @@ class JudgedMeme(_ItemModel):
         Raises:
             ValueError: The protocol is not for a data set of this kind.
         """
+        # Both kinds of protocol are refused for the other kind of data: figures would bear the wrong name.
         if self.level is None:
             if protocol is not Protocol.PLAIN:
                 raise ValueError(f"a data set of two classes has no protocol {protocol}")

@@ -34,6 +34,7 @@ class Files:
 
 def files_of(dataset: Dataset, data: Path, split: Split) -> Files | None:
     """The files of a split, where they are; None where they are not."""
+    # Its own folders first: parts of HarMeme that lie side by side have the same file names.
     for folders, surely in ((dataset.own_folders, True), (dataset.folders, _named_after(dataset, data))):
         rows = _first(data, folders, split.files)
         if rows is not None:
@@ -89,6 +90,7 @@ def picture_path(folder: Path, name: str) -> Path | None:
 
     A data file is no reason to read others.
     """
+    # Checked by the words of the name: nothing outside is touched to find out.
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         return None
     return folder / name
@@ -106,12 +108,14 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     if not data.is_dir():
         raise BadRequest(f"{data} is no directory.")
     layouts = {dataset.id: _found(dataset, data) for dataset in DATASETS.values()}
+    # First: synthetic data have the very layout of the published ones.
     if (data / SYNTHETIC_KEY).is_file():
         fhm = "test_seen" in layouts["synthetic-fhm"] or "dev_seen" in layouts["synthetic-fhm"]
         return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
     claims: dict[Path, dict[Dataset, bool]] = {}
     for dataset in DATASETS.values():
         found = layouts[dataset.id]
+        # Harm-P's versions share file names: the one whose rows are there claims them, and the other does not.
         if dataset.id.startswith("synthetic") or mistaken_for(dataset, data) or version_of(dataset, data) != dataset:
             continue
         for name, files in found.items():
@@ -150,6 +154,7 @@ def version_of(dataset: Dataset, data: Path) -> Dataset:
     files = files_of(dataset, data, ours) or files_of(other, data, theirs)
     if files is None:
         return dataset
+    # The authors gave that name to V1 alone: no rows need be counted.
     if files.rows.name == "train_v1.jsonl":
         return dataset if "train_v1.jsonl" in ours.files else other
     count = _row_count(files.rows)
@@ -208,6 +213,8 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
     if depth == 0:
         return
     try:
+        # Links are not followed: they may lead out of the directory, or around in it. Sorted, so that of several
+        # folders the same one is found on every file system.
         below = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     except OSError:
         return

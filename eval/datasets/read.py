@@ -79,6 +79,7 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
     problems = list(rows.problems)
     seen: set[str] = set()
     for row in rows.good:
+        # Records, predictions and leaks all go by ids: a second meme of an id could not be told from the first.
         if row.id in seen:
             problems.append(Problem(row.source, row.line, row.id, "its id stands in the file already"))
             continue
@@ -126,6 +127,7 @@ def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:
     if split not in dataset.splits:
         raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
     what = dataset.splits[split]
+    # The files would be read without a fault, and figures on drawn memes taken for those of the data set.
     if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic"):
         raise BadRequest(
             f"{data} holds a synthetic benchmark: figures on it are none on {dataset.title}. Ask for --dataset "

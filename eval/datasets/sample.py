@@ -28,6 +28,7 @@ def sample(memes: Sequence[JudgedMeme], limit: int | None, seed: int) -> tuple[J
     labels = sorted(strata)
     exact = {label: limit * len(strata[label]) / len(memes) for label in labels}
     shares = {label: int(exact[label]) for label in labels}
+    # Equal remainders go by label, so that the sample never depends on the order of the file.
     by_remainder = sorted(labels, key=lambda label: (shares[label] - exact[label], label))
     for label in by_remainder[: limit - sum(shares.values())]:
         shares[label] += 1

@@ -180,6 +180,7 @@ class CallCache(ABC):
                 flight = self._flights[key] = self._fly(key, model, ask, end - loop.time())
             try:
                 body, stored = await self._wait(key, flight, end - loop.time())
+                # Who joined made no call either.
                 return body, stored or not own
             except Overrun:
                 # Of somebody who had less time than we have.
@@ -193,13 +194,17 @@ class CallCache(ABC):
                 if kept is not None:
                     return kept, True
                 body = await ask(within_s)
+                # From here on nobody gives it up: the reply is paid for, and stored before it is used, so that a
+                # trial that goes on by it finds it again after a crash.
                 flight.answered = True
                 await self.keep(key, model, body)
                 return body, False
             finally:
+                # Given up, it was taken out already, and a new one may stand in its place.
                 if self._flights.get(key) is flight:
                     del self._flights[key]
 
+        # The task first runs after this function returns: by then the name that fly() uses is bound.
         flight = _Flight(asyncio.create_task(fly()))
         return flight
 
@@ -207,8 +212,10 @@ class CallCache(ABC):
         flight.waiters += 1
         try:
             async with asyncio.timeout(within_s) as clock:
+                # One who leaves, or runs out of time, must not end the call for the others.
                 return await asyncio.shield(flight.task)
         except TimeoutError:
+            # Of the call's own making: no sign that the time of this caller is over.
             if not clock.expired():
                 raise
             raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None
@@ -218,6 +225,7 @@ class CallCache(ABC):
                 # First out of sight: who comes now is not to wait for what is being given up.
                 del self._flights[key]
                 flight.task.cancel()
+                # Until it is over at the model too; wait() raises nothing of what it ended with.
                 await asyncio.wait([flight.task])
 
     async def close(self) -> None:
@@ -231,6 +239,7 @@ class SqliteCallCache(CallCache):
     def __init__(self, engine: Engine, fence_key: bytes) -> None:
         super().__init__(fence_key)
         self._engine = engine
+        # Replies that come at once share a commit, as each commit waits for the disk.
         self._writer = GroupCommit(lambda: transaction(engine), _failed)
         self._closed = False
 
@@ -297,6 +306,7 @@ class SqliteCallCache(CallCache):
         if row is None:
             return None
         body, check = row
+        # A reply that was altered would become a wrong verdict which nobody notices.
         if _check(key, body) != check:
             raise _damaged(key)
         return str(body)
@@ -345,6 +355,7 @@ class CachedModel:
 
         async def ask(seconds: float) -> str:
             odds = await self.inner.odds(request, options, within_s=seconds)
+            # Raised, so that nothing of it is stored.
             if odds is None:
                 raise _CantSay
             return _ODDS.dump_json(odds).decode()
@@ -419,6 +430,7 @@ def stored_chairs(
 
 def _known_of(chair: RoleModel, server: str) -> dict[str, Any]:
     """Lists everything besides the request that decides a reply: its origin and the form of the call."""
+    # The form of a request decides its reply too: a schema that it can't enforce is described in the prompt.
     able = getattr(chair.model, "capabilities", None)
     urls = sorted(chair.servers.urls) if chair.servers else sorted(getattr(chair.model, "urls", ()))
     return {
@@ -446,6 +458,7 @@ def _check_or_create(engine: Engine, path: Path) -> bytes:
     with transaction(engine) as connection:
         kind, found = (connection.execute(text(f"PRAGMA {p}")).scalar_one() for p in ("application_id", "user_version"))
         tables = connection.execute(text("SELECT count(*) FROM sqlite_master WHERE type = 'table'")).scalar_one()
+        # Within one transaction that writes: of two processes that open a new store, the second finds it made.
         if tables == 0:
             _metadata.create_all(connection)
             connection.execute(insert(_secret), {"fence_key": secrets.token_bytes(32)})

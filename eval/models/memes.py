@@ -93,6 +93,7 @@ async def shown_memes(
         try:
             if path is None:
                 raise FileNotFoundError
+            # Read in its turn only: no more files are in memory than are being decoded.
             async with turn:
                 picture = await reader.read(await asyncio.to_thread(path.read_bytes))
         except OSError:
@@ -116,6 +117,7 @@ async def shown_memes(
         shown = await asyncio.gather(*(one(meme) for meme in drawn))
     finally:
         await reader.aclose()
+    # Sorted: memes are done in no certain order, and a manifest is to be the same each time.
     return ShownMemes(
         tuple(meme for meme in shown if meme is not None), dict(sorted(missing.items())), dict(read.files)
     )

@@ -144,6 +144,7 @@ class _Metered:
         return self.inner.name
 
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        # The limit is checked inside: the calls that this one waited for have spent part of it.
         async with self.turn, self.served():
             self._within_limit()
             late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
@@ -328,6 +329,7 @@ class MeteredModel:
         instructions = prompt.system() if system is None else system
 
         def read(reply: ChatReply) -> T:
+            # First, and final: a repair request would show the model the secret in its own reply.
             if gave_away(prompt, reply.text):
                 raise self._unusable(task, "SYSTEM_LEAKED", "it gave its instructions away")
             if reply.finish is FinishReason.REFUSAL:
@@ -344,6 +346,7 @@ class MeteredModel:
         except UnusableReply as fault:
             why = fault.what
         self.usage.repaired += 1
+        # In the fence: the reply may repeat what a stranger wrote on the meme.
         shown = fence.around(first.text[:_QUOTED])
         again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
         second = await self.ask(instructions, again, **given)

@@ -170,6 +170,7 @@ async def open_chairs(
         async def connected(
             urls: Sequence[str], model: str, key: str | None, most: int = spec.concurrency
         ) -> ChatCompletions:
+            # Models at one address share one limit of calls in flight: it is the server's load that counts.
             replicas = [
                 ChatCompletions(
                     base_url=url, model=model, api_key=key, http=http, load=loads.setdefault(url, Load(most))
@@ -182,6 +183,7 @@ async def open_chairs(
         if spec.url is None:
             assert turns is not None, "require_servers has seen to it"
             served = partial(turns.turn, spec.model)
+            # Only for the probe. Later starts have the same address and key, so the client stays valid.
             async with turns.turn(spec.model) as own:
                 model = await connected((own.url,), own.name, own.api_key.get_secret_value())
         else:

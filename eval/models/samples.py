@@ -147,6 +147,7 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
                 reason="SAMPLE_SETTINGS",
             )
         dataset = DATASETS[entry.dataset]
+        # Ids begin with the data set's: of two samples of one, they could be the same.
         if any(one.dataset is dataset for one in sets):
             raise BadRequest(f"{where}: sample names {entry.dataset} twice.", reason="SAMPLE_SETTINGS")
         if entry.protocol is not None and entry.protocol not in dataset.protocols:

@@ -104,6 +104,7 @@ async def vllm_session(
             tell(f"Stopping vLLM with {server.model}.")
     except VllmFailed as error:
         for line in error.log:
+            # Words of another program: its control characters must not reach a terminal.
             tell(f"vllm| {printable(line)}")
         raise
 
@@ -134,6 +135,7 @@ async def _watched(server: VllmServer) -> AsyncIterator[None]:
             log=server.log(),
         ) from None
     finally:
+        # First: its own cancelling would count as the end of the server, and cancel what goes on here.
         watching.remove_done_callback(cancel)
         watching.cancel()
 
@@ -168,6 +170,7 @@ class VllmSessions:
         """Returns the model, served: where another one is, that is ended first. Raises as :func:`vllm_session`."""
         if self._running is not None and self._running[0] == model:
             return self._running[1]
+        # Before the next one starts: the GPU has room for one.
         await self._end()
         served = await self._stack.enter_async_context(self._session(model))
         self._running = model, served
@@ -175,6 +178,7 @@ class VllmSessions:
 
     async def _end(self) -> None:
         self._running = None
+        # A stack that was closed is empty, and can be used again.
         await self._stack.aclose()
 
     async def __aenter__(self) -> Self:

@@ -32,6 +32,7 @@ class VllmTurns:
     def __init__(
         self, tell: Callable[[str], None], *, pictures: int, flags: Sequence[str] = (), quiet_s: float = _QUIET_S
     ) -> None:
+        # One address and key for all: clients that were opened in one turn hold in the later ones.
         any_model = VllmSettings(model="any")
         self._sessions = VllmSessions(
             tell, pictures=pictures, flags=flags, port=free_port(any_model.host), api_key=any_model.api_key
@@ -62,8 +63,10 @@ class VllmTurns:
     async def _place(self, model: str) -> ServedModel:
         assert self._turns is not None, "not entered"
         if self._turns.done():
+            # Raises what ended it: nobody would ever come to take this one's turn.
             self._turns.result()
         if self._served is not None and self._served[0] == model:
+            # No await between check and count: the turn can't end in between.
             self._in_flight += 1
             self._changed.set()
             return self._served[1]
@@ -84,15 +87,18 @@ class VllmTurns:
     async def _take_turns(self) -> None:
         async with self._sessions as sessions:
             while True:
+                # Cleared before the check: a change after it ends the wait.
                 self._changed.clear()
                 model = self._most_waited_for()
                 if model is None:
                     await self._changed.wait()
                     continue
+                # Nobody may join a server that is being ended.
                 self._served = None
                 self._served = model, await sessions.serve(model)
                 for place in self._waiting.pop(model, ()):
                     if not place.done():
+                        # Counted here and not when it wakes up: till then the turn could be taken for over.
                         self._in_flight += 1
                         place.set_result(self._served[1])
                 await self._until_the_turn_is_over()
@@ -105,6 +111,7 @@ class VllmTurns:
     async def _until_the_turn_is_over(self) -> None:
         while True:
             self._changed.clear()
+            # With nobody waiting the server stays, however long it is quiet: a start takes minutes.
             if self._in_flight or self._most_waited_for() is None:
                 await self._changed.wait()
                 continue

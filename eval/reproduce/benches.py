@@ -88,9 +88,11 @@ def present(benches: Sequence[Bench]) -> tuple[tuple[Bench, ...], dict[str, str]
     found, missing = [], {}
     for bench in benches:
         try:
+            # The train split as well: precedents come from it.
             for split in (bench.split, *(train.name for train in bench.dataset.of_role(SplitRole.TRAIN))):
                 read_split(bench.dataset, bench.data, split)
         except BadRequest as error:
+            # Data that are there and damaged must not pass for a bench that was left out on purpose.
             if error.reason != "DATA_MISSING":
                 raise
             missing[bench.name] = error.message

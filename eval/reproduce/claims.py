@@ -147,6 +147,7 @@ def _larger_is_better(judged: Judged) -> Claim:
     if len(judged.sizes) < 3:
         have = ", ".join(judged.sizes) or "none"
         return Claim("C3", claim, ClaimVerdict.UNTESTED, why=f"needs the full court of three sizes; run: {have}")
+    # Sizes come smallest first, so neighbours are the steps of the claim.
     names = list(judged.sizes)
     parts = [
         _better(judged, judged.sizes[large], judged.sizes[small], f"accuracy of {large} less {small}")
@@ -206,6 +207,7 @@ def _favoured_side_rests_sooner(judged: Judged) -> Claim:
     if not leads[True] or not leads[False]:
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
     harmful, benign = _mean(leads[True], judged), _mean(leads[False], judged)
+    # Other memes on either side: drawn independently, unlike in a paired difference.
     apart = _resampled(np.array([leads[True]]), judged)[0] - _resampled(np.array([leads[False]]), judged, 1)[0]
     difference = Figure(harmful.value - benign.value, *interval(apart))
     told = "rounds of the Accuser less the Defender"
@@ -228,6 +230,7 @@ def _better(judged: Judged, better: Results, worse: Results, what: str = "") -> 
 
 
 def _whole(id_: str, claim: str, parts: Sequence[ClaimPart], decided_by: Sequence[ClaimPart] = ()) -> Claim:
+    # One part that surely turns out the other way ends the claim; one that is open leaves it open.
     verdicts = {part.verdict for part in decided_by or parts}
     verdict = ClaimVerdict.FAILS if ClaimVerdict.FAILS in verdicts else ClaimVerdict.OPEN
     return Claim(id_, claim, ClaimVerdict.HOLDS if verdicts == {ClaimVerdict.HOLDS} else verdict, tuple(parts))
@@ -246,6 +249,7 @@ def _above(figure: Figure, bound: float) -> ClaimVerdict:
 def _right(results: Results, protocol: Protocol) -> list[bool]:
     """True for each meme that was judged rightly, in order of ids; a meme without a class is not."""
     pairs = {one.meme.id: one.prediction.outcome.harmful is gold for gold, one in results.under(protocol)}
+    # In one order for all runs: columns are memes, and are drawn together.
     return [pairs[meme] for meme in sorted(pairs)]
 
 

@@ -33,6 +33,7 @@ def stand_ins() -> Iterator[dict[str, str]]:
             listening.set()
             await end.wait()
 
+    # A thread with a loop of its own: the command that calls the servers runs its own loop meanwhile.
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
     if not listening.wait(30):

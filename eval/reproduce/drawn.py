@@ -56,6 +56,7 @@ def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: i
     for row in (row for row in published().targets if row.bench in by_name):
         bench = by_name[row.bench]
         gold, said = _expected(bench, row, limit, seed)
+        # The oracle is deterministic: there is a figure to be met, and no interval.
         figures = score(gold, said, resamples=1)
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})

@@ -26,6 +26,7 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
             progress.tell(f"{stage.size}, {stage.model}: finished before.")
             continue
         progress.tell(f"Stage {number} of {len(plan.stages)}: {stage.size}, {stage.model}.")
+        # One server at a time: a stage closes its own before the next one starts, as a GPU has room for one.
         async with servers(stage) as served:
             for name in stage.runs:
                 progress.tell(f"{stage.size}, {name}:")
@@ -102,6 +103,7 @@ def _continued(plan: Reproduction, before: ReproductionManifest, now: Reproducti
     for stage in now.stages:
         runs = dict(merged[stage.size].runs) if stage.size in merged else {}
         for name, arms in stage.runs.items():
+            # Those of before stand first: the full court, which the others are compared with, stays the first arm.
             runs[name] = tuple(dict.fromkeys((*runs.get(name, ()), *arms)))
         merged[stage.size] = StageEntry(size=stage.size, model=stage.model, runs=runs)
     return before.model_copy(update={"stages": tuple(merged.values())})

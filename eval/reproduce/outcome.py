@@ -161,6 +161,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
         for (size, bench, arm), results in runs.items()
         if (size, bench, arm) not in compared
     ]
+    # Of the manifest and not of the plan: a call for a smaller size must not change which figures are the main ones.
     largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
     main = plan.benches[0]
     arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
@@ -194,6 +195,7 @@ def _runs(plan: Reproduction, manifest: ReproductionManifest) -> Iterator[tuple[
                     if error.reason != "RUN_MISSING":
                         raise
                     continue
+                # Figures on the memes that happen to be done first are none of the split.
                 if results.finished:
                     yield (stage.size, bench, arm), results
 
@@ -255,6 +257,7 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
             ("accuracy", target.accuracy, ours.accuracy),
             ("macro-F1", target.macro_f1, ours.macro_f1),
         )
+        # Published figures are rounded to two places: half of the last one is allowed for.
         if not 100 * figure.low - 0.005 <= published <= 100 * figure.high + 0.005
     ]
     if outside:
@@ -280,6 +283,7 @@ def _balanced(results: Results, bench: Bench, target: Target | None, seed: int) 
     for draw in range(seed, seed + BALANCED_DRAWS):
         drawn = [meme.id for meme in sample(others, few, draw)]
         labels = [rarer] * few + [not rarer] * len(drawn)
+        # One resample, as no interval is used: the range is that of the draws.
         found = score(labels, [said[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
         accuracies.append(found.accuracy.value)
         macro_f1s.append(found.macro_f1.value)

@@ -282,6 +282,7 @@ async def _figure_4(outcome: Outcome) -> Section:
 
 
 def _turn(turn: Any) -> tuple[str, str]:
+    # Generated ahead and never needed: no part of the examination that the side rested after.
     if turn is None or turn.ahead:
         return words.NOTHING, words.NOTHING
     return turn.question or words.NOTHING, turn.answer or words.NOTHING

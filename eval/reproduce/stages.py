@@ -344,6 +344,7 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
         case "post-stance":
             return examined[0] + judge, examined[1] + judge
         case "no-captioner":
+            # One summary of each side; the description is shared.
             return 2 + judge, 2 + judge
         case "plain-judge":
             return 1, 1
@@ -353,6 +354,7 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
             # As many tokens as full; a sample is about as long as the mean call of a full trial.
             return fewest, most
         case _:
+            # Everything before the judgment is shared with full, by the store of calls.
             return judge, judge
 
 
@@ -364,4 +366,5 @@ def _state(folder: RunFolder) -> tuple[int, bool]:
         if error.reason != "RUN_MISSING":
             raise
         return 0, False
+    # A meme that was tried again has several lines.
     return len({prediction.meme for prediction in folder.predictions()}), manifest.finished is not None

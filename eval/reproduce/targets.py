@@ -62,6 +62,7 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
     """
     if not benign + harmful:
         return False
+    # Each pair: hits among the benign and among the harmful memes.
     right = np.mgrid[: benign + 1, : harmful + 1].reshape(2, -1).astype(np.int64)
     cells = np.stack([np.stack([right[0], benign - right[0]]), np.stack([harmful - right[1], right[1]])])
     rates = resampling.rates(np.moveaxis(cells, 2, 0))

@@ -53,6 +53,7 @@ class Patience:
 
     def left(self, since: float) -> float:
         """Seconds left of the patience for a meme that first failed at a time of the monotonic clock."""
+        # An answer to any meme shows that the server is there: it is busy, and waiting for it is worth while.
         return self.seconds - (time.monotonic() - max(since, self._answered))
 
 
@@ -99,20 +100,24 @@ class Attempt:
         Raises:
             CourtError: The run's own files are at fault, and not the trial (:func:`ends_the_run`).
         """
+        # Its line was lost in a crash, and the docket has the outcome: no call is made again.
         if known is not None and not self.to_be_resumed(known):
             return prediction_of(meme, known), False
         first, pause, late = time.monotonic(), 1.0, 0
         while True:
             tried = await self._try_once(meme, known, picture)
             late += tried.prediction.reason in LATE
+            # Late twice is an outcome: it may be the meme itself that takes so long.
             if not tried.passing or late > 1:
                 if self.patience is not None and not tried.passing:
                     self.patience.answered()
                 return tried.prediction, False
+            # A server that says when to come again is not called before.
             wait = max(pause, tried.retry_after)
             if self.patience is None or self.patience.left(first) < wait:
                 return tried.prediction, tried.prediction.reason not in LATE
             await asyncio.sleep(wait)
+            # What the failed trial has on record is resumed: a new trial would make all its calls again.
             known, pause = tried.record or known, min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _try_once(
@@ -123,6 +128,7 @@ class Attempt:
             record = await self._tried(meme, known, picture, hits)
         except TrialAborted as error:
             if ends_the_run(error.cause):
+                # Left to go on, a run with a broken docket or store would fail each meme for the same reason.
                 raise error.cause from None
             record, retry_after = error.record, getattr(error.cause, "retry_after", None) or 0.0
         except (BadInput, Unavailable) as error:
@@ -141,11 +147,13 @@ class Attempt:
             return record.state is TrialState.OPEN
         failed = record.last(TrialFailed)
         assert failed is not None
+        # Late ones had their tries (see LATE): only --retry-failed has them tried again.
         passing = failed.reason in _NOT_THE_TRIALS or (failed.retryable and failed.reason not in LATE)
         return passing or (self.retry_failed and may_pass(failed))
 
     def request(self, meme: JudgedMeme) -> str:
         """Names a meme's request in the docket, which is the run's own."""
+        # With data set and split: ids are unique within one split only.
         return f"{self.dataset}/{meme.split}/{meme.id}"
 
     async def _tried(
@@ -164,6 +172,7 @@ class Attempt:
                 if error.reason not in _ANEW:
                     raise
         image = b"" if self.text_only else await picture()
+        # A failure of this meme alone; --allow-missing lets a run start with such memes.
         if image is None:
             raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
         if not image and not self.text_only:
@@ -183,6 +192,7 @@ class Attempt:
         """The court for one meme: its models are asked through the store, and its fences have the mark that the meme
         has wherever the store is used, so that what is asked again is word for word what was asked before."""  # noqa: D205, D209
         court = self.house.court
+        # Without models there are no requests that would have to be the same again.
         if self.calls is None or court.chairs is None:
             return self.house
         chairs = stored_chairs(court.chairs, self.calls, server=self.server, seed=self.seed, hits=hits)

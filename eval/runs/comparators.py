@@ -114,6 +114,7 @@ class ComparatorAttempt(Attempt):
             meme=meme,
             frames=decoded.frames,
             pixels_sha256=decoded.pixels_sha256,
+            # The same mark each time: a resumed run sends the same requests, and finds the replies stored.
             fence=Fence(self.calls.fence_mark(meme.id, hashlib.sha256(image).hexdigest())),
         )
         match self.comparator:
@@ -122,6 +123,7 @@ class ComparatorAttempt(Attempt):
             case Comparator.MARS:
                 harmful, score = await asking.mars(), None
             case Comparator.SAMPLES:
+                # A guess would make the comparison with the full trial unfair without a word.
                 if meme.id not in self.budgets:
                     raise BadRequest(f"It is not known what the full trial of {meme.id} spent.")
                 harmful, score = await asking.samples(self.budgets[meme.id])
@@ -143,6 +145,7 @@ class _Asking:
     _chain: int = 0
 
     def __post_init__(self) -> None:
+        # No deadline for the whole, as for a trial of a run; each call has its limit, so that nothing can hang.
         self._deadline = Deadline(None, self._court.settings.call_s)
 
     @property
@@ -150,6 +153,7 @@ class _Asking:
         return self.attempt.house.court
 
     def cost(self) -> Cost:
+        # No event is recorded here, so the tally counts every call as unused.
         made = self._deadline.tally.unused()
         if made is None:
             return Cost()
@@ -200,6 +204,7 @@ class _Asking:
         )
         asked = brief.rule(self._court.settings.reply_chars)
         votes: list[bool] = []
+        # One after the other: what a sample cost is known once it is there.
         for draw in count():
             speaker = self._speaker(seed=self.attempt.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, asked, partial(_ruling, brief))).value
@@ -209,6 +214,7 @@ class _Asking:
             # The next sample is taken to cost as much as those before on average: so that a budget is not passed.
             if tokens + tokens / len(votes) > budget:
                 break
+        # Samples are independent: only the budget makes them run in turn. A tie is harmful, as in the court.
         self._chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 
@@ -232,6 +238,7 @@ class _Asking:
         stored = stored_chairs(
             self._court.chairs, self.attempt.calls, server=self.attempt.server, seed=seed, hits=self._hits
         )
+        # As in a trial: all calls about a picture go to the server that has it in its cache.
         judge = stored.pinned(self.pixels_sha256).judge
         return Speaker(
             model=judge if temperature is None else replace(judge, temperature=temperature),

@@ -72,6 +72,7 @@ class RandomFinder:
         drawn = [ids[int(place)] for place in rng.permutation(len(ids))]
 
         async def among(those: Sequence[str]) -> Findings:
+            # The finder itself searches, with all others excluded: so the similarities that are shown are true.
             kept = set(those)
             return await self.finder.find(
                 text=text,
@@ -113,6 +114,7 @@ def with_control(court: Court, control: str, seed: int) -> Court:
         BadRequest: There is no such control, or the library is not one for it.
     """
     if not control:
+        # Such a library says false labels: used by mistake, it would spoil figures that look sound.
         if precedents.SHUFFLED in court.finder.library.name:
             raise BadRequest("The library's labels were shuffled: it is good for that control and nothing else.")
         return court

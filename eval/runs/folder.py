@@ -171,6 +171,7 @@ class RunFolder:
             raise BadRequest(f"{self.root} holds no run: there is no {name}.", reason="RUN_MISSING") from None
         lines = content.split(b"\n")
         last = lines.pop()  # empty, but where a crash cut the last line
+        # Files that are written in one step have no cut line: there it is a fault, and is read as one below.
         if last and not torn:
             lines.append(last)
         for number, line in enumerate(lines, 1):
@@ -189,6 +190,7 @@ class RunFolder:
         with new.open("w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
+            # Before the new name: after a power cut the name must not stand for a file without content.
             os.fsync(file.fileno())
         new.replace(self.root / name)
 

@@ -82,6 +82,7 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
         stored: Calls that came out of the store of calls, as far as this process knows.
     """
     told = calls_of(record)
+    # A trial that failed and was resumed has several ends, each with what it left unused.
     ends: tuple[VerdictGiven | TrialFailed, ...] = (*record.all(VerdictGiven), *record.all(TrialFailed))
     unused = [end.unused for end in ends if end.unused]
     made = sum(number for _, number in told) + sum(each.calls for each in unused)
@@ -120,11 +121,13 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
         return 0
     asked, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
     if rested.rounds == 0:
+        # Nothing was asked (the arm no-captioner): the side only sums up once.
         return _number(summed.get(0))
     before, chains = 0, []
     for number in range(1, rested.rounds + 1):
         before += _number(asked.get(number)) + _number(answered.get(number))
         chains.append(before + _number(summed.get(number)))
+        # Then a question waits for the summary of the round before.
         if not overlap:
             before = chains[-1]
     return max(chains)

@@ -138,9 +138,11 @@ async def prepare_precedents(
             "nearness": nearness.model_dump(mode="json"),
             "shuffled": shuffled_labels,
         }
+        # Only where they are given: libraries that were prepared without them keep their keys.
         | ({"dropped": list(dropped_labels)} if dropped_labels else {})
         | ({} if by is encoder else {"compared by": by.identity.digest})
     )
+    # The file beside the library is written last: without it, the library is what a crash left, and made anew.
     if (place / CURRENT).exists() and _beside(place).exists():
         return await asyncio.to_thread(_as_it_was, place, key, encoder)
 
@@ -161,7 +163,9 @@ async def prepare_precedents(
         nearness=nearness,
         tell=tell,
     )
+    # By id: near-duplicates may have been detected in a library of another encoder, with rows of its own.
     near = {one.precedent for one in excluded}
+    # Labels are dropped after the check: what is too near is reported of the whole train split.
     left = [
         row for row, meme in enumerate(whole.memes) if meme.id not in near and meme.source_label not in dropped_labels
     ]
@@ -211,6 +215,7 @@ async def prepare_precedents(
         notes=notes,
         excluded=tuple(excluded),
     )
+    # In one step, and after the library: see above.
     new = _beside(place).with_suffix(".json.new")
     new.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
     new.replace(_beside(place))
@@ -268,6 +273,7 @@ def _read(place: Path) -> _Prepared:
 
 def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
     kept = _read(place)
+    # Precedents that were checked against other memes may hold copies of those that are judged now.
     if kept.key != key:
         raise BadRequest(
             f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
@@ -311,6 +317,7 @@ async def _whole(
 ) -> Library:
     """The library of the whole train split, made where it is not there yet."""
     path = cache / made_of.removeprefix("sha256:")[:16]
+    # Ten minutes for another run that is writing the same library.
     for _ in range(1200):
         if (path / CURRENT).exists():
             return await asyncio.to_thread(Library.open, path, encoder.identity)

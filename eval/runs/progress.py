@@ -72,6 +72,7 @@ class RunTally:
         Args:
             now: Current time by :func:`time.monotonic`, in seconds.
         """
+        # Memes that were judged before this process began say nothing of its speed.
         fresh, seconds = self.done - self.before, now - self.began
         parts = []
         if fresh and seconds > 0:
@@ -196,6 +197,7 @@ class ProgressBar(Progress):
 
     def tell(self, sentence: str) -> None:
         """Above the bar."""
+        # Sentences name files and rows of strangers: brackets in them are no markup.
         self._bars.console.print(sentence, markup=False, highlight=False)
 
     def step(self, name: str, done: int, total: int) -> None:

@@ -78,6 +78,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
     if ours:
         await asyncio.to_thread(_connect, host_port)
     try:
+        # A worker takes one processor: a node without any gets no worker.
         nodes = [n for n in _nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
         if not nodes:
             raise Unavailable(
@@ -105,11 +106,13 @@ async def _answering(address: str) -> None:
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    # Directly: gRPC would take the proxy that the environment names for other traffic.
     async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_ANSWERS_S)
         except grpc.aio.AioRpcError as error:
             # Anything else is an answer too: of a head that wants a token, say.
+            # UNIMPLEMENTED is a gRPC server without a health service: no head of Ray.
             if error.code() in (
                 grpc.StatusCode.UNAVAILABLE,
                 grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -183,10 +186,12 @@ class Cluster:
         """
         import ray
 
+        # By id, and taken out once answered: Ray tries a whole block again, answered memes of it included.
         waiting = {meme.id: meme for meme in memes}
         orders = [await _order(meme, known.get(meme.id), trier.house.docket.trials) for meme in memes]
         assert isinstance(settings.library, Path)  # a run has its library on disk
         run = secrets.token_hex(4)
+        # As objects: each node gets them once, and the keys in the settings stand in no argument that Ray displays.
         commission = ray.put(_commission(run, trier, settings, control))
         library = ray.put(await asyncio.to_thread(packed, settings.library))
         desk = await asyncio.to_thread(_desk, pictures, None if trier.calls is None else calls)
@@ -274,8 +279,10 @@ async def received(
         told = TaskResult.model_validate_json(body)
         if told.meme not in waiting:
             continue  # again: the first answer counts, and its record is in the docket
+        # A fault of the worker and not of the meme: it would fail all others too.
         if told.prediction is None:
             raise Unavailable(f"A worker of the Ray cluster can't judge: {told.fault}", reason=told.reason)
+        # Before it is yielded: a line of predictions only repeats what the docket holds (see eval.runs.run).
         await _keep(writer, told)
         yield waiting.pop(told.meme), told.prediction, told.passing
 
@@ -284,6 +291,7 @@ async def _keep(writer: TrialWriter, told: TaskResult) -> None:
     """Puts a record into the docket, the picture first."""
     events = [parse_event(event) for event in told.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
+    # A trial without its picture could not be resumed, so no event may be there before it.
     if opened is not None and told.frames:
         await writer.keep_picture(picture_of(opened.meme, told.frames))
     await writer.append(*events)
@@ -328,6 +336,7 @@ class _Pump:
 
     def _hand_over(self, row: str | BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who waits
+            # asyncio.Queue belongs to the loop: putting from this thread would wake nobody.
             self._loop.call_soon_threadsafe(self._rows.put_nowait, row)
 
 
@@ -337,8 +346,11 @@ def _desk(pictures: Mapping[str, Path], calls: Path | None) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     made: Any = ray.remote  # its types know of fewer strategies than it takes
+    # Never on another node: pictures and the store of calls lie on this machine.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    # Calls may be repeated after a restart: of a reply that is stored twice the first stays.
     actor = made(num_cpus=0, scheduling_strategy=here, max_restarts=_RESTARTS, max_task_retries=_RESTARTS)(Driver)
+    # Whole paths: an actor has a working directory of its own.
     return actor.remote(
         {meme: str(path.resolve()) for meme, path in pictures.items()}, None if calls is None else str(calls.resolve())
     )
@@ -356,6 +368,7 @@ def _clear_nodes(run: str) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    # No processor: workers that are on their way out may still have all of them.
     clear: Any = ray.remote(num_cpus=0, max_retries=0)(clear_away)
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _nodes() if node["Alive"]]
     for done in [clear.options(scheduling_strategy=node).remote(run, _OUT_S) for node in there]:

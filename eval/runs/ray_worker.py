@@ -148,6 +148,7 @@ class Driver:
         """
         self._pictures = pictures
         self._calls = SqliteCallCache.open(Path(calls)) if calls is not None else None
+        # By meme, over all workers: one that kills each of them would otherwise be tried for ever.
         self._tries: Counter[str] = Counter()
 
     async def begin(self, meme: str) -> int:
@@ -238,6 +239,7 @@ class _OneTrial(TrialWriter, TrialReader):
 
     def added(self) -> tuple[list[AnyEvent], list[bytes]]:
         """Returns the additions since the last call: events in order, and frames of the picture that was decoded."""
+        # A trial that was laid in is the first of the dict: its known events are the first of all.
         events = [event for trial in self._events.values() for event in trial][self._before :]
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
         return events, self._frames.get(opened.meme.pixels_sha256, []) if opened else []
@@ -288,13 +290,16 @@ class Judge:
         self._commission: WorkerConfig = ray.get(commission)
         self._fault: tuple[str, str] | None = None
         self._trier: Attempt | None = None
+        # One loop for all threads that Ray calls from: court and store of calls are valid within one alone.
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._place: _Place | None = None
+        # A daemon: it must not keep a worker alive that Ray lets go of.
         self._thread = threading.Thread(target=self._loop.run_forever, name="court", daemon=True)
         self._thread.start()
         opened: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._holding = asyncio.run_coroutine_threadsafe(self._hold(ray.get(library), opened), self._loop)
+        # Through a coroutine: a future of the loop can't be waited for from this thread.
         asyncio.run_coroutine_threadsafe(_done(opened), self._loop).result()
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -308,6 +313,7 @@ class Judge:
         """
         orders = [JudgeTask.model_validate_json(body) for body in batch["order"]]
         told = asyncio.run_coroutine_threadsafe(self._judge(orders), self._loop).result()
+        # As objects: numpy would make strings of fixed width of them, each as wide as the longest.
         column = np.empty(len(told), dtype=object)
         column[:] = [one.model_dump_json() for one in told]
         return {"told": column}
@@ -343,7 +349,9 @@ class Judge:
         self._place = _Place(self._commission.run)
         root = self._place.root
         with tarfile.open(fileobj=io.BytesIO(library)) as tar:
+            # The filter refuses members that lead out of the directory, links among them, and devices.
             tar.extractall(root / "library", filter="data")
+        # Written here: the path in the settings is one of the run's machine, and nodes need not share its files.
         policy = None
         if self._commission.policy is not None:
             policy = root / "policy.toml"
@@ -362,6 +370,7 @@ class Judge:
         told = self._commission
         court = with_control(house.court, told.control, told.seed)
         facts = facts_of(court, told.procedure)
+        # Verdicts of one run must come from one court, whichever node gave them.
         if facts != told.facts:
             differ = ", ".join(name for name in told.facts if facts.get(name) != told.facts[name])
             raise BadRequest(
@@ -369,6 +378,7 @@ class Judge:
                 "nodes, and let all of them reach the same model servers.",
                 reason="WORKER_DIFFERS",
             )
+        # Without patience: with Ray each meme is tried once, and the run says what is left.
         return Attempt(
             house=replace(house, court=court),
             calls=None if told.fence_key is None else _CallsAtDriver(self._desk, told.fence_key),
@@ -387,6 +397,7 @@ class Judge:
         if self._fault is not None:
             return TaskResult(meme=order.meme.id, fault=self._fault[0], reason=self._fault[1])
         assert self._trier is not None
+        # One for each meme: several are judged at once, and what was added is recognised by its position.
         memory = _OneTrial()
         docket = replace(self._trier.house.docket, writer=memory, trials=memory)
         trier = replace(self._trier, house=replace(self._trier.house, docket=docket))
@@ -395,6 +406,7 @@ class Judge:
             return await _answer(self._desk.picture.remote(order.meme.id))  # type: ignore[no-any-return]
 
         try:
+            # Counted beforehand and elsewhere: a worker that is killed can't say which meme it was trying.
             if await _answer(self._desk.begin.remote(order.meme.id)) > _TRIES:
                 raise Unavailable(
                     f"Workers that were trying {order.meme.id} died {_TRIES} times. Have the nodes memory enough for "
@@ -429,6 +441,7 @@ class _Place:
     def __init__(self, run: str) -> None:
         clear_away()
         while True:
+            # mkdtemp: for this user alone.
             self.root = Path(tempfile.mkdtemp(prefix=f"{_PLACE}{run}-"))
             self._lock = (self.root / _LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -458,10 +471,12 @@ def clear_away(run: str = "", within_s: float = 0.0) -> None:
 def _cleared(place: Path) -> bool:
     """Removes a worker's directory; whether it is gone, or not ours to remove. It is not while the worker lives."""
     try:
+        # The folder of temporary files is shared between users.
         if place.stat().st_uid != os.getuid():
             return True
         with (place / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # While it is locked: a worker that has just made it finds it gone, and makes another.
             shutil.rmtree(place, ignore_errors=True)
     except BlockingIOError:
         return False

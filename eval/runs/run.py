@@ -175,31 +175,38 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
     with _alone(plan.out):
         begun = folder.manifest() if (plan.out / MANIFEST).exists() else None
         material = await asyncio.to_thread(_material, plan, progress)
+        # Before anything is loaded: another data set or seed is an error that needs no model to be found.
         if begun is not None:
             _require_same_material(begun, folder, plan, material)
             if not plan.retry_failed and {p.meme for p in folder.predictions()} >= {m.id for m in material.memes}:
+                # Before anything is opened: no model server has to be there to say so.
                 progress.tell("Every meme has been judged.")
                 if begun.finished is None:
                     folder.write_manifest(begun.model_copy(update={"finished": datetime.now(UTC)}))
                 return folder
+        # Before the precedents, which can take hours: a model that is not named is an error at once.
         if plan.vllm is None:
             require_models(plan.procedure, plan.settings)
         async with AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(_cluster(plan)) if plan.ray else None
             calls = None
             if plan.procedure is not Procedure.SUMMARY:
+                # Opened before the court, so closed after it: replies that come while it closes are still stored.
                 calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
             checked = {} if begun else await _prepare(plan, folder, material, progress)
+            # After the precedents, which take long and need no model: no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
             settings = _settings(plan)
             # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
+            # Its text comes with the data set: none is read off the picture.
             house = await stack.enter_async_context(
                 open_court(settings, read_text=False, tell=progress.tell, duplicates=False)
             )
             house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             manifest = _manifest(plan, material, court=house.court, excluded=folder.excluded(), checked=checked)
             if begun is None:
+                # The manifest after the memes: where it stands there is a run, whose memes are read.
                 folder.write_memes(material.memes)
                 folder.write_manifest(manifest)
                 (plan.out / _STARTING).unlink(missing_ok=True)
@@ -259,6 +266,7 @@ def _alone(out: Path) -> Iterator[None]:
     """Makes the folder where it is not there, and holds it. The system lets go of it if the process dies."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK).open("ab") as lock:
+        # Two processes at one run would try each meme twice, and write lines into each other's file.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -286,6 +294,7 @@ def _material(plan: Plan, progress: Progress) -> _Material:
     memes = judged_memes(read.memes, plan.limit, plan.seed, plan.dropped_labels)
     files = dict(read.files)
     if plan.library is None:
+        # Precedents come from these files, so a resumed run must find them unchanged as well.
         for split in plan.dataset.of_role(SplitRole.TRAIN):
             files |= read_split(plan.dataset, plan.data, split.name).files
     if plan.text_only:
@@ -381,6 +390,7 @@ def _manifest(
     settings = court.settings.model_dump(mode="json") | {"prompts": court.prompts.name}
     if court.chairs is not None and not asks_nobody:
         settings |= court.chairs.settings(court.settings.reply_chars)
+    # Among the settings: so their digest tells a run with another prompt from this one.
     if plan.comparator:
         settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
     library = court.finder.library
@@ -443,6 +453,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
     differ += [f"the file {name}" for name in names if begun.data.get(name) != material.files.get(name)]
     if (plan.out / STAND_IN).exists():
         differ.append("a plain picture beside each text, which this version judges alone")
+    # Same files and other memes: another version reads them differently. Half a run of each would be neither.
     if not differ and folder.memes() != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     _require_none(differ)
@@ -536,6 +547,7 @@ class _Judging:
             if meme.id in said:
                 self._tally.add(meme, said[meme.id])
         self._tally.before = self._tally.done
+        # Not finished any more: with --retry-failed a run that was gets new answers.
         if self._again and todo:
             self._manifest = self._manifest.model_copy(
                 update={"interruptions": self._manifest.interruptions + 1, "finished": None}
@@ -582,6 +594,7 @@ class _Judging:
             with (self._plan.out / PREDICTIONS).open("a", encoding="ascii") as file:
 
                 def keep(meme: JudgedMeme, prediction: Prediction, passing: bool) -> None:
+                    # Without an await: lines of memes that are done at once can't mix.
                     if passing:
                         self._left[prediction.reason] += 1
                     else:
@@ -617,6 +630,7 @@ class _Judging:
         rest = []
         for meme in todo:
             record = await self._known(meme)
+            # A line that a crash cost is written from the record: that takes no worker.
             if record is not None and not self._trier.to_be_resumed(record):
                 keep(meme, *await self._trier.try_meme(meme, record, partial(self._picture, meme)))
                 continue
@@ -637,6 +651,7 @@ class _Judging:
             settings=settings,
             control=self._plan.control,
         )
+        # Closed even where keep() raises: workers would go on until the generator is collected.
         async with contextlib.aclosing(judged):
             async for meme, prediction, passing in judged:
                 keep(meme, prediction, passing)
@@ -652,6 +667,7 @@ class _Judging:
 
     def _watch_for_the_end(self, prediction: Prediction, passing: bool) -> None:
         """Ends a run before a server that is gone: it would fail every meme that is left, one after the other."""
+        # Late ones too: a server that hangs lets every meme run out of time.
         self._failures = self._failures + 1 if passing or prediction.reason in LATE else 0
         # Who has waited in vain, and saw no other meme answered meanwhile, speaks for all.
         waited = passing and self._plan.patience_s > 0 and not self._plan.ray

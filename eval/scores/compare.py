@@ -111,6 +111,7 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
     """
     in_a = {one.meme.id: (gold, one) for gold, one in a.under(protocol)}
     in_b = {one.meme.id: (gold, one) for gold, one in b.under(protocol)}
+    # In the order of A, so that the list of flipped memes is the same each time.
     shared = [meme for meme in in_a if meme in in_b]
     if not shared:
         raise BadRequest(
@@ -125,10 +126,12 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             "they were scored on different data, or different versions of it.",
             reason="GOLD_DIFFERS",
         )
+    # Gold x said by A x said by B: all that the figures and the paired bootstrap depend on.
     cells = np.zeros((2, 3, 3), dtype=np.int64)
     for meme in shared:
         gold, one = in_a[meme]
         cells[int(gold), _SAID[one.prediction.outcome], _SAID[in_b[meme][1].prediction.outcome]] += 1
+    # Column 2 is no class, which is wrong whatever the gold label is.
     right = (
         (cells[0, 0, 0], cells[1, 1, 1]),
         (cells[0, 0, 1:], cells[1, 1, [0, 2]]),

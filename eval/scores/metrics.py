@@ -185,7 +185,9 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         )
     gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
     said = np.array([SAID.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
+    # Square by scikit-learn; gold has the first two rows alone.
     cells: Ints = confusion_matrix(gold, said, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
+    # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
     drawn = resampling.draw_cells(cells, resamples, seed)
     n, harmful = len(pairs), int(gold.sum())
     majority = max(harmful, n - harmful) / n
@@ -266,6 +268,7 @@ def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
     over = resampling.rates(drawn)
 
     def of_class(place: int, name: str) -> ClassScores:
+        # The exact intervals of precision and recall rest on different counts: memes given the class, memes of it.
         there, named = int(support[place]), int((said == place).sum())
         return ClassScores(
             name=name,
@@ -299,6 +302,7 @@ def _score_figures(
     scores = np.array([score for _, score in scored], dtype=np.float64)
     aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed)
     brier = _figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers)
+    # A ranking needs both classes; the Brier score does not.
     if gold.all() or not gold.any():
         return None, brier
     return _figure(float(roc_auc_score(gold, scores)), aurocs), brier
@@ -338,6 +342,7 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
     n = int(cells.sum())
     if not n:
         return 0, None
+    # By the function of the resamples, so that value and interval can't follow two definitions.
     (value,) = resampling.mmae(cells[None]).tolist()
     return n, _figure(value, resampling.mmae(resampling.draw_cells(cells, resamples, seed)))
 

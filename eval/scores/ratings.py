@@ -92,6 +92,7 @@ def summarise(
     found = []
     for criterion in dict.fromkeys(one.criterion for one in ratings):
         own = {(one.item, one.who): one.score for one in ratings if one.criterion == criterion}
+        # Repeats count for self-agreement alone: elsewhere their item would weigh twice.
         first = {key: score for key, score in own.items() if key[0] not in repeat_of}
         again = [
             (own[repeat_of[item], who], score)
@@ -160,6 +161,7 @@ def alpha(items: Sequence[Sequence[int]]) -> float | None:
     counts = coincidences.sum(axis=1)
     distance = _ordinal_distance(counts)
     observed = (coincidences * distance).sum()
+    # Never 0: two values at least were given.
     expected = (np.outer(counts, counts) * distance).sum() / (counts.sum() - 1)
     return float(1 - observed / expected)
 

@@ -54,6 +54,7 @@ def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
     """
     if not values:
         return None
+    # Over the memes that have a value: so no resample is without one.
     means = ResampledMeans((meme for meme, _ in values), resamples, seed)
     value, drawn = means.of(values)
     return Figure(value, *interval(drawn))
@@ -70,6 +71,7 @@ def difference_of(values: MemeValues, less: MemeValues, *, resamples: int, seed:
     """
     if not values or not less:
         return None
+    # Of the memes of both: the same draws, so that what is hard in one is hard in the other.
     means = ResampledMeans((meme for meme, _ in (*values, *less)), resamples, seed)
     (one, drawn), (other, other_drawn) = means.of(values), means.of(less)
     differences = drawn - other_drawn

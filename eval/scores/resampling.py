@@ -109,10 +109,12 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
     # All that counts of a meme is its score and its class, so a resample is how often each such pair was drawn.
     values, place = np.unique(scores, return_inverse=True)
     pair, pairs = place + len(values) * gold, 2 * len(values)
+    # A resample takes n drawn memes and as many counts as there are pairs: the larger one sets the limit.
     step = max(1, _AT_ONCE // max(n, pairs))
     aurocs, briers = [], []
     for done in range(0, resamples, step):
         size = min(step, resamples - done)
+        # Numbered apart by resample, so that one bincount counts all of them.
         drawn = pair[rng.integers(0, n, (size, n), dtype=np.int32)] + pairs * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * pairs).reshape(size, 2, len(values))
         benign, harmful = counts[:, 0], counts[:, 1]

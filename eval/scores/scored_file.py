@@ -104,6 +104,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
                 raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
             seen[id_] = line
             if id_ not in known:
+                # Only for those that are listed: a hint goes through all ids.
                 hint = _hint(id_, known) if len(faults) < _TOLD else ""
                 raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
             said[id_] = _prediction(id_, record, levelled=levelled)
@@ -141,6 +142,7 @@ def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], p
     """
     if all(prediction.level is None for prediction in said.values()):
         return said
+    # Somewhat and very harmful differ in their distance from gold: a gap would leave out errors, not count them.
     gaps = [id_ for id_, one in said.items() if one.outcome is Outcome.HARMFUL and one.level is None]
     if gaps:
         raise BadRequest(
@@ -184,6 +186,7 @@ def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Predi
 
 def _id(record: Mapping[str, Any]) -> str:
     id_ = record.get("id")
+    # In Python true is a whole number, and would become the id "True".
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise _LineFault("it has no id")
     return str(id_).strip()
@@ -203,6 +206,7 @@ def _score(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise fault
     try:
+        # A whole number of JSON may be longer than a float can be (OverflowError).
         score = float(value)
     except (ValueError, OverflowError):
         raise fault from None
@@ -218,6 +222,7 @@ def _records(path: Path) -> Iterator[Record]:
     if not content.strip():
         return iter(())
     delimiter = delimiter_of(content, ("id", "label"))
+    # Of two columns of a name the last would win without a word.
     if delimiter is None or len(set(header := header_of(content, delimiter))) < len(header):
         return iter([(1, "the header must name id and label, and no column twice")])
     return csv_records(content, delimiter)

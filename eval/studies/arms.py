@@ -289,6 +289,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         require_models(study.procedure, study.settings)
     await asyncio.to_thread(_begin, study)
     started = list(dict.fromkeys(model for _, _, model in arms))
+    # Stable, and the reference's model comes first: so the full trial is over before its tokens become a budget.
     arms.sort(key=lambda one: started.index(one[2]))
     done: dict[str, RunFolder] = {}
     libraries: dict[bool, Path] = {}
@@ -305,6 +306,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
                 continue
             progress.tell(f"{arm.name} ({number} of {len(arms)}): {arm.what}.")
             shuffled = arm.control == Control.SHUFFLED
+            # Arms share a library, as they must differ in one thing alone; false labels need one of their own.
             if shuffled not in libraries:
                 libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
             if model:
@@ -411,6 +413,7 @@ def _begin(study: Study) -> None:
         ) from None
     else:
         manifest = _continued(study, before, manifest)
+    # In one step: a study that was cut off while being extended still has its old description.
     new = place.with_name(f"{STUDY}.new")
     new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     new.replace(place)
@@ -420,6 +423,7 @@ def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> Study
     same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "drop_precedents", "settings")
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
+    # New arms may come; one of the same name and other content would mix two ways of judging in one folder.
     differ += [f"the arm {arm.name}" for arm in now.arms if known.get(arm.name, arm) != arm]
     if differ:
         raise BadRequest(

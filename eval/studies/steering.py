@@ -105,8 +105,10 @@ def _texts(path: Path) -> tuple[list[str], int]:
     except (OSError, UnicodeDecodeError):
         raise BadRequest(f"The texts in {path.name} can't be read as UTF-8.", reason="SOURCE_UNREADABLE") from None
     if path.suffix == ".txt":
+        # Not splitlines(), which also divides at form feeds and U+2028, that may stand within a text.
         return [line for line in content.split("\n") if line.strip()], 0
     try:
+        # Deeply nested JSON is no array of texts either, and ends in RecursionError.
         texts = json.loads(content)
     except (ValueError, RecursionError):
         texts = None

@@ -176,6 +176,7 @@ def rank(
         scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in each])
         names.append((run.name, None))
         said.append(outcomes)
+        # Without any score each threshold would repeat the verdicts, as one more candidate that is as good.
         if np.isnan(scores).all():
             continue
         for threshold in thresholds:
@@ -183,8 +184,10 @@ def rank(
             said.append(np.where(np.isnan(scores), outcomes, (scores >= threshold).astype(np.int64)))
     table = np.stack(said)
     whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
+    # Rounded, else the last bits of a sum would decide between candidates that are equally good.
     order = np.argsort(-whole.round(12), kind="stable")
     drawn, flattered_by = _resampled(gold, table, best=int(order[0]), resamples=resamples, seed=seed)
+    # Class 2, none, equals no gold label: it is wrong here, as in all strict figures.
     right = (table == gold).mean(axis=1)
     return Sweep(
         protocol=protocol,
@@ -253,5 +256,6 @@ def _macro_f1(weights: Floats, gold: NDArray[np.bool_], said: NDArray[np.int64])
     for number, of_class in enumerate((~gold, gold)):
         hits = weights @ ((said == number) & of_class).T
         claimed = weights @ (said == number).T
+        # 0 / 0 counts 0, as in eval.scores.resampling.rates.
         f1.append(2 * hits / np.maximum(claimed + (weights @ of_class)[:, None], 1))
     return np.asarray((f1[0] + f1[1]) / 2, dtype=np.float64)

@@ -190,6 +190,7 @@ async def measure_plain_votes(
                 leave_out_duplicates=without_near,
             )
             tally = list(findings.tally)
+            # At 1 texts alone were compared: the search could not tell near-duplicates by picture and text.
             by_text = findings.search.alpha == 1
             if without_near and by_text:
                 tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
@@ -329,6 +330,7 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
         return
     if not places:
         raise BadRequest(f"No precedent is left under the protocol {protocol}.")
+    # Without their stored pictures: a vote needs rows and labels alone.
     memes = [library.memes[row].model_copy(update={"kept": None}) for row in places]
     rows = np.ascontiguousarray(library.rows[places])
     manifest = library.manifest

@@ -57,6 +57,7 @@ def read_badge(picture: bytes) -> str | None:
     patch = pixels.crop((round(width / 2 - half), round(height / 2 - half), round(width / 2 + half) + 1,
                          round(height / 2 + half) + 1))  # fmt: skip
     colour = patch.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
+    # On the white ring: beyond the largest sign (1.3 x _SIGN), within the disc and its outline.
     around = [
         pixels.getpixel(
             (round(width / 2 + dx * 0.86 * _RADIUS * height), round(height / 2 + dy * 0.86 * _RADIUS * height))

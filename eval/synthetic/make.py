@@ -134,14 +134,17 @@ def make(
     if Plant.LEAKAGE in plant and test < 5:
         raise BadRequest("Leakage needs at least 5 memes in test to be near to.")
     dataset = DATASETS[f"synthetic-{layout}"]
+    # With the layout: the two benchmarks of one seed don't hold the same memes.
     rng = random.Random(f"{layout} {seed}")
     families = _families(rng)
     memes: list[SyntheticMeme] = []
     for role, count in zip((SplitRole.TRAIN, SplitRole.VALIDATION, SplitRole.TEST), wanted, strict=True):
         (split,) = dataset.of_role(role)
+        # Families are begun anew with each split: what is left of the last one is thrown away, not given to the next.
         drawn = [replace(next(families), split=split.name) for _ in range(-(-count // 4) * 4)][:count]
         rng.shuffle(drawn)
         memes += drawn
+    # Numbered after the shuffle, over all splits: an id tells nothing of a label.
     memes = [_named(meme, layout, number) for number, meme in enumerate(memes, 1)]
     planting = _Planting(
         dataset.of_role(SplitRole.TRAIN)[0].name, dataset.of_role(SplitRole.TEST)[0].name, layout, memes
@@ -229,9 +232,11 @@ class _Planting:
         added = self._add(replace(same_file, text=other.text), "same file", of=same_file)
         files[added.image] = _png(same_file)
         added = self._add(replace(same_picture, text=other.text), "same picture", of=same_picture)
+        # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must not.
         files[added.image] = png_of(_image(same_picture), level=1)
         self._add(replace(same_text, badge=other.badge, scene=other.scene, seed=other.seed), "same text", of=same_text)
         added = self._add(replace(near, text=near.text + "!"), "near-duplicate", of=near, ending=".jpg")
+        # Neither bytes nor pixels are the same: only its likeness gives it away.
         paler = io.BytesIO()
         ImageEnhance.Brightness(_image(near)).enhance(0.95).save(paler, "JPEG", quality=80)
         files[added.image] = paler.getvalue()

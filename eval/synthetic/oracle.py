@@ -31,6 +31,7 @@ _ANSWER = re.compile(r"The witness's answer:\n\[begin (\w+)\]\n(.*?)\n\[end \1\]
 _BADGE = re.compile(r"the badge of (\w+)")
 _LABEL = r"(?:not |somewhat |very |)harmful"
 _PRECEDENT = re.compile(rf"Precedent (\d+) was found ({_LABEL})\.")
+# A fence is matched whole, so that a heading that is written within one is none.
 _LAID_OUT = re.compile(
     r"(?P<heading>^(?:Above: the meme that is judged\.|Above: the picture of precedent \d+\.|"
     rf"Precedent \d+ was found {_LABEL}\.|What precedent \d+ was filed under:|"
@@ -181,6 +182,7 @@ def rounds_of(text: str) -> int:
 
 def _chance(seed: int, what: str, text: str, badge: str) -> float:
     """A number in [0, 1) that follows from its arguments."""
+    # Spacing and case aside: a text that is laid out or read differently has the same outcome.
     words = " ".join(text.lower().split())
     digest = hashlib.sha256(f"{seed}\0{what}\0{words}\0{badge}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
@@ -233,6 +235,7 @@ class Oracle:
         """Masses of the letters A and B, as the Judge's question for its label has them."""
         probability = judge(_shown(parts), self.ability).probability
         last = next(part for part in reversed(parts) if isinstance(part, str))
+        # The court asks twice, with the options in either order.
         first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
         return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
 
