@@ -98,11 +98,13 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
     people: dict[Key, dict[str, str]] = defaultdict(dict)
     for said in humans:
         score = {"one": 1.0, "other": 0.0, "tie": 0.5}[said.better]
+        # Of two verdicts of one person on a battle the later one counts: nobody has two votes.
         people[_key(said.meme, said.task, said.one, said.other)][said.who] = _word(score, said.one, said.other)
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs, even = [], 0
     for key in voted.keys() & panel.keys():
         theirs, ours = voted[key], _majority(panel[key])
+        # An even vote is no tie: people or judges disagree, while a tie is what a majority says.
         if theirs is None or ours is None:
             even += 1
         else:
@@ -137,6 +139,7 @@ def _panels(
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
         shares = [share for each in pairs if (share := _hits(each)) is not None]
+        # Panels that have judged nothing together have not done so with one more judge either.
         if not shares:
             break
         kappas = [value for each in pairs if (value := cohen(each).value) is not None]

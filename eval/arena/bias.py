@@ -243,6 +243,7 @@ def _under(
         ]
         if not others:
             continue
+        # A model that only one side has judged stands in neither ranking: NDCG and tau compare the same models.
         said, reference = _rates(own, models), _rates(others, models)
         both = [model for model in models if model in said and model in reference]
         here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
@@ -306,6 +307,7 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
         return found
 
     here, there = by_battle(own), by_battle(others)
+    # Only battles on both sides: otherwise the lift would also contain that others judged easier battles.
     mine, theirs = ([event for key in here.keys() & there.keys() for event in found[key]] for found in (here, there))
     if not mine:
         return None
@@ -345,6 +347,7 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
     sizes = []
     for size in range(1, len(judges) + 1):
         panels = list(itertools.combinations(judges, size))
+        # Up to a binomial coefficient: of twelve judges there are 924 panels of six.
         if len(panels) > _PANELS:
             panels = rng.sample(panels, _PANELS)
         gains, taus, chances = [], [], []

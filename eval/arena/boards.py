@@ -23,7 +23,9 @@ STYLES = ("length", "headings", "lists", "bold")
 """Covariates of style: differences, as a share of both answers' sum (Chatbot Arena's style control)."""
 _ORDERS = 100
 """Orders of the same battles that Elo ratings are looked at in."""
+# Fewer than for plain ratings: each is fitted by itself, and not all in one batch.
 _STYLE_RESAMPLES = 200
+# The share beyond one end of a 95 % interval.
 _SURELY = 0.975
 
 
@@ -234,6 +236,7 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
         own_anchor = members.index(anchor) if anchor in members else None
         ratings_: Floats | None = None
         found: Spread | None = None
+        # A model alone in its group has nobody to be rated against.
         if len(members) > 1:
             own = among(table, members)
             ratings_ = ratings(own, anchor=own_anchor)
@@ -274,6 +277,8 @@ def table_with_tasks(
     joint = joint_scores(fought, dimension) if (vote or settings.vote) == "majority" else None
     lost = [event for event in events if isinstance(event, Forfeited)] if settings.forfeits == "lose" else []
     ordered: list[Judged | Forfeited] = [*fought, *lost]
+    # Into an order of their own before the shuffle, which gives the same result only if it starts from the same list.
+    # Reasons and calls are left out: what happened decides.
     ordered.sort(key=lambda event: event.model_dump_json(exclude={"call", "why"}))
     random.Random(f"order {manifest.seed}").shuffle(ordered)
     rows: list[tuple[str, str, float, str]] = []
@@ -285,6 +290,7 @@ def table_with_tasks(
             tasks.append((event.meme, event.task))
             rows.append((event.winner, event.loser, 1.0, event.meme))
             weights.append(1.0)
+            # One of the two has no answer, so there is no style to compare.
             differences.append([0.0] * len(STYLES))
             continue
         verdict = event.verdicts[dimension]
@@ -293,6 +299,7 @@ def table_with_tasks(
             key = battle_key(event)
             if key not in joint:
                 continue  # the battle stands in the table already
+            # The vote stands where the first judgement of its battle stands, and counts once.
             score, weight = joint.pop(key), 1.0
             score = score if event.a == key.one else 1 - score
         rows.append((event.a, event.b, score, event.meme))

@@ -115,6 +115,7 @@ def _contrast(
 ) -> SettingContrast:
     memes = sorted({battle[0] for battle in battles})
     judges = list(dict.fromkeys(sorted(battle[4] for battle in battles)))
+    # One draw for both settings and all judges: that is what makes the differences paired.
     drawn = draw_memes(len(memes), *draw)
     weights = np.concatenate([np.ones((1, len(memes))), drawn]).astype(np.float64)  # the actual memes first
     # float of shape (settings, judges, 1 + resamples, models)
@@ -142,6 +143,7 @@ def _contrast(
         )
         for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models))
     ]
+    # A judge with targets of one kind only has no difference to give.
     mixed = [j for j in range(len(judges)) if own[j].any() and not own[j].all()]
     lifts = [moved[j][:, own[j]].mean(axis=1) - moved[j][:, ~own[j]].mean(axis=1) for j in mixed]
     spreads = rated.std(axis=3).mean(axis=1)  # (settings, 1 + resamples)

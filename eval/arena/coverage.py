@@ -38,6 +38,8 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     chosen = []
     for _ in range(tasks):
         if not fresh:
+            # In alphabetical order before the shuffle, so that the draw does not depend on the order in which targets
+            # are named.
             fresh = _combinations(sorted(targets), size, rng)
             rng.shuffle(fresh)
         place = min(range(len(fresh)), key=lambda at: _often(fresh[at], met))
@@ -65,4 +67,5 @@ def _combinations(targets: Sequence[str], size: int, rng: random.Random) -> list
     if math.comb(len(targets), size) <= _MOST:
         return list(itertools.combinations(targets, size))
     drawn = {tuple(sorted(rng.sample(list(targets), size))) for _ in range(2000)}
+    # A set of strings has another order in each process; the shuffle that follows must start from the same one.
     return sorted(drawn)

@@ -111,6 +111,7 @@ class ArenaManifest(_ArenaFileModel):
 
     def same_as(self, other: ArenaManifest) -> list[str]:
         """Names of what differs that may not."""
+        # What may differ is listed, not what may not: a field that is added counts unless somebody says otherwise.
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
         return [
             name
@@ -160,6 +161,7 @@ class ArenaFolder:
         path = self.root / EVENTS
         if not path.exists():
             return ()
+        # The part after the last line feed is empty, or a line that a crash cut off.
         *lines, _ = path.read_bytes().split(b"\n")
         read = []
         for number, line in enumerate(lines, 1):
@@ -179,11 +181,13 @@ class ArenaFolder:
         """
         events = self.events()
         done = frozenset(event.meme for event in events if isinstance(event, MemeDone | MemeLeftOut))
+        # Written anew even if nothing is dropped: the next event would be appended to a line that was cut off.
         self._write(EVENTS, "".join(line(event) for event in events if event.meme in done))
         return done
 
     def append(self, events: Iterable[Event]) -> None:
         """Keeps events, before anything is done about them."""
+        # Not synced to the disk: what a power cut loses happens again, from the store of calls.
         with (self.root / EVENTS).open("a", encoding="utf-8") as file:
             file.write("".join(line(event) for event in events))
 
@@ -209,6 +213,7 @@ class ArenaFolder:
         with new.open("w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
+            # Before the rename, or a power cut could leave the new name on an empty file.
             os.fsync(file.fileno())
         new.replace(self.root / name)
 

@@ -86,6 +86,7 @@ def boards_by(
     """
     found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
     tested = [one for one in found if one.test is not None]
+    # Over all keys: whoever looks at enough groupings finds one that differs by chance.
     adjusted = holm([one.test.p for one in tested if one.test is not None])
     p_of = {one.key: p for one, p in zip(tested, adjusted, strict=True)}
     return tuple(replace(one, p=p_of.get(one.key)) for one in found)

@@ -98,6 +98,8 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
         Unavailable, ModelRefused: A model server is gone, or refuses whatever it is asked.
     """
     done = await asyncio.to_thread(folder.take_up)
+    # Both over all memes, finished ones included: who meets over a task depends on the tasks before it, so an arena
+    # that is taken up again draws the same only if it counts the same.
     first = list(itertools.accumulate((plan.tasks_of(meme) for meme in plan.memes), initial=0))
     met = meetings(plan.settings.targets, first[-1], plan.settings.answers_per_task, plan.seed)
     before = folder.spent()
@@ -117,6 +119,7 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
     try:
         await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
     finally:
+        # Calls of memes that did not come to their end are paid for, too.
         folder.write_spent(spent(plan.chairs, before))
 
 
@@ -162,6 +165,7 @@ class _Meme:
             self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
             return
         await _all(self._hold(task) for task in tasks)
+        # After everything else: without it all of the meme's events are dropped when the arena is taken up again.
         self._keep(MemeDone(meme=self._meme.id))
 
     async def _tasks(self) -> list[_Task]:
@@ -222,6 +226,7 @@ class _Meme:
             guideline = await self._fuse(task, there)
         pairs = self._pairs(task)
         for one, other in pairs:
+            # Where neither answered, neither loses to the other.
             if (one in there) != (other in there):
                 winner, loser = (one, other) if one in there else (other, one)
                 self._keep(Forfeited(meme=self._meme.id, task=task.number, winner=winner, loser=loser))
@@ -265,7 +270,10 @@ class _Meme:
 
     async def _fuse(self, task: _Task, answers: Mapping[str, FixedQuestion]) -> FixedQuestion | None:
         """Algorithm 1: what the panel's views come to; None where no judge has an answer to start from."""
+        # One generator for all draws of a task. Each round draws before its call, so that a round which fails changes
+        # no later draw.
         rng = self._random("fusion", task.number)
+        # The guideline starts from a judge's own answer; nobody but judges may speak for the panel.
         able = [name for name in self._settings.judges if name in answers]
         if not able:
             return None
@@ -277,12 +285,15 @@ class _Meme:
         if self._settings.fusion_rounds != "all":
             rest = rest[: self._settings.fusion_rounds]
         for number, drawn in enumerate(rest, 1):
+            # Nobody merges its own answer. The order is drawn, so that a fuser who prefers what comes first favours
+            # neither text.
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
             said = await self._reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
             about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
             if isinstance(said, str):
+                # The guideline goes on as it was before this round.
                 self._keep(FusionFailed.model_validate({**about, "reason": said}))
                 continue
             fused, call = said
@@ -310,10 +321,12 @@ class _Meme:
     async def _fight(
         self, task: _Task, one: str, other: str, answers: Mapping[str, FixedQuestion], guideline: FixedQuestion | None
     ) -> None:
+        # By the names in order: the same judges are drawn whichever of the two comes first in the pair.
         rng = self._random("judges", task.number, *sorted((one, other)))
         judges = list(self._settings.judges)
         apart = [name for name in judges if name not in (one, other)]
         if not self._settings.own_case and len(apart) >= self._settings.judges_per_battle:
+            # Too small a panel judges its own battles rather than leaving battles without enough judges.
             judges = apart
         chosen = rng.sample(judges, self._settings.judges_per_battle)
         written = self._written(task)
@@ -322,10 +335,14 @@ class _Meme:
         asked: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen
         ]
+        # The number among all tasks, not the order in which they are done: so the study is about the same tasks when
+        # the arena is taken up again.
         if self._settings.bias and task.overall < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
             for judge, look in itertools.product(self._settings.judges, Setting):
                 measure = answers.get(judge) if look is Setting.OWN else shown.get(look)
+                # A setting whose reference is missing is skipped; asked without one, it would be the setting NONE under
+                # another name.
                 if measure is not None or look is Setting.NONE:
                     asked.append((judge, look, measure, "bias"))
         await _all(self._judge(task, one, other, answers, *how) for how in asked)
@@ -395,7 +412,10 @@ class _Meme:
         return Speaker(self._plan.chairs[name], self._meme, self._settings.reply_chars)
 
     def _random(self, *names: object) -> random.Random:
+        # A string is hashed by SHA-512 here, not by hash(), so draws are the same in every process. The separator keeps
+        # names from running into each other.
         return random.Random("\0".join(map(str, (self._plan.seed, self._meme.id, *names))))
 
     def _keep(self, event: Event) -> None:
+        # No await in between: lines of memes that are under way at once do not get mixed.
         self._folder.append([event])

@@ -24,6 +24,7 @@ DEALS = 999
 _PRIOR = 0.25
 """Tied battles that are added to each pair of models in each table, so that all tables have finite ratings, those of
 deals too. It is the same in every deal, so that the test keeps its level."""
+# Numbers in memory at once: 64 MiB of floats.
 _AT_ONCE = 1 << 23
 
 
@@ -103,6 +104,8 @@ def interaction(
     p = float(np.mean(statistics >= observed - 1e-9 * max(1.0, abs(observed))))
     shown = 1 if groups == 2 else groups
     cells = differences[:, :shown].reshape(len(labels), shown * n)
+    # Of the deals alone, without the actual labels in the first row. A cell that never moves gets a z of 0 instead of a
+    # division by 0.
     spread = cells[1:].std(axis=0)
     z = np.abs(cells) / np.where(spread > 0, spread, np.inf)
     adjusted = step_down(z[0], z[1:])
@@ -135,7 +138,9 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     adjusted, largest = dict.fromkeys(range(len(p_values)), 0.0), 0.0
     for rank, place in enumerate(sorted(adjusted, key=lambda at: p_values[at])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        # Monotone: a test must not come out surer than one with a smaller p-value.
         adjusted[place] = largest
+    # The keys are in the order of the arguments; assigning to them later does not move them.
     return tuple(adjusted.values())
 
 
@@ -172,6 +177,7 @@ def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
     starts = np.flatnonzero(np.r_[True, meme[order][1:] != meme[order][:-1]])
     sizes = np.diff(np.r_[starts, len(meme)])
     dealt = np.empty_like(group)
+    # Only memes with as many tasks can be exchanged, or a deal would change how many tasks a label has.
     for size in np.unique(sizes):
         places = order[starts[sizes == size][:, None] + np.arange(size)]  # (memes of this size, tasks)
         dealt[places] = rng.permuted(group[places][rng.permutation(len(places))], axis=1)
@@ -182,7 +188,9 @@ def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats,
     """Likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
     prior = (_PRIOR / 2) * (1 - np.eye(n))
     everything = won.sum(axis=0).reshape(n, n) + prior
+    # The same in every deal: a deal moves tasks between groups, and none out of all of them.
     together = _likelihood(everything[None], fit(everything[None]))[0]
+    # For each deal of a part, the membership of all tasks and the tables of all groups are in memory at once.
     step = max(1, _AT_ONCE // (groups * (len(won) + n * n)))
     ratios, differences = [], []
     for begin in range(0, len(labels), step):
@@ -203,6 +211,7 @@ def _intervals(
     n = int(np.sqrt(won.shape[1]))
     prior = (_PRIOR / 2) * (1 - np.eye(n))
     place = np.unique(meme, return_inverse=True)[1]
+    # All tasks of a meme get the weight of their meme: the meme is what is drawn.
     drawn = draw_memes(int(place.max()) + 1, resamples, seed)[:, place]  # (resamples, tasks)
     found = []
     for which in range(groups):

@@ -40,6 +40,7 @@ def joint_scores(fought: Iterable[Judged], dimension: str) -> dict[BattleKey, fl
     sums: dict[BattleKey, int] = defaultdict(int)
     for event in fought:
         key, lead = battle_key(event), _lead(event.verdicts[dimension])
+        # Shown in either order, a judgement counts for the same model.
         sums[key] += lead if event.a == key.one else -lead
     return {key: 0.5 if not total else float(total > 0) for key, total in sums.items()}
 

@@ -144,6 +144,7 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     settings = manifest.settings
     return Leaderboard(
         manifest=manifest,
+        # The last of DIMENSIONS is OVERALL itself, which comes first here.
         boards=tuple(board_of(manifest, events, name) for name in (OVERALL, *DIMENSIONS[:-1])),
         targets=_targets(manifest, events),
         memes=sum(isinstance(event, MemeDone) for event in events),

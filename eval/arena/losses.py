@@ -103,6 +103,8 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
         by_battle[battle_key(event)].append(event)
     anchor = manifest.settings.anchor if manifest.settings.pairing == "baseline" else None
     found: dict[str, list[Loss]] = defaultdict(list)
+    # Sorted, because events of an arena that was taken up again stand in another order, and the draw below must not
+    # depend on it.
     for key, score in sorted(joint_scores(fought, OVERALL).items()):
         if score == 0.5:
             continue
@@ -194,6 +196,7 @@ async def explain_losses(
             "explainer": chair.name,
             "second": again,
         }
+        # The order of the names in ``about`` is that of the tuples in ``said``.
         if tuple(about.values()) not in said:
             async with turn:
                 meme = memes[loss.meme]
@@ -212,6 +215,7 @@ def _asked(
     twice = set(rng.sample(range(len(losses)), max(1, round(SECOND * len(losses))))) if losses else set()
     asked = []
     for place, loss in enumerate(losses):
+        # Where the explainer fought in the battle itself, the second model takes its place as the first.
         able = [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
         for chair, again in zip(able, (False, True), strict=False):
             if not again or place in twice:
@@ -229,6 +233,7 @@ async def _explained(
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
     try:
+        # The length of parts is not needed here: explain sets its own.
         given, call = await Speaker(chair, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
@@ -293,6 +298,7 @@ def loss_report(
         models=tuple(models),
         by_verdicts=float(np.mean([not event.asked for event in first])),
         unexplained=sum(isinstance(event, LossNotExplained) and not event.second for event in events),
+        # Where the verdicts gave the aspect, nobody chose it, so that there is nothing to agree on.
         aspects=cohen([(one.aspect, other.aspect) for one, other in pairs if one.asked]),
         errors=cohen([(one.error, other.error) for one, other in pairs]),
     )

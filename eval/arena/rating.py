@@ -135,6 +135,7 @@ def guideline_texts(events: Sequence[Event]) -> tuple[GuidelineText, ...]:
             )
     found = []
     for key in sorted(texts):
+        # Events may stand in any order, and rounds that failed have none: the last one there is the guideline.
         ordered = sorted(texts[key], key=lambda text: text.round)
         found += ordered[:-1]
         end = ordered[-1]

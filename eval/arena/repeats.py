@@ -85,6 +85,7 @@ def repeats_of(ask: Ask, count: int) -> tuple[Ask, ...]:
             out=repeat_folder(ask.out, number + 1),
             name=f"{ask.name}, repeat {number + 1}",
             seed=ask.seed + number,
+            # The first repeat draws its memes by its own seed; the others take over that sample.
             sample_seed=ask.seed if number else None,
             calls=ask.calls or calls,
         )
@@ -120,6 +121,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
                 f"Repeats are of the same arena; these differ in {', '.join(differ)}.", reason="REPEATS_DIFFER"
             )
     overall = [board.board(OVERALL) for board in boards]
+    # Ratings of separate groups have no common zero, so a mean over repeats would mix scales.
     rated = [board.on_one_scale and all(row.rating is not None for row in board.rows) for board in overall]
     rows = [{row.model: row for row in board.rows} for board in overall]
     models = []

@@ -100,6 +100,7 @@ def parse_free(text: str) -> str:
     return parse(FreeAnswer, text).answer
 
 
+# Plain strings: which words are offered depends on the levels, so parse_verdicts checks them.
 class _Compared(Reply):
     why: _Why
     instruction_following: str
@@ -144,6 +145,7 @@ def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
 def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
     """A reason that names one of the aspects that were offered, where there was a choice. Raises Fault."""
     said = parse(Explanation, text)
+    # Where there was no choice the model was not asked, and whatever it says of an aspect is ignored.
     if len(aspects) > 1 and said.aspect not in aspects:
         raise UnusableReply("REPLY_MALFORMED", f"aspect must be one of {', '.join(aspects)}")
     if said.error not in list(LossError):

@@ -107,6 +107,8 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
         given: Number of questions that come with it; 0 where they are made up, three for each meme.
     """
     settings = ask.settings
+    # Only about right: forfeits and replies out of the store make it less, replies that are asked for again make it
+    # more.
     tasks = given or len(Relevance) * memes
     meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
     if settings.pairing == "baseline":
@@ -154,6 +156,7 @@ async def run(
     given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
+    # The lock comes before everything that reads or writes the folder.
     with alone(ask.out):
         shown, sets = await read_memes(
             ask.drawn,
@@ -167,6 +170,7 @@ async def run(
         if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
             manifest = _taken_up(folder.manifest(), manifest)
         folder.write_manifest(manifest)
+        # Memes without a picture are counted below; here are only those that the sample lacks.
         absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
             tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.drawn.split}.")
@@ -175,6 +179,7 @@ async def run(
         begin(*foretold(ask, len(shown.memes), len(given)))
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
+            # Before the chairs are opened, so that it is closed after them: they use it.
             stack.push_async_callback(store.close)
             if chairs is None:
                 most = LIMITS.representative_frames
@@ -267,6 +272,7 @@ def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
             "thing and half another. Set it up as it was, or begin another in another folder.",
             reason="RUN_DIFFERS",
         )
+    # A finished arena that is gone through once more was not interrupted.
     return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
 
 
@@ -276,9 +282,11 @@ def alone(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK).open("a") as lock:
         try:
+            # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadRequest(f"Another process is at the arena in {out} now.", reason="RUN_IN_USE") from None
+        # Under the lock, so that of two that begin in the same empty folder the second one finds it in use.
         if not ArenaFolder(out).begun and any(path.name != _LOCK for path in out.iterdir()):
             raise BadRequest(
                 f"{out} is not empty and holds no arena. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"

@@ -80,6 +80,7 @@ class ArenaSettings(BaseModel):
         for what, names in (("targets", self.targets), ("judges", self.judges)):
             if len(set(names)) < len(names):
                 raise ValueError(f"{what}: each is named once")
+        # The guideline starts from a judge's own answer, and one setting of the bias study shows it to the judge.
         strangers = [name for name in self.judges if name not in self.targets]
         if strangers:
             raise ValueError(f"judges are some of the targets, and {', '.join(strangers)} is none")

@@ -106,6 +106,7 @@ def arena(context: click.Context, /, **given: Any) -> None:
 
     out: Path = given["out"]
     try:
+        # Before any model is asked, so that a fault in the file costs no calls.
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
         if not given["only_report"]:
             ask = _options_of(given)
@@ -113,6 +114,7 @@ def arena(context: click.Context, /, **given: Any) -> None:
                 _hold(ask, yes=given["yes"])
             else:
                 for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
+                    # The question is put once: repeats are of one decision.
                     _hold(repeat, yes=given["yes"] or number > 0)
         if folders := repeats_in(out):
             if given["by"]:

@@ -22,6 +22,7 @@ def export(run: Path, target: Path) -> None:
     try:
         from eval.reports.inspect_log import export_inspect
     except ModuleNotFoundError as error:
+        # Another missing module would not be cured by installing Inspect AI.
         if (error.name or "").partition(".")[0] != "inspect_ai":
             raise
         raise click.ClickException(

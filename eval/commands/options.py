@@ -237,6 +237,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
     )
 
     def decorated(command: F) -> F:
+        # Decorators apply from the bottom up; reversed, --help shows the options in the order of this list.
         for option in reversed(options):
             command = option(command)
         return command

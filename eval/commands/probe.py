@@ -124,6 +124,7 @@ def probe(context: click.Context, /, **given: Any) -> None:
 
     if given["as_published"]:
         for name, value in AS_PUBLISHED.items():
+            # Not by the value: whoever names the default means it.
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
                 given[name] = value
     try:
@@ -266,6 +267,7 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
         click.echo(line, err=True)
 
     say(NOTICE)
+    # Before the store of calls is opened, which would leave its files in somebody else's folder.
     refuse_place(plan.out)
     if ProbeFolder(plan.out).begun:
         say(f"{plan.out} holds a probe: it is gone on with.")
@@ -278,6 +280,7 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
             stack.push_async_callback(store.close)
             reader = rapidocr_reader()
             stack.push_async_callback(reader.aclose)
+            # The longest prompt is the Refiner's: a still of each example, and all frames of the meme.
             most = plan.limits.examples + LIMITS.representative_frames
             chairs = await open_chairs(
                 chosen,
@@ -337,6 +340,7 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
 def _folder_of(given: dict[str, Any]) -> Path:
     if not given["target"]:
         raise click.UsageError("Name the folder with --out, or the model with --target.")
+    # A name may have a slash, which must not make it another folder.
     return Path("probe-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in given["target"]))
 
 

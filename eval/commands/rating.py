@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _sheet_options(command: F) -> F:
     """Options of both commands: what is drawn, and which ratings are reported on."""
+    # Decorators apply from the bottom up; reversed, --help shows the options in the order of this list.
     for option in reversed(
         (
             click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to draw from."),
@@ -192,6 +193,7 @@ def _pictures_of(given: Mapping[str, Any]) -> Pictures:
     if samples is None:
         click.echo("Raters are not shown the memes: name their data set with --data.", err=True)
         return lambda _: ()
+    # By the seed of the arena's own sample, not that of the sheet: the same memes have to be read.
     shown, _ = asyncio.run(read_memes(samples, seed=manifest.drawn_by))
     frames = {meme.id: tuple(frame.png for frame in meme.frames) for meme in shown.memes}
 

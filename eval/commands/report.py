@@ -41,6 +41,7 @@ def report(
         raise click.UsageError("--open needs --html FILE.")
     try:
         results = [read_results(root) for path in runs for root in runs_below(path)]
+        # Only the page and Markdown show records, and only the page pictures.
         gathered = asyncio.run(gather(results, records=bool(html or markdown), pictures=bool(html) and not no_pictures))
         click.echo(json.dumps(_plain(gathered)) if as_json else as_terminal(gathered))
         if markdown is not None:

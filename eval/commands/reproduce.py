@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from eval.reproduce.targets import SizeName, Targets
     from serving.presets import Preset
 
+# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
+# Repeats SIZES of eval.reproduce.stages, which is imported only when the command runs, so that --help needs none of it.
 _SIZES = ("3b", "7b", "32b")
 
 
@@ -110,6 +112,7 @@ def reproduce(paper: str, **given: Any) -> None:
         plan, servers, targets, preset = _planned(paper, given)
         runs = plan.planned()
         _tell_plan(plan, runs, given)
+        # Before the check of the folder: a plan can be looked at while a study is there.
         if given["dry_run"]:
             return
         if (plan.out / "study.json").exists() and not given["resume"]:
@@ -117,6 +120,7 @@ def reproduce(paper: str, **given: Any) -> None:
         if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
             click.confirm("Begin?", abort=True, err=True)
         unfinished = _hold(plan, servers)
+        # Also where it is not finished: what was judged so far is scored and written.
         outcome = _written(plan, targets, preset, given["balanced"])
     except CourtError as error:
         raise click.ClickException(error.message) from None
@@ -225,8 +229,10 @@ def _by_size(pairs: Sequence[str], option: str) -> dict[SizeName, str]:
 
     own: dict[str, str] = {}
     for pair in pairs:
+        # An address may have an equals sign in it, too: only the name of a size counts as a prefix.
         size, equals, value = pair.partition("=")
         key, said = (size, value) if equals and size in _SIZES else ("", pair)
+        # Given twice, one of the two would silently win.
         if key in own or not said:
             raise click.UsageError(f"--{option} {pair}: give one for each size, as SIZE=… with {', '.join(_SIZES)}.")
         own[key] = said
@@ -287,6 +293,7 @@ def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanc
     for ending, content in contents.items():
         path = plan.out / f"reproduction.{ending}"
         path.write_text(content, encoding="utf-8")
+        # The process writes files for their owner alone; reports get the mode that the caller's umask says.
         hand_on(path)
     return outcome
 

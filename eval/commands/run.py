@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eval.runs.run import Plan
     from serving.settings import Settings
 
+# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
 _BEGUN = (
     "dataset",
@@ -151,6 +152,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
     if not (plan.out / MANIFEST).exists():
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
+    # The manifest has the directory of the data; only a resumed run may have been given another one.
     moved = ("data",) if given["resume"] else ()
     for name in (
         *moved,

@@ -137,6 +137,8 @@ async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number:
         schema=replies.sorting_schema(taxonomy),
         chars=1200,
         temperature=1.0,
+        # One model may be all three Miners: the number makes three draws of it, and three entries in the store of
+        # calls.
         seed=number,
     )
 

@@ -111,6 +111,7 @@ def compare_probes(
     for other in probes[1:]:
         _require_comparable(probes[0], other)
     names = _names(probes)
+    # One set of draws for all targets, so that differences between them are paired.
     draws = ResampledMeans((meme for meme, _ in probes[0].memes), resamples, seed)
     categories = sorted({one.category for probe in probes for one in probe.scored})
     drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
@@ -181,6 +182,7 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
     }
     differ = [name for name, (this, that) in same.items() if this != that]
     references = (one.references(), other.references())
+    # A pair that only one probe could score has no reference in the other: that is a result, not another set-up.
     both = references[0].keys() & references[1].keys()
     if any(references[0][pair] != references[1][pair] for pair in both):
         differ.append("references")
@@ -252,6 +254,7 @@ def _figure(found: tuple[float, Floats] | None) -> Figure | None:
     if found is None:
         return None
     value, drawn = found
+    # A resample may have no meme of the category.
     return Figure(value, *interval(drawn[~np.isnan(drawn)]))
 
 

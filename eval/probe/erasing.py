@@ -74,6 +74,7 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
 async def _read(frames: tuple[Frame, ...], reader: TextReader) -> tuple[TextLine, ...]:
     """The lines that are surely text."""
     reading = await reader.read(_picture(frames))
+    # Without a letter or a digit it is a line or an ornament of the picture, which is to stay.
     return tuple(line for line in reading.lines if line.confidence >= _SURE and any(map(str.isalnum, line.text)))
 
 
@@ -101,8 +102,10 @@ def painted_over(frame: Frame, lines: Sequence[TextLine]) -> Frame:
     """
     if not lines:
         return frame
+    # Frames are PNG files of our own, so none of Pillow's other decoders is to be reached from here.
     with Image.open(io.BytesIO(frame.png), formats=["PNG"]) as opened:
         pixels = np.ascontiguousarray(np.asarray(opened.convert("RGB")))
+    # INPAINT_NS is the method of the paper above; the other one that OpenCV has is Telea's.
     repaired = cv2.inpaint(pixels, _mask(pixels.shape[0], pixels.shape[1], lines), _RADIUS, cv2.INPAINT_NS)
     out = io.BytesIO()
     Image.fromarray(repaired).save(out, "PNG")

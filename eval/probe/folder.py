@@ -70,6 +70,7 @@ class ProbedMeme(_Stored):
     """Lines that were painted over."""
     left: int
     """Lines that could still be read afterwards."""
+    # The pattern lets no line that was changed by hand name a file outside the folder.
     erased: tuple[Annotated[str, Field(pattern=r"^\d{5,}-\d+\.png$")], ...]
     """Names of the pictures without text, below ``erased/``: one a frame."""
 
@@ -370,6 +371,7 @@ class ProbeFolder:
         path = self.root / name
         if not path.exists():
             return ()
+        # The part after the last line feed is empty, or a line that a crash cut off.
         *lines, _ = path.read_bytes().split(b"\n")
         found = []
         for number, line in enumerate(lines, 1):
@@ -392,6 +394,7 @@ class ProbeFolder:
         with new.open("w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
+            # Before the rename, or a power cut could leave the new name on an empty file.
             os.fsync(file.fileno())
         new.replace(self.root / name)
 
@@ -399,6 +402,7 @@ class ProbeFolder:
 def line_of(item: BaseModel) -> str:
     """Serialises an item as a line."""
     # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
+    # By alias: the mark keeps a rewritten text out of libraries only under the name that they look for.
     return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
 
 
@@ -407,6 +411,7 @@ def differing(begun: ProbeManifest, now: ProbeManifest) -> Mapping[str, tuple[ob
 
     Who takes a probe up again may do so with a later version on another machine, as long as it asks the same.
     """
+    # What may differ is listed, not what may not: a field that is added counts unless somebody says otherwise.
     free = {"created", "finished", "software", "commit", "python", "machine", "command"}
     was, is_ = begun.model_dump(mode="json", exclude=free), now.model_dump(mode="json", exclude=free)
     return {name: (was[name], is_[name]) for name in was if was[name] != is_[name]}

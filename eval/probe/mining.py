@@ -48,8 +48,10 @@ async def mine(
     for start in range(0, len(subjects), batch):
         part = subjects[start : start + batch]
         votes = await gather_or_cancel(*(_votes(bench, subject, taxonomy) for subject in part))
+        # After the first batch the server has taken some question, so that a refusal is a matter of the meme.
         if not mined:
             _require_taken([vote for voted in votes for vote in voted])
+        # One after the other: a category that one meme adds is no new one for the next.
         for subject, voted in zip(part, votes, strict=True):
             one = await _decide(bench, subject, voted, taxonomy)
             mined.append(one)
@@ -123,6 +125,7 @@ async def _votes(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy) -> tu
 
     async def one(number: int) -> Sorting | NoReply:
         try:
+            # A vote that can't be read is a value here: raised, it would cancel the other two.
             return await agents.sort(bench, subject, taxonomy, number)
         except NoReply as none:
             return none
@@ -174,6 +177,7 @@ async def _proposed(bench: ProbeModels, subject: Subject, category: Category, ta
     try:
         present = (await agents.examine(bench, subject, category)).present
         fits = False
+        # The Judge is asked only where its answer decides something.
         if present and not there:
             said = await agents.admit(bench, category, taxonomy)
             fits = said.distinct and said.right_grain

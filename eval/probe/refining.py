@@ -85,6 +85,7 @@ def listed_seeds(scored: Sequence[Scored], memes: Sequence[str]) -> tuple[Scored
         memes: Ids of memes; those without a score are passed over, and no other takes their place.
     """
     known = {one.meme: one for one in scored}
+    # No replacement for a missing one, or two targets would begin their searches with different memes.
     return tuple(known[meme] for meme in memes if meme in known)
 
 
@@ -113,6 +114,7 @@ async def refine(
         Unavailable, BudgetSpent: A model can't be asked now.
     """
     begun = {seed.meme for seed in seeds}
+    # Shared by all searches of the category, which take memes out of it.
     pool = [one for one in scored if one.meme not in begun]
     history = [
         _Known(meme=one.meme, misbelief=one.misbelief, text=one.text, score=_score(one), rewritten=False)
@@ -191,6 +193,7 @@ async def _step(
     try:
         said = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
         step = step.model_copy(update={"text": said.rewritten, "explanation": said.explanation})
+        # Before the score: a text that has lost the misbelief would pass for a weakness of the target.
         kept = await agents.keeps(bench, subject, said.rewritten, meme.misbelief)
     except NoReply as none:
         return step.model_copy(update={"why": none.what})

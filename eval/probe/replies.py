@@ -16,6 +16,8 @@ REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
 """Longest reason, misbelief, definition, rewritten text and reference, in characters."""
 
 _REFUSED = "refused"
+# Decimals and three digits are matched in order to be refused: passed over, an earlier rating that the reply quotes
+# would count.
 _RATING = re.compile(r"\[\[\s*(\d{1,3}(?:\.\d+)?|refused)\s*\]\]", re.IGNORECASE)
 _PLAIN = re.compile(r"\brating\W{0,5}(\d{1,3}(?:\.\d+)?|refused)\b(?!\s*/)", re.IGNORECASE)
 """The fallback: ``Rating: 7``, also in bold or in single brackets; not ``7/10`` or ``7 / 5``."""
@@ -85,6 +87,8 @@ def _words(most: int, least: int = 1) -> dict[str, Any]:
 
 _REASON = _words(REASON)
 _YES_OR_NO = {"type": "boolean"}
+# Reasons before decisions: a model writes in the order of the schema, so that it decides after it has given its
+# reasons.
 PRESENCE = object_schema({"reason": _REASON, "present": _YES_OR_NO})
 KEEPING = object_schema({"reason": _REASON, "keeps": _YES_OR_NO})
 ADMISSION = object_schema({"reason": _REASON, "distinct": _YES_OR_NO, "right_grain": _YES_OR_NO})
@@ -116,6 +120,7 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
         raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
     name, definition = " ".join(said.new_name.split()), " ".join(said.new_definition.split())
     voted = dict.fromkeys(said.categories)
+    # Before the form is checked: a listed name need not be new, nor come with a definition.
     if name in taxonomy:
         return Sorting(categories=tuple({**voted, name: None}), new=None)
     if not name:
@@ -130,6 +135,7 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
 def parse_rewriting(text: str, before: str) -> Rewriting:
     """A rewritten text that is another than the one before. Raises Fault."""
     said = parse(Rewriting, text)
+    # White space alone makes no other text.
     if said.rewritten.split() == before.split():
         raise UnusableReply("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
     return said

@@ -58,6 +58,7 @@ NOTICE = (
 """What is said before a probe starts."""
 
 _LOCK = ".lock"
+# The command opens the store of calls before the probe writes its manifest.
 _OURS = {_LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 """What may be there before a probe has begun."""
 
@@ -146,6 +147,7 @@ async def probe(
         manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
         if folder.begun:
             _require_same(folder.manifest(), manifest)
+            # The one on disk, with the time at which the probe was begun.
             manifest = folder.manifest()
         else:
             folder.write_manifest(manifest)
@@ -155,6 +157,7 @@ async def probe(
             )
             await _go_through(plan, folder, bench=bench, subjects=subjects, progress=progress)
         finally:
+            # Also after a failure: what was asked is paid for.
             folder.write_usage(usage_of(bench))
         folder.write_manifest(manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)}))
     return folder
@@ -167,6 +170,7 @@ async def _go_through(
     with _lines(folder, MINED, progress, len(subjects)) as line:
         mined = await mine(bench, subjects, taxonomy, batch=plan.batch, tell=line)
     folder.write_taxonomy(taxonomy.categories)
+    # Before the cap, so that the file has the whole sorting.
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
     if plan.per_category is not None:
@@ -176,6 +180,7 @@ async def _go_through(
     known = {subject.id: subject for subject in subjects}
     with _lines(folder, SCORED, progress, len(pairs)) as line:
         scored = await score_all(bench, known, pairs, taxonomy, concurrency=plan.concurrency, tell=line)
+    # In the order of the pairs: so far lines stand in the order in which calls came back.
     folder.write(SCORED, scored)
     progress.tell(f"{len(scored):,} pairs of a meme and a category: {_scored_words(scored)}.")
 
@@ -250,6 +255,7 @@ async def _subjects(
             f"{sum(m.lines for m in prepared):,} lines were painted over; of {left:,} pictures some can still be read."
         )
     by_id = {meme.id: meme for meme in memes}
+    # The manifest has digests of the data files; these are digests of the pixels as they are decoded now.
     if [meme.id for meme in prepared] != list(by_id) or any(
         meme.pixels_sha256 != by_id[meme.id].pixels_sha256 for meme in prepared
     ):
@@ -270,6 +276,7 @@ async def _subjects(
 
 async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: TextReader) -> ProbedMeme:
     known = folder.prepared(number)
+    # Prepared memes are found by number: after a change of the sample the number may be another meme's.
     if known is not None and (known.id, known.pixels_sha256) == (meme.id, meme.pixels_sha256):
         return known
     erased = await erase(meme.frames, reader)
@@ -288,6 +295,7 @@ async def _prepare(folder: ProbeFolder, number: int, meme: ShownMeme, reader: Te
         left=erased.left,
         erased=names,
     )
+    # After the pictures: whoever finds this file may rely on them.
     await asyncio.to_thread(folder.write_prepared, number, prepared)
     return prepared
 
@@ -370,9 +378,11 @@ def _alone(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / _LOCK).open("a") as lock:
         try:
+            # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadRequest(f"Another process is at the probe in {out} now.", reason="RUN_IN_USE") from None
+        # Once more under the lock: the folder may have been filled since the command looked.
         refuse_place(out)
         yield
 

@@ -21,6 +21,7 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
     Raises:
         Unavailable, BudgetSpent: A model can't be asked now.
     """
+    # Drafts and answer do not see each other, so they can be asked for at once.
     *drafts, answered = await gather_or_cancel(
         *(_draft(bench, subject, text=text, category=category, number=number) for number in range(VOICES)),
         _answer(bench, subject, text, category),
@@ -32,6 +33,7 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
         why = f"the target gave no answer: {answered.what}"
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
     given = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
+    # One draft is enough for a reference; how many there were is part of the result.
     if not good:
         return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **given)
     try:
@@ -91,6 +93,7 @@ async def _draft(
     bench: ProbeModels, subject: Subject, text: str, category: Category, number: int
 ) -> ChatReply | NoReply:
     try:
+        # As a value: raised, it would cancel the other drafts and the answer.
         return await agents.refer(bench, subject, text=text, category=category, number=number)
     except NoReply as none:
         return none

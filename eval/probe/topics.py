@@ -53,6 +53,8 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
     found: dict[str, set[int]] = {}
     for place, (_, misbelief) in enumerate(lowest):
         words = words_of(misbelief)
+        # A set, so that a topic counts once for each misbelief. Its order changes from process to process; rarity
+        # brings an order of its own, down to the words.
         for topic in {*(" ".join(pair) for pair in pairwise(words)), *words}:
             found.setdefault(topic, set()).add(place)
     failed = {place for place, (score, _) in enumerate(lowest) if score <= threshold}
@@ -65,6 +67,7 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
     chosen: dict[frozenset[int], str] = {}
     for topic in sorted(found, key=rarity):
         chosen.setdefault(frozenset(found[topic]), topic)
+    # Where everything failed no topic fails more often than usual, and all of them count.
     topics = [
         _topic(words, [lowest[place] for place in sorted(places)], threshold)
         for places, words in chosen.items()

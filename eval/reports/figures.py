@@ -226,6 +226,7 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
                 values,
                 [bar.accuracy.value for bar in bars],
                 yerr=[
+                    # matplotlib refuses negative errors, and a percentile interval need not contain the figure.
                     [max(0.0, bar.accuracy.value - bar.accuracy.low) for bar in bars],
                     [max(0.0, bar.accuracy.high - bar.accuracy.value) for bar in bars],
                 ],

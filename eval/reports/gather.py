@@ -316,12 +316,14 @@ def _unique_labels(results: Sequence[Results]) -> list[str]:
     labels = [
         one.name if names[one.name] == 1 or one.root is None else f"{one.name} ({one.root.name})" for one in results
     ]
+    # Folders in two places may share a name, too.
     twice = Counter(labels)
     return [f"{label} #{place}" if twice[label] > 1 else label for place, label in enumerate(labels, 1)]
 
 
 async def _view(results: Results, key: str, label: str, records: bool, pictures: bool) -> RunView:
     judged = judged_of(results)
+    # Only records of wrong verdicts are shown, and a record is large.
     trials = [one.prediction.trial for _, one in wrong_of(results) if one.prediction.trial]
     if results.root is None:
         found = Records(missing="There are no records: these are predictions from elsewhere.")
@@ -359,6 +361,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
             try:
                 rows.append(TableRow(run, card(run.results, protocol, resamples=resamples)))
             except BadRequest as error:
+                # One run without a meme under this protocol must not cost the others their report.
                 unscored.append(error.message)
         if rows:
             held = contrasts([(row.run.label, row.run.results) for row in rows], protocol, resamples)
@@ -405,6 +408,7 @@ def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
             key=f"{key}-wrong-{number}",
             meme=memes[meme],
             verdicts=tuple(verdicts[meme]),
+            # By identity: an undecided verdict is None, which is neither right nor false.
             right=tuple(run for run, one in said[meme] if one.prediction.outcome.harmful is one.meme.harmful),
             pictures=next(
                 (found for v in verdicts[meme] if (found := v.run.records.pictures_of(v.prediction.trial))), ()

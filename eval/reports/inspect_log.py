@@ -68,6 +68,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         raise BadRequest(f"Inspect's viewer opens files named .eval or .json, not {target.name}.")
     if await asyncio.to_thread(target.exists):
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
+    # A protocol drops memes, which then have no score under it.
     gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
     samples = []
     for one in results.judged:
@@ -97,6 +98,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
         results=EvalResults(
             total_samples=len(samples),
             completed_samples=sum(sample.error is None for sample in samples),
+            # An unfinished run has no strict figures, as in the report.
             scores=[_score_of(results, protocol) for protocol in results.protocols if results.finished],
         ),
         stats=EvalStats(
@@ -160,12 +162,14 @@ def _transcript(record: TrialRecord) -> Iterator[Event]:
     """The events, one of Inspect's for each of ours, the sides' in a span of each side's own."""
     opened: list[str] = []
     began = record.opened.at
+    # A summary that was written ahead of its turn stands in two events that share one call.
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
     for event in record.events:
         side = getattr(event, "side", None)
         span = f"{record.trial_id}/{side}" if isinstance(side, Side) else None
         at: dict[str, Any] = {
             "timestamp": event.at,
+            # Not below 0, which a clock that was set back in mid-trial would give.
             "working_start": max((event.at - began).total_seconds(), 0.0),
             "uuid": f"{record.trial_id}/{event.seq}",
         }

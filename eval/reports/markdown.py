@@ -282,5 +282,6 @@ def _excerpt(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text of strangers on one line, in which nothing is markup."""
+    # The ampersand first, or the entities after it would be escaped once more.
     line = words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)

@@ -61,6 +61,8 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     loader = ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, _OURS))])
+    # Autoescape covers all templates: whatever strangers, models or users wrote stays text. StrictUndefined makes a
+    # misspelt name fail instead of leaving a figure out.
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -94,6 +96,7 @@ def _visible_text(text: object) -> Any:
     """Text of strangers, escaped, with invisible characters made visible."""
     from markupsafe import Markup
 
+    # Markup's join and format escape what they are given: only the element around it is ours.
     return Markup("").join(
         Markup('<span class="invisible" title="an invisible character">{}</span>').format(piece) if hidden else piece
         for piece, hidden in split_hidden(str(text))
@@ -118,6 +121,7 @@ def _own(text: str) -> Any:
     """Our own style or script, as it stands."""
     from markupsafe import Markup
 
+    # It is put into the page unescaped, where an end tag within it would turn the rest into markup.
     if "</" in text:
         raise ValueError("style and script of the page may not hold what ends them")
     return Markup(text)
@@ -125,4 +129,5 @@ def _own(text: str) -> Any:
 
 def _source(text: str) -> str:
     """Returns the source's hash for the page's security policy."""
+    # A browser compares it with the element's content byte for byte, so templates must put no white space around it.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

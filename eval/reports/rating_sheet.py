@@ -106,6 +106,7 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
     rng = random.Random(f"rating sheet {seed}")
     order = list(range(len(items)))
     rng.shuffle(order)
+    # Repeats are drawn from the first half and stand in the second, so that a repeat always comes after its original.
     again = rng.sample(order[: len(order) // 2 + 1], min(round(repeats * len(items)), len(order) // 2 + 1))
     first, second = order[: len(order) // 2 + 1], [*order[len(order) // 2 + 1 :], *again]
     rng.shuffle(second)
@@ -162,6 +163,7 @@ def write_sheet(
         lines=list(lines),
         criteria=list(criteria),
         mark=mark,
+        # The page stores ratings in the browser under this digest: another sheet starts empty, the same one goes on.
         sheet=digest(rows),
     )
     paths = (stem.with_suffix(".jsonl"), stem.with_suffix(".html"), stem.with_suffix(".key.json"))
@@ -173,6 +175,7 @@ def write_sheet(
     stem.parent.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, contents, strict=True):
         path.write_text(content, encoding="utf-8")
+        # The process writes files for their owner alone; a sheet is to be given to others, as the umask allows.
         hand_on(path)
     return paths
 

@@ -38,6 +38,7 @@ def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
                 fault = error.errors()[0]
                 told = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
                 raise BadRequest(f"{path.name}, line {number}: {told}.", reason="FILE_UNREADABLE") from None
+            # An unknown criterion gets a range that no score lies in.
             low, high = key.criteria.get(one.criterion, (1, 0))
             if one.item not in key.items or not low <= one.score <= high:
                 raise BadRequest(

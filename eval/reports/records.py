@@ -55,6 +55,7 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
 
     found = Records()
     try:
+        # A report must not leave an empty docket in a run that has none.
         docket = Docket.open(root / DOCKET, create=False)
     except CourtError as error:
         why = "the run has no docket" if error.reason == "DOCKET_MISSING" else "the run's docket can't be opened"
@@ -68,6 +69,7 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
                 continue
             found.records[trial] = record
             pixels = record.opened.meme.pixels_sha256
+            # Several trials may be of the same picture.
             if pictures and pixels not in found.frames:
                 small = [shrunk(png, PICTURE_SIDE) for png in await docket.trials.frames(pixels)]
                 found.frames[pixels] = tuple(jpeg for jpeg in small if jpeg)
@@ -103,6 +105,7 @@ def shrunk(picture: bytes, side: int) -> bytes | None:
     from PIL import Image
 
     try:
+        # Only the formats that we write: a changed file reaches no other decoder.
         with Image.open(io.BytesIO(picture), formats=["PNG", "JPEG"]) as opened:
             small = opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):

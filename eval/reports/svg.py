@@ -61,6 +61,7 @@ def drawing(name: str) -> Iterator[None]:
     import matplotlib
 
     look: dict[Any, Any] = {
+        # Otherwise ids are random, and the same figure gives other bytes each time.
         "svg.hashsalt": name,
         "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
         "text.parse_math": False,  # a dollar sign in the name of a run is a dollar sign
@@ -100,6 +101,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
         label: Text alternative of the figure.
     """
     out = io.BytesIO()
+    # A date would make each file another one.
     figure.savefig(out, format="svg", metadata={"Date": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
@@ -108,6 +110,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
+    # Before anything is renamed. Colours are found as well; at worst an id too many is kept.
     used = set(
         re.findall(r"#([\w-]+)", " ".join(value for element in root.iter() for value in element.attrib.values()))
     )

@@ -53,6 +53,7 @@ def wrong_of(results: Results) -> tuple[tuple[VerdictFault, Judged], ...]:
     found = []
     for one in results.judged:
         fault = fault_of(one.meme, one.prediction)
+        # A meme that every protocol drops has no gold class that a verdict could miss.
         if fault is not None and any(one.meme.gold(protocol) is not None for protocol in results.protocols):
             found.append((fault, one))
     return tuple(found)
@@ -64,4 +65,5 @@ def surest_first(faults: Sequence[tuple[VerdictFault, Prediction]]) -> tuple[int
     sure = [
         abs(prediction.score - 0.5) for fault, prediction in faults if fault is worst and prediction.score is not None
     ]
+    # Those without a score come last within their kind.
     return int(worst), -max(sure, default=-1.0)

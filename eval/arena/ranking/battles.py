@@ -108,6 +108,7 @@ def wins(table: Battles) -> Floats:
     pair = table.left * n + table.right
     won = np.bincount(pair, weights=table.weight * table.score, minlength=n * n).reshape(n, n)
     fought = np.bincount(pair, weights=table.weight, minlength=n * n).reshape(n, n)
+    # What the left one did not score, the right one did: a tie gives half a win to each.
     return np.asarray(won + (fought - won).T)
 
 
@@ -131,6 +132,7 @@ def win_rates(won: Floats) -> tuple[Floats, Floats]:
         where there was no battle.
     """
     fought = won + won.T
+    # 0 / 0 is the NaN that is promised.
     with np.errstate(invalid="ignore"):
         return won.sum(axis=1) / fought.sum(axis=1), won / fought
 
@@ -146,6 +148,8 @@ def reaches(won: Floats) -> NDArray[np.bool_]:
     """
     n = won.shape[-1]
     reach = (won > 0) | np.eye(n, dtype=bool)
+    # Each squaring doubles the length of the paths, so the logarithm of the number of models suffices. In float32,
+    # because NumPy multiplies Booleans without BLAS; sums of at most n ones are exact in it.
     for _ in range(max(1, int(np.ceil(np.log2(max(n, 2)))))):
         reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
     return np.asarray(reach)
@@ -161,6 +165,7 @@ def groups(won: Floats, models: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     reach = reaches(won)
     both = reach & reach.T
     found = {tuple(np.flatnonzero(row).tolist()) for row in both}
+    # All members of a component reach the same models, so the first one speaks for it.
     ordered = sorted(found, key=lambda group: (-int(reach[group[0]].sum()), group))
     return tuple(tuple(models[place] for place in group) for group in ordered)
 

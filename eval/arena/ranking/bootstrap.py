@@ -55,6 +55,8 @@ def tails(memes: int) -> tuple[float, float]:
     """Percentiles between which 95 % lie, widened for how few memes there are."""
     if memes < 2:
         return 0.0, 100.0
+    # The root makes up for a bootstrap's variance, which divides by n and not by n - 1; Student's t takes the place of
+    # the normal distribution, in whose percentiles the result is then expressed.
     reach = np.sqrt(memes / (memes - 1)) * _students_t(memes - 1)
     outside = 100 * NormalDist().cdf(-float(reach))
     return outside, 100 - outside
@@ -74,6 +76,7 @@ def spread(table: Battles, *, anchor: int | None = None, resamples: int = RESAMP
     """
     ratings(table, anchor=anchor)  # or there is nothing to be sure of
     by_meme = wins_by_meme(table)
+    # Memes without a battle are not drawn: they would make the clusters look more than they are.
     there = by_meme.any(axis=(1, 2))
     by_meme = by_meme[there]
     return _spread_of(by_meme, anchor, resamples, seed)
@@ -103,6 +106,7 @@ def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, s
         size = min(step, resamples - begin)
         drawn = rng.integers(0, len(present), (size, len(present)))
         orders = [np.concatenate([of_meme[meme] for meme in row]) for row in drawn]
+        # Resamples have different numbers of battles; -1 stands for none, so that all are fought at once.
         padded = np.full((size, max(map(len, orders))), -1, dtype=np.int64)
         for row, order in enumerate(orders):
             padded[row, : len(order)] = order
@@ -121,6 +125,7 @@ def spread_styled(
         try:
             found.append(styled(table, covariates, anchor=anchor, weight=table.weight * drawn[places]))
         except (NotRanked, NoMaximum):
+            # It is counted nevertheless: _interval subtracts what was found from what was asked for.
             continue
     n, p = len(table.models), covariates.shape[1]
     rated_ = np.array([each.ratings for each in found]).reshape(-1, n)
@@ -136,6 +141,7 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
     fitted = []
     for begin in range(0, resamples, step):
         tables = (drawn[begin : begin + step] @ flat).reshape(-1, n, n)
+        # fit would not converge on a table in which some model is undefeated.
         tables = tables[connected(tables)]
         if len(tables):
             fitted.append(rated(fit(tables), anchor))
@@ -144,6 +150,8 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
 
 def _interval(draws: Floats, memes: int, resamples: int) -> Spread:
     without = resamples - len(draws)
+    # Resamples without finite ratings are the extreme ones. Percentiles of the rest would be too narrow, and would not
+    # show it.
     if without > _MOST_WITHOUT * resamples or memes < 2:
         return Spread(low=None, high=None, resamples=resamples, without=without, draws=draws)
     low, high = np.percentile(draws, tails(memes), axis=0)

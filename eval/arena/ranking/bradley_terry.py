@@ -43,6 +43,7 @@ def fit(won: Floats) -> Floats:
     scored = tables.sum(axis=2)
     theta = np.zeros((len(tables), n))
     ones = np.full((n, n), 1.0 / n)
+    # Tables that have converged drop out, so that a slow one does not make all the others go on.
     todo = np.arange(len(tables))
     for _ in range(_STEPS):
         t, games = theta[todo], fought[todo]
@@ -58,6 +59,7 @@ def fit(won: Floats) -> Floats:
         step -= step.mean(axis=1, keepdims=True)
         gain = (slope * step).sum(axis=1)
         theta[todo] = t + _damped(tables[todo], t, step, gain)
+        # Relative to the largest rating: far from 0 a float does not resolve steps of _DONE.
         todo = todo[np.abs(step).max(axis=1) > _DONE * np.maximum(1.0, np.abs(t).max(axis=1))]
         if not todo.size:
             theta -= theta.mean(axis=1, keepdims=True)
@@ -117,6 +119,8 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         raise NotRanked(groups(won, table.models))
     spread = used.std(axis=0)
     columns = np.flatnonzero(spread > 0)
+    # In units of their spread, so that the Hessian is well scaled; effects are divided by it again at the end. Columns
+    # without any spread in this resample stay at 0.
     x = used[:, columns] / spread[columns]
     pair = left * n + right
     at = np.zeros(n + len(columns))
@@ -153,6 +157,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         if gain > _CLOSE:
             while (then := likelihood(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
                 size_of_step /= 2
+                # A step this short is taken for a likelihood that rises only towards infinity.
                 if size_of_step < 1e-6:
                     raise _separated()
             now = then
@@ -180,12 +185,14 @@ def _separated() -> NoMaximum:
 def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats:
     """The step, halved where the likelihood would not rise by it. Far from the maximum Newton may overshoot."""
     size = np.ones(len(tables))
+    # Nearer than that the rise soon drowns in the rounding of the likelihood, and testing it would halve good steps.
     todo = np.flatnonzero(gain > _CLOSE)
     if todo.size:
         now = _likelihood(tables[todo], theta[todo])
         while todo.size:
             tried = theta[todo] + size[todo, None] * step[todo]
             short = _likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
+            # Ends the halving where rounding hides the rise after all.
             short &= size[todo] > 1e-9
             size[todo[short]] /= 2
             todo, now = todo[short], now[short]
@@ -197,6 +204,7 @@ def _likelihood(tables: Floats, theta: Floats) -> Floats:
 
 
 def _sigmoid(z: Floats) -> Floats:
+    # By tanh and, below, logaddexp: neither overflows, however far two ratings are apart.
     return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
 
 

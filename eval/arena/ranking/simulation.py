@@ -43,6 +43,7 @@ class World:
         difference = theta[:, None] - theta[None, :]
         won = (weights / weights.sum() / (1 + np.exp(-(difference[:, :, None] + shift)))).sum(axis=2)
         won = (1 - self.ties) * won + self.ties / 2
+        # The quadrature gives half a win of each model over itself, which is no battle.
         np.fill_diagonal(won, 0)
         return rated(fit(won), None)
 
