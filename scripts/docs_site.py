@@ -25,6 +25,7 @@ _LEXERS = {".py": "python", ".mjs": "javascript", ".proto": "protobuf", ".toml":
 
 def gather(folder: Path) -> None:
     """Puts all pages of the site into a folder, which is emptied before."""
+    # As a script it has scripts/ on its path, and not the root, below which the import finds `scripts`.
     sys.path.insert(0, str(ROOT))
     from scripts.reference_docs import pages
 
@@ -36,6 +37,7 @@ def gather(folder: Path) -> None:
     (folder / "reference").mkdir()
     for name, text in pages().items():
         (folder / "reference" / name).write_text(text, "utf-8")
+    # Listed before the first page of code is written: in those, nothing is a link.
     for page in sorted(folder.rglob("*.md")):
         text = page.read_text("utf-8").replace("](../README.md", "](index.md")
         for name in _AT_ROOT[1:]:
@@ -49,6 +51,7 @@ def _shown(folder: Path, page: Path, link: re.Match[str]) -> str:
     at_root = page.parent == folder and page.name in ("index.md", *_AT_ROOT)
     origin = ROOT if at_root else ROOT / "docs" / page.parent.relative_to(folder)
     path = (origin / target).resolve()
+    # A link must not publish a file from beyond the repository.
     if not path.is_file() or not path.is_relative_to(ROOT):
         return words
     name = path.relative_to(ROOT).as_posix()

@@ -104,6 +104,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
+    # Deterministic, so that --check can compare bytes.
     made = graph().SerializeToString(deterministic=True)
     if not parser.parse_args().check:
         Path(GRAPH).write_bytes(made)

@@ -34,6 +34,7 @@ def main() -> None:
         package = download(Path(work))
         unpacked = Path(work) / "unpacked"
         count = unpack(package, unpacked)
+        # Within one file system, as a whole: the folder is there complete or not at all.
         shutil.move(unpacked, IMAGES)
     print(f"{count} files in {IMAGES}")
 
@@ -62,6 +63,7 @@ def unpack(package: Path, target: Path) -> int:
             parts = PurePosixPath(member.name).parts
             if parts[1:3] != ("Tests", "images") or ".." in parts or not member.isreg():
                 continue
+            # No more than this size is read of a file, so the sum is known before the file is written.
             size += member.size
             if size > MOST_BYTES:
                 raise SystemExit("the package holds more than it should")

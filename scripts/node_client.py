@@ -30,6 +30,7 @@ def main() -> None:
     if not same:
         npm = shutil.which("npm") or sys.exit("There is no npm here; install Node and npm (Debian: nodejs, npm).")
         shutil.copy(_given(_LOCK), FOLDER)
+        # No package may run code of its own because it is installed.
         _run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
     generate()
     print(f"node {FOLDER.relative_to(ROOT)}/judge.mjs http://127.0.0.1:50051 meme.png")

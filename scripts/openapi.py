@@ -28,6 +28,7 @@ from serving.rest.operations import JUDGE, OPERATIONS, Operation, Source
 
 F = FieldDescriptor
 INTEGERS = {F.TYPE_INT32: "int32", F.TYPE_UINT32: "int32"}
+# Strings in the JSON of protobuf, because a double can not carry 64 bits.
 LONG = {F.TYPE_INT64: "int64", F.TYPE_UINT64: "uint64"}
 WELL_KNOWN = {
     "google.protobuf.Timestamp": {"type": "string", "format": "date-time"},
@@ -118,6 +119,7 @@ def comments() -> dict[str, str]:
             name, place = file.package, file
             path = list(location.path)
             while path:
+                # A path is pairs: the number of a field, and the place in the list that this field is.
                 number, index, *path = path
                 fields = type(place).DESCRIPTOR.fields_by_number
                 place = getattr(place, fields[number].name)[index]
@@ -224,6 +226,7 @@ class Description:
         }  # fmt: skip
         if operation.source is Source.QUERY:
             roots = {name.partition(".")[0] for name in operation.fields.values()}
+            # Where the path chooses one member of a oneof, a query that names another one would contradict it.
             members = {field.name for each in method.input_type.oneofs if len(each.fields) > 1 for field in each.fields}
             leaving_out = {*operation.fields.values(), operation.continued_by, *(members - roots)}
             parameters += self.parameters(method.input_type, leaving_out)
@@ -239,6 +242,7 @@ class Description:
                 header("Prefer", "string", "respond-async, wait=5: where there is no verdict in so many seconds, 202."),
             ]
         name = method.name
+        # An operationId is unique in OpenAPI, and a method may have several addresses.
         if name in self.names:
             name += "Of" + "".join(part.capitalize() for part in "_".join(operation.fields).split("_"))
         self.names.add(name)

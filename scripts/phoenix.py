@@ -26,6 +26,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, default=FOLDER, help="where [default: .cache/phoenix]")
     folder: Path = options.parse_args().folder.absolute()
+    # The stamp is read under the lock: another run may just have made the environment.
     with environments.alone(folder):
         if environments.read_stamp(folder) != wanted():
             make(folder)

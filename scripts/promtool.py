@@ -37,6 +37,7 @@ def fetch() -> None:
     packages = sorted(FOLDER.glob("prometheus_*.deb"))
     if done.returncode or not packages:
         leave(f"apt has no package of Prometheus to download: {done.stderr.strip()}")
+    # Extracted and not installed: that needs no root, and starts no server.
     subprocess.run(["dpkg-deb", "--extract", packages[-1], FOLDER], check=True)
     for package in packages:
         package.unlink()

@@ -50,6 +50,7 @@ def _wire() -> Iterator[str]:
         "[`memecourt.v1`](../../proto/memecourt/v1/court.proto), with the comments that stand in it. How to call them: "
         "[calling.md](../calling.md).\n"
     )
+    # Comments are indexed and not searched for with `get`: a part of the contract without one ends the build.
     for place, service in enumerate(file.service):
         yield f"\n## {service.name}\n\n{comments[_SERVICE, place]}\n"
         for number, method in enumerate(service.method):
@@ -147,6 +148,7 @@ def _signature(function: Any, name: str = "") -> str:
     gives = "" if told.return_annotation in (inspect.Signature.empty, "None") else f" -> {told.return_annotation}"
     opens = "async def " if inspect.iscoroutinefunction(function) else "def " if name else ""
     keyword = next((n for n, one in enumerate(told.parameters.values()) if one.kind is one.KEYWORD_ONLY), None)
+    # The bare asterisk is none of the parameters that `inspect` lists.
     if keyword is not None:
         taken.insert(keyword - ("self" in told.parameters), "*")
     short = f"{opens}{name}({', '.join(taken)}){gives}"

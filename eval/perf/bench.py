@@ -106,6 +106,7 @@ class Result:
 
     def within_bound(self, figure: str) -> bool:
         """True if a figure is within its bound. Raises KeyError if it has none or was not measured."""
+        # By the figure as measured: 1.05004 is shown as 1.05 and misses a bound of 1.05.
         comparison, bound = self.goals[figure].split()
         return _COMPARISONS[comparison](self.figures[figure], float(bound))
 
@@ -130,6 +131,7 @@ def measure(name: str, **scale: object) -> Result:
     Raises:
         KeyError: There is none of that name.
     """
+    # Imported only now: some benchmarks need libraries that others do without.
     result = getattr(import_module(BENCHMARKS[name][0]), name.replace("-", "_"))(**scale)
     assert isinstance(result, Result)
     return Result({**result.figures, "loadavg": os.getloadavg()[0]}, result.goals)
@@ -148,6 +150,7 @@ def in_turns(ways: Sequence[Callable[[R], T]], rounds: Iterable[R], *, warm_up: 
         if warm_up and not number:
             for way in ways:
                 way(round_)
+        # Whoever comes second finds caches as the first left them, so they swap places.
         order = range(len(ways)) if number % 2 == 0 else reversed(range(len(ways)))
         done = {place: ways[place](round_) for place in order}
         results.append(tuple(done[place] for place in range(len(ways))))
@@ -184,6 +187,7 @@ def run_module(module: str, arguments: Sequence[object] = (), *, given: object =
         RuntimeError: The program ended with an error; includes its output.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
+    # A fresh process: its memory, imports and caches are those of this measurement alone.
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")

@@ -150,6 +150,7 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
             began = time.perf_counter()
             took = await _appended(docket, told)
             alone["ours"] = time.perf_counter() - began
+            # Read back after the clock has stopped: what was acknowledged has to be there.
             missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in told])
             if turn:  # the first is for warming up
                 seconds = {name: spent + alone[name] for name, spent in seconds.items()}
@@ -212,6 +213,8 @@ def _long_read(path: Path) -> Iterator[None]:
     """A reader that sees one moment all the while."""
     engine = sqlite_engine(path, 1.0, create=False)
     with engine.connect() as connection:
+        # BEGIN alone fixes no moment in SQLite: the first SELECT does. What is written after that moment stays in the
+        # log beside the file for as long as the read lasts.
         connection.exec_driver_sql("BEGIN")
         connection.exec_driver_sql("SELECT count(*) FROM trials").scalar_one()
         yield
@@ -276,6 +279,7 @@ async def _verifying(place: Path, events: int) -> Result:
             written = [_full_trial(number) for number in range(first, min(first + _AT_ONCE, trials))]
             await _appended(docket, written)
         written_s = time.perf_counter() - began
+        # Taken before anything is altered, as whoever checks a docket has to have it.
         key = VerifierKey.parse(await docket.log.vkey())
         began = time.process_time()
         read = await docket.auditor.read(_read)
@@ -319,6 +323,7 @@ def _read(connection: Connection) -> tuple[int, int]:
 def _alter(place: Path, number: int) -> None:
     """Another body, packed as bodies are."""
     with sqlite3.connect(place) as connection:
+        # Triggers refuse to change what was logged. Whoever has the file can drop them, and must still be found out.
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {name}")
         connection.execute("UPDATE entries SET body = ? WHERE number = ?", (packed("{}"), number))

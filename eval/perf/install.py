@@ -30,9 +30,11 @@ _VERDICTS = (0, 10, 11)
 def install(*, turns: int = 3) -> Result:
     """Runs the benchmark: copies the sources, and does in the copy what README's first lines say."""
     with TemporaryDirectory(prefix="memecourt-") as folder:
+        # Without what is hidden: neither .venv nor .cache of the checkout may save the newcomer any time.
         copy = shutil.copytree(
             _ROOT, Path(folder, "memecourt"), ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
         )
+        # Neither settings nor paths of this process may reach the fresh environment.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MEMECOURT_", "PYTHON"))}
         environ["MEMECOURT_HOME"] = str(copy / ".demo")
         make = ["make", f"PYTHON={sys.executable}"]
@@ -47,7 +49,9 @@ def install(*, turns: int = 3) -> Result:
         )
         with _serving(memecourt, copy, environ) as (address, pid):
             _run([*judge, *[str(meme)] * (_MEMES - 1), "--server", address], copy, environ, good=_VERDICTS)
+            # With the processes that decode and embed for it, which a server needs as much.
             memory = sum(_own_bytes(each) for each in _tree(pid))
+        # Links lead out of the environment, to the Python that made it, or to what is counted anyway.
         packages = sum(path.lstat().st_size for path in (copy / ".venv").rglob("*") if not path.is_symlink())
     return Result(
         figures={

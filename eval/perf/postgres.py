@@ -67,6 +67,7 @@ class PostgresServer:
             if said is not None:
                 raise RuntimeError(f"The PostgreSQL server can't be set up: {said}")
             self.start()
+        # KeyboardInterrupt included: neither server nor directory must stay behind.
         except BaseException:
             self.close()
             raise
@@ -92,6 +93,7 @@ class PostgresServer:
                 **self._as,  # type: ignore[call-overload]  # the stubs know only whole sets of arguments
             )
         until = time.monotonic() + _WAIT_S
+        # The process exists before it takes connections, longer so after a crash, from which it recovers first.
         while subprocess.run([self._bin / "pg_isready", "-q", "-h", self._root], check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"The PostgreSQL server does not start: {(self._root / 'log').read_text()[-2000:]}")
@@ -122,7 +124,9 @@ class PostgresServer:
 
     def _within_reach(self, bin_: Path) -> Path:
         """The programs where whoever runs them may go; a copy of them if an environment lies where only root goes."""
+        # mkdtemp lets only its owner in, which is root here.
         self._root.chmod(0o755)
+        # Raised where a folder on the way to the programs is closed to others.
         with contextlib.suppress(PermissionError):
             tried = subprocess.run([bin_ / "postgres", "--version"], capture_output=True, check=False, user=_STRANGER)
             if tried.returncode == 0:

@@ -39,6 +39,7 @@ def ranking(*, battles: int = 1_000_000, tables: int = 200) -> Result:
     def theirs(_: int) -> float:
         return seconds_of(ask_evalica, time.process_time)
 
+    # The best of them: whatever disturbs a run only adds to its time.
     cpu_s, evalica_cpu_s = (min(times) for times in zip(*in_turns([ours, theirs], range(_TIMES)), strict=True))
     covered = coverage(_WORLD, tables, resamples=_RESAMPLES)
     return Result(
@@ -60,6 +61,7 @@ def drawn(battles: int, seed: int = 0) -> Battles:
     rng = np.random.default_rng(seed)
     theta = rng.normal(0, 0.6, _MODELS)
     left = rng.integers(0, _MODELS, battles)
+    # An offset from 1 to one less than the models: none meets itself.
     right = (left + rng.integers(1, _MODELS, battles)) % _MODELS
     score = (rng.random(battles) < 1 / (1 + np.exp(theta[right] - theta[left]))).astype(np.float64)
     score[rng.random(battles) < 0.2] = 0.5
@@ -87,6 +89,7 @@ def _evalica(table: Battles) -> Callable[[], Floats]:
 
     def ask() -> Floats:
         said = evalica.bradley_terry(*columns, tolerance=1e-14, limit=10_000)
+        # Its scores are strengths, whose logarithms are log-odds. They are taken by model, however it sorts them.
         return rated(np.log(said.scores.loc[range(len(table.models))].to_numpy()), None)
 
     return ask

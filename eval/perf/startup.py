@@ -14,6 +14,7 @@ from eval.perf.bench import Result, in_turns, medians, seconds_of
 
 _HEAVY = ("torch", "faiss", "onnxruntime", "tokenizers", "numpy", "grpc", "pydantic", "sqlalchemy")
 _LOOK = (
+    # Not standalone: click would end the process before anything is counted.
     "import sys; from serving.cli.main import cli; cli(['--help'], standalone_mode=False);"
     f"print(sum(name in sys.modules for name in {_HEAVY!r}), file=sys.stderr)"
 )

@@ -39,6 +39,7 @@ def clip_encode(*, batches: int = 2, turns: int = 6) -> Result:
     count = batches * BATCH
     pictures = [[_png(number)] for number in range(count)]
     prepared = encoder.prepare([frames[0] for frames in pictures])
+    # Decoded and scaled before the clock starts, in the same batches as ours: what remains is the model.
     ready = [prepared[start : start + BATCH] for start in range(0, count, BATCH)]
 
     def ours(_: int) -> _Taken:

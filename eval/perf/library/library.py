@@ -86,6 +86,7 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
 
 def _write(root: Path, memes: int) -> None:
     file = root.with_name("drawn.npy")
+    # On disk: a million rows are 4 GB, which this process need not have in memory while others are measured.
     rows = np.lib.format.open_memmap(file, "w+", np.float32, (memes, 2 * DIM))
     drawn_library(root, drawn(memes, seed=0, into=rows), _encoder().identity)
     file.unlink()
@@ -172,6 +173,7 @@ def memory(root: Path) -> dict[str, float]:
     finder.close()
     return {
         "memory_over_vectors": resident["Rss"] / vectors,
+        # Pages of a file that no other process maps count as private, so those of the vectors are taken off.
         "memory_private_mb": (resident["Private_Clean"] + resident["Private_Dirty"] - vectors) / 1e6,
         "memory_with_fast_stage_over_vectors": fast["Rss"] / vectors,
     }
@@ -180,6 +182,7 @@ def memory(root: Path) -> dict[str, float]:
 def _rollup() -> dict[str, int]:
     """Memory of this process in bytes, by kind, as the kernel sums it up."""
     found = {}
+    # The first line is the range of addresses.
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         found[name.rstrip(":")] = int(value) * 1024
@@ -201,9 +204,11 @@ def changes(root: Path, seconds: float) -> dict[str, float]:
         quiet += asyncio.run(_searched(finder, seconds))
         with adds.beside(_adding(writer, memes, drawn(math.ceil(_OFFERED * seconds), seed=2 + round_))):
             busy += asyncio.run(_searched(finder, seconds, writer))
+        # As long as what one add writes to the journal, on average.
         record = bytes(writer.library.pointer.journal_size // adds.done)
         with root.with_name("plain").open("ab", buffering=0) as plain, appends.beside(_appending(plain, record)):
             asyncio.run(_searched(finder, seconds))
+    # Opened anew: what was acknowledged has to be on the disk, and not just in this process.
     now = Library.open(root, finder.searched.manifest.encoder, check=Check.LATER)
     assert now.counts.memes == memes + adds.done
     assert finder.searched.counts.memes > memes
@@ -300,6 +305,7 @@ class _Work:
             while not stop.is_set():
                 with self._lock:
                     number, due = next(self._numbers), next(asked) / self.offered if self.offered else 0.0
+                # Waits until it is due, and ends at once when the block does.
                 if stop.wait(max(0.0, began + due - time.perf_counter())):
                     return
                 do(number)
@@ -312,6 +318,7 @@ class _Work:
                 yield
             finally:
                 stop.set()
+        # An error in a thread must not be lost: its work would be missing from the rate.
         for each in working:
             each.result()
         self.seconds += time.perf_counter() - began

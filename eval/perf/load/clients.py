@@ -30,6 +30,7 @@ from eval.perf.bench import run_module, running_module
 JUDGE = "/memecourt.v1.Court/Judge"
 REQUEST_ID, TEXT = 1, 4
 """Fields of a JudgeRequest."""
+# Channels of one process share connections to the same address unless each has a pool of its own.
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
 _LONGEST_S = 60.0
 
@@ -135,6 +136,7 @@ class _Clients:
     codes: Counter[str] = field(default_factory=Counter)
     took: list[float] = field(default_factory=list)
     answer_bytes: int = 0
+    # New in each run: an id that was sent before would get the verdict that the docket has for it.
     _run: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -147,6 +149,8 @@ class _Clients:
             message += with_field(REQUEST_ID, name.encode())
         if self.job.text:
             message += with_field(TEXT, f"{self.job.text} {name}".encode())
+        # From when it was due, not from when it left: what a late request has waited for is part of its latency,
+        # and a server that stalls would otherwise delay the very requests that should show it.
         began = time.perf_counter() if due is None else due
         try:
             answer = await self.calls[client](message, timeout=_LONGEST_S)
@@ -159,6 +163,7 @@ class _Clients:
     async def closed(self, seconds: float, most: int = 0) -> None:
         """Runs a closed loop: each client asks again as soon as it has its answer."""
         end = time.perf_counter() + seconds
+        # One iterator for all clients: `most` is what they send together.
         left = iter(range(most)) if most else itertools.repeat(0)
 
         async def client(number: int) -> None:
@@ -174,6 +179,7 @@ class _Clients:
             due = began + number / self.job.rate
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
+            # The event loop has only weak references to tasks; the set keeps them from being collected.
             task = asyncio.create_task(self.one(number % len(self.calls), due))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -187,6 +193,7 @@ class _Clients:
 async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
     """Does a job here, with what stands in the files of its requests."""
     channels = [grpc.aio.insecure_channel(job.address, options=_CHANNEL) for _ in range(job.clients)]
+    # Without serialisers: messages are bytes on both sides, at the same cost against a service and an echo.
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
     clients = _Clients(job, calls, messages)
     first = 0.0
@@ -194,6 +201,7 @@ async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
         if job.warm_s:
             await clients.asks(job.warm_s)
             first = max(clients.took, default=0.0)
+        # By now each client has its connection: what opening them took is in `first_ms` and nowhere else.
         clients.codes.clear()
         clients.took.clear()
         began = time.perf_counter()

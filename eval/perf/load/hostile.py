@@ -108,6 +108,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
             """Both loads at once: known memes, and unseen ones."""
             jobs = (
                 Job(server.address, requests, clients=8, seconds=seconds, rate=known),
+                # Without warming up, which would use up memes that have to be new.
                 Job(server.address, unseen[turn], clients=4, seconds=seconds, rate=fresh, warm_s=0),
             )
             return [outcome.require_all_answered() for outcome in threads.map(ask, jobs)]
@@ -116,6 +117,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         thrown = threads.submit(run_module, __name__, ["bombs", server.address, rate, seconds])
         beside = normal(1)
         told = Counter[str](thrown.result())
+        # The last hostile pictures may still be in the decoding processes; what follows is to be without them.
         time.sleep(_BOMBS_SETTLE_S)
         after = normal(2)
     figures: dict[str, float] = {}
@@ -130,6 +132,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         goals={
             "known_p95_over_undisturbed": "<= 1.5",
             "fresh_p95_over_undisturbed": "<= 1.5",
+            # Had their sender fallen behind its rate, the ratios above would flatter the server.
             "bombs": f">= {round(0.99 * rate * seconds)}",
             "bombs_refused": "== 1",
         },
@@ -158,8 +161,10 @@ async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
         except JudgeError as error:
             codes[error.code.name] += 1
 
+    # Made beforehand: compressing them takes a processor, and would delay those that follow.
     made = [bomb(number) for number in range(round(rate * seconds))]
     began = time.monotonic()
+    # No repeats, which would raise the rate and count one picture twice.
     async with AsyncClient(address, retries=Retries(attempts=1)) as client, asyncio.TaskGroup() as group:
         for number, image in enumerate(made):
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
@@ -185,6 +190,7 @@ def _head(width: int, height: int) -> bytes:
 
 
 def _noted(chance: random.Random) -> bytes:
+    # A note makes each file unlike all others: nothing that remembers files can refuse it for that.
     return _chunk(b"tEXt", b"n\0" + chance.randbytes(8).hex().encode())
 
 
@@ -201,20 +207,24 @@ def _pixels_that_never_come(chance: random.Random) -> bytes:
 
 @cache
 def _most_lines() -> bytes:
+    # Without its last four bytes, zlib's checksum: the stream just breaks off.
     return zlib.compress((b"\0" + bytes(3 * _SIDE)) * (_SIDE - 8), 6)[:-4]
 
 
 def _chunks_without_end(chance: random.Random) -> bytes:
+    # More than `Limits.max_png_chunks`, 4,096.
     return _head(16, 16) + b"".join(_noted(chance) for _ in range(5000)) + _chunk(b"IEND", b"")
 
 
 def _frames_without_end(chance: random.Random) -> bytes:
     """More frames than are taken, each a few bytes."""
+    # Bytes behind the end of a GIF make another file of the same picture.
     return _many_frames() + chance.randbytes(8)
 
 
 @cache
 def _many_frames() -> bytes:
+    # More than `Limits.max_frames`, 64. Neighbours differ, for Pillow writes equal ones as a single frame.
     frames = [Image.new("P", (512, 512), number % 7) for number in range(70)]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=20)
@@ -273,6 +283,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
         ) as (server, requests, _),
     ):
         job = Job(server.address, requests, clients=clients, seconds=seconds, rate=rate)
+        # Only now: the known memes have been tried, and the trial that stands still has not begun.
         _hold(models)
         with _standing(server):
             before = ask(job).require_all_answered()
@@ -280,6 +291,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
                 time.sleep(_SLOW_SETTLE_S)
                 beside = ask(job).require_all_answered()
                 held = server.held()
+            # They report when they leave, so nothing is known before the block has ended.
             callers = told()
             time.sleep(_SLOW_SETTLE_S)
             after = ask(job).require_all_answered()
@@ -331,6 +343,7 @@ def _slow(server: Process, count: int) -> Iterator[Callable[[], dict[str, int]]]
             if process.stdout.readline().strip() != "there":
                 raise RuntimeError("the slow callers did not come")
             yield lambda: told
+            # The end of their input is the signal for them to leave.
             process.stdin.close()
             told |= json.loads(process.stdout.readline())
         finally:
@@ -358,8 +371,10 @@ class _Callers:
         tasks = [asyncio.create_task(self._again(kinds[n % len(kinds)], n // len(kinds))) for n in range(count)]
         end = asyncio.Event()
         loop = asyncio.get_running_loop()
+        # In a thread, because reading the input would block the loop.
         threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(end.set)), daemon=True).start()
         began = time.monotonic()
+        # Never all of them: those who were sent away are gone for a second.
         while self._counts.there < 0.9 * count and time.monotonic() - began < 60:  # noqa: ASYNC110 - seconds, once
             await asyncio.sleep(0.1)
         sys.stdout.write("there\n")
@@ -386,6 +401,7 @@ class _Callers:
     def _channel(self, number: int) -> grpc.aio.Channel:
         place = number // _PER_CONNECTION
         while len(self._channels) <= place:
+            # A pool of its own, or all channels would share one connection.
             options = (("grpc.use_local_subchannel_pool", 1),)
             self._channels.append(grpc.aio.insecure_channel(self._address, options=options))
         return self._channels[place]
@@ -404,6 +420,7 @@ class _Callers:
         asked = wire.WatchTrialRequest(request=wire.RequestName(request_id=_STANDING))
         watch: Any = self._channel(number).unary_stream(f"{_COURT}/WatchTrial", None, None)
         call = watch(asked.SerializeToString())
+        # What arrives is read: this caller is slow because the trial stands still, not because it reads nothing.
         while await call.read() is not grpc.aio.EOF:
             pass
 

@@ -55,6 +55,7 @@ def _served_full(speed: Speed, trials: int, *options: object, faults: Sequence[s
     fails = [word for fault in faults for word in ("--fault", fault)]
     with (
         TemporaryDirectory(prefix="memecourt-full-") as directory,
+        # Two places for each trial, whose two sides are examined at once.
         stand_in("--play", *speed.flags, "--capacity", str(2 * trials), *fails) as models,
         served(
             Path(directory) / "home",
@@ -105,6 +106,7 @@ class _Callers:
         self.began = time.monotonic()
         async with AsyncClient(self.address) as client:
             await asyncio.gather(*(caller(client) for _ in range(callers)))
+        # What ends later is no part of the rate: from then on no new trials follow.
         self.answered = [at for at in self.answered if at <= seconds]
 
     async def at_rate(self, seconds: float, rate: float) -> None:
@@ -116,6 +118,7 @@ class _Callers:
                 group.create_task(self._one(client))
 
     def _attempt(self) -> Sequence[tuple[str, str]]:
+        # The client calls this before each attempt, repeats included.
         self.attempts += 1
         return ()
 
@@ -129,6 +132,7 @@ class _Callers:
             self.errors[error.code.name] += 1
             if error.code.name in _REFUSED:
                 self.refused += 1
+                # RE-4: each refusal says when it makes sense to come back.
                 self.with_delay += error.retry_after is not None
 
 
@@ -166,6 +170,7 @@ def overload_summary(
         TemporaryDirectory(prefix="memecourt-summary-") as directory,
         served(
             Path(directory) / "home",
+            # The same 36 memes come again and again: with reuse, hardly any of them would need a trial.
             *("--reuse", "off", "--concurrent-trials", trials, "--waiting-trials", waiting),
         ) as server,
     ):
@@ -189,6 +194,7 @@ def _overloaded(load: Callable[[], _Callers], trials: int, seconds: float, times
     return Result(
         figures={
             "goodput_over_peak": goodput / peak,
+            # Without a refusal there was no overload: 0 misses the goal, so that it does not pass unnoticed.
             "refusals_with_delay": over.with_delay / over.refused if over.refused else 0.0,
             "attempts_a_call": attempts / over.calls,
             "peak_s": peak,
@@ -223,6 +229,7 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
     seconds = float(os.environ.get(SECONDS_VARIABLE) or seconds)
     with _served_full(Speed(call_s=0.02, output_token_s=0.0005), trials, faults=FAULTS) as server:
         told, looks = asyncio.run(_soaked(server, seconds, callers=2 * trials))
+        # Within the block: the docket is removed together with the server.
         rows = _ends(server.docket)
     return Result(
         figures=_figures(told, looks, rows, seconds),
@@ -283,6 +290,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
     async def caller(client: AsyncClient) -> None:
         while time.monotonic() < end:
             name, number = uuid.uuid4().hex, next(numbers)
+            # Of two to four rounds, so that trials do not end in step.
             request = judge_request(picture(number), text=meme_text(name, 2 + number % 3), request_id=name)
             try:
                 told.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
@@ -294,6 +302,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
             looks.append(server.held())
             await asyncio.sleep(min(_LOOK_S, seconds / 20))
 
+    # No repeats: an error that a second attempt makes good would not be counted.
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
         await asyncio.gather(look(), *(caller(client) for _ in range(callers)))
     return told, looks
@@ -301,6 +310,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
 
 def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:
     """Verdicts, failures and state of the trial that each accepted request was claimed for; no state where none was."""
+    # Read-only: the server still has the docket open, and the check must change nothing of it.
     with closing(sqlite3.connect(f"file:{docket}?mode=ro", uri=True)) as file:
         rows = file.execute(
             "SELECT r.request_id, "

@@ -54,6 +54,7 @@ class Process:
     def cpu_s(self) -> float:
         """Time that it has had on a processor, in seconds; its children not counted."""
         # The name may hold blanks and brackets: fields are counted from behind it.
+        # utime and stime, fields 14 and 15 of proc(5), are the 12th and 13th from there.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -96,8 +97,10 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
     """
     home.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
+    # Settings of whoever runs the benchmark must not change what is measured.
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
     settings |= {"MEMECOURT_HOME": str(home), "PYTHONUNBUFFERED": "1", **(environment or {})}
+    # A file and no pipe: nobody reads it while the server runs, and a full pipe would block the server.
     with (home / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
     try:
@@ -107,6 +110,7 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
         if address is None or _READY not in said:
             raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
         yield Process(address, process.pid, home)
+        # A benchmark that went on without its server has measured something else; that must not pass as a result.
         if process.poll() is not None:
             raise RuntimeError(f"The server ended by itself ({process.returncode}):\n{_end_of(home / 'serve.log')}")
         process.send_signal(signal.SIGTERM)
@@ -152,6 +156,7 @@ def first_answers(server: Process, requests: list[str]) -> int:
         judge: Any = channel.unary_unary(JUDGE, None, None)
         for name in (*requests, requests[-1]):
             answer = judge(Path(name).read_bytes(), timeout=120)
+    # Otherwise the load would measure trials, and not the way of a verdict that is ready.
     if not wire.JudgeResponse.FromString(answer).HasField("reused_from"):
         raise RuntimeError("a meme that was tried before has been tried again")
     return len(answer)
@@ -160,6 +165,7 @@ def first_answers(server: Process, requests: list[str]) -> int:
 def _until_ready(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         yield line
+        # The lines end by themselves where the server dies before it is ready.
         if line.strip() == _READY:
             return
 
@@ -183,6 +189,7 @@ def settled(process: Process, *, most_s: float = 10.0) -> Resources:
     while time.monotonic() < end:
         time.sleep(1.0)
         now = process.cpu_s()
+        # Not zero: an idle server still has its heartbeat and timers.
         if now - before < 0.1:
             break
         before = now

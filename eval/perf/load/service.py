@@ -93,6 +93,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
             echo_cpu_ms=lambda _, __, echo: echo.cpu_ms,
             client_cpu_ms=lambda _, named, __: named.client_cpu_ms,
         )
+        # At half of what the server can do: at its best rate, latency would only be that of a queue.
         plain = _at_rate(replace(job, named=False, rate=rates["requests_s"] / 2), address, turns)
         named = _at_rate(replace(job, rate=rates["named_requests_s"] / 2), address, turns)
         request_bytes = Path(requests[0]).stat().st_size
@@ -159,7 +160,9 @@ def service_summary(
         with served(place / "home", environment={"MEMECOURT_ENCODER": named} if named else None) as server:
             _alone(encoder, decoded, clients)  # warms up
             a_meme = _alone(encoder, decoded, clients) / clients
+            # Sized by the encoder itself: a CLIP model on a processor is much slower than the built-in one.
             count = min(requests, max(2 * clients, round(turn_s / a_meme)))
+            # `most` ends the turn and not `seconds`, so that both do the same number of memes.
             job = Job(server.address, files, clients=clients, seconds=600.0, most=count, text=_TEXT)
             taken = [(count / _alone(encoder, decoded, count), ask(job).require_all_answered()) for _ in range(turns)]
     return Result(
@@ -225,7 +228,9 @@ def memory(*, early: int = 10_000, late: int = 100_000, memes: int = 64) -> Resu
 def _after(server: Process, requests: list[str], count: int) -> Resources:
     """Returns the server's resources after that many more answers, when the callers have left."""
     new = count // _NEW
+    # Without warming up, and with more seconds than it can take: the number of requests has to be exact.
     for number, text in ((count - new, ""), (new, "A new text with number")):
+        # A `most` of 0 would mean no limit.
         if number:
             job = Job(server.address, requests, seconds=36_000.0, warm_s=0.0, most=number, text=text)
             ask(job).require_all_answered()

@@ -76,6 +76,7 @@ class InjectedFault:
         what, _, rate = text.strip().partition("@")
         name, _, seconds = what.partition(":")
         kind = Kind.STATUS if name.isdigit() else Kind(name)
+        # The word `status` is a value of Kind as well, but names no status.
         if kind is Kind.STATUS and not name.isdigit():
             raise ValueError("a status is written as its number")
         fault = cls(
@@ -98,6 +99,7 @@ class Faults:
     def __init__(self, rates: Iterable[str] = (), script: Sequence[str] = (), seed: int = 0) -> None:
         """Faults as written; the same seed gives the same sequence."""
         self._rates = [InjectedFault.parse(text) for text in rates]
+        # A sum of decimal rates may exceed 1 by rounding.
         if sum(fault.rate for fault in self._rates) > 1 + 1e-9:
             raise ValueError("the rates add up to more than 1")
         self._script = deque(InjectedFault.parse(text) for text in script)
@@ -105,12 +107,14 @@ class Faults:
 
     def script(self, faults: Iterable[str]) -> None:
         """Has the next calls meet these, in this order, after what was scripted before."""
+        # As a list: one that is no fault raises before any of them is added.
         self._script.extend([InjectedFault.parse(text) for text in faults])
 
     def next(self) -> InjectedFault:
         """Returns the fault of the current call."""
         if self._script:
             return self._script.popleft()
+        # One draw for all rates, so that a call meets one fault at most and their sum is the share of calls with any.
         drawn = self._random.random()
         for fault in self._rates:
             drawn -= fault.rate

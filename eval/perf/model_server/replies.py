@@ -225,6 +225,7 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
     chosen = ranked[0][0]
     wanted = payload.get("logprob_token_ids")
     if wanted:
+        # Tokens that are requested by id are shown whatever their mass, and not only where they are likely.
         by_id = {token_id(token): (token, mass) for token, mass in everything.items()}
         shown = [(by_id.get(i, ("?", 0.0)), i) for i in wanted]
     else:
@@ -235,6 +236,7 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
         written = f"token_id:{number}" if as_ids else token
         return {
             "token": written,
+            # JSON has no minus infinity; vLLM writes this number in its place.
             "logprob": math.log(mass) if mass > 0 else -9999.0,
             "bytes": list(written.encode()),
         }
@@ -245,6 +247,8 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
 
 def loop_end(tokens: Sequence[str], sizes: range, times: int) -> int | None:
     """Number of the token with which a pattern of one of these sizes has been repeated so often; None if none has."""
+    # A pattern that is repeated contains a stretch of the smallest size, which then occurs twice. Where none does,
+    # the search below, which is much slower, can find nothing.
     stretches = [tuple(tokens[at : at + sizes.start]) for at in range(len(tokens) - sizes.start + 1)]
     if len(set(stretches)) == len(stretches):
         return None  # of most replies at once
@@ -276,6 +280,7 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
         return _long("ask", lambda filler: json.dumps({"question": f"What is there that{filler}?"}))
     if "summary" in wanted:
         named = _ROUNDS.search(words)
+        # The prompt contains all answers so far: they tell the round, and the server needs no state for a trial.
         rounds, heard = int(named[1]) if named else 1, words.count(_ANSWERED)
         # Two letters more a round until the last but one, so that the last is the first that brings nothing new.
         known = _LETTERS[: 2 * min(heard, rounds - 1) + 2]

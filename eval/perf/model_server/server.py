@@ -84,6 +84,7 @@ class FakeModelServer:
         if self.settings.play == "synthetic":
             from eval.synthetic.served import ServedOracle  # draws and reads pictures: not needed for load tests
 
+            # What the caller gives goes before the script, here and below.
             oracle = ServedOracle()
             self._answer, self._odds = answer or oracle.answer, oracle.odds
         self._odds = odds or self._odds
@@ -94,12 +95,14 @@ class FakeModelServer:
 
     def application(self) -> web.Application:
         """Returns the web application."""
+        # Prompts carry pictures in base64; aiohttp by itself takes bodies of 1 MiB.
         app = web.Application(client_max_size=256 * 1024 * 1024)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/stats", self._stats)
         app.router.add_post("/script", self._script)
         app.router.add_post("/v1/chat/completions", self._completions)
+        # Clients need ids of tokens only to name those whose probabilities they want.
         if "chosen_log_probs" in self.settings.features:
             app.router.add_post("/tokenize", self._tokenize)
         return app
@@ -146,6 +149,7 @@ class FakeModelServer:
                 return early
             async with self._place(payload.get("priority") or 0):
                 body = await self._work(payload, fault)
+            # Outside the place: an answer that drips, or that its client reads slowly, takes no capacity from others.
             return await self._send(request, body, fault)
         except RefusedCall as refused:
             self.stats.refused += 1
@@ -172,6 +176,7 @@ class FakeModelServer:
         if fault.kind is Kind.RESET:
             self.stats.refused += 1
             assert request.transport is not None
+            # Not `close`, which would send what is left in the buffer first.
             request.transport.abort()
             return web.Response()
         return None
@@ -211,6 +216,7 @@ class FakeModelServer:
         if (end := self._loop_end(payload, text)) is not None:
             finish, text = "repetition", _first_words(text, end)
         words = tokens_of(thought) + tokens_of(text)
+        # A call for log-probabilities is for a single token, which ends by its length and not by itself.
         if len(words) > room or log_probs:
             finish = "length"
             text = _first_words(text, max(0, room - len(tokens_of(thought))))
@@ -310,6 +316,7 @@ class FakeModelServer:
             raise RefusedCall(400, "a picture that is not base64") from None
         self.stats.pictures_sent += 1
         if ids and part.get("uuid"):
+            # From now on its id alone will do.
             self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
 
     def _say(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
@@ -335,6 +342,7 @@ class FakeModelServer:
         data = json.dumps(body, ensure_ascii=False).encode()
         if fault.kind is Kind.GARBAGE:
             data = b"<html>no such page</html>"
+        # With its length, so that the client can tell an answer that was cut from a whole one.
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
         await response.prepare(request)
         if fault.kind is Kind.CUT:
@@ -396,9 +404,11 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 async def serving(server: FakeModelServer, port: int = 0) -> AsyncIterator[int]:
     """Has a stand-in listen on the loopback interface for as long as the context lasts; gives its port."""
     # Handlers are cancelled when their client goes away: that is how disconnects are seen.
+    # At the end, calls that hang by their fault would not return by themselves: they get half a second.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
+        # More than the usual 128: in load tests, hundreds of connections are opened at the same moment.
         site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
         await site.start()
         yield runner.addresses[0][1]

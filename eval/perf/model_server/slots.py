@@ -25,10 +25,12 @@ class RankedSlots:
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The number keeps the order of arrival within a rank, and heapq from comparing futures, which have no order.
         heapq.heappush(self._waiting, (rank, next(self._order), turn))
         try:
             await turn
         except asyncio.CancelledError:
+            # A place may have been given to this call just before it was cancelled: it is passed on, or it is lost.
             if turn.done() and not turn.cancelled():
                 self.release()  # it came too late
             raise
@@ -37,6 +39,8 @@ class RankedSlots:
         """Gives a place back, to the first of those who still wait."""
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
+            # Those that were cancelled are still in the heap. The place goes to the next one directly: if it were free
+            # in between, a newcomer could take it.
             if not turn.done():
                 turn.set_result(None)
                 return

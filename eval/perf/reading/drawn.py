@@ -23,6 +23,7 @@ _Colour = tuple[int, int, int]
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 _SIZES = ((500, 500), (640, 480), (800, 600), (600, 800), (1080, 1080), (1280, 960), (1200, 628))
 """Usual sizes of memes, width and height in pixels."""
+# All come with matplotlib: no font of the system is needed.
 _FONTS = (
     "DejaVuSans",
     "DejaVuSans-Bold",
@@ -72,6 +73,7 @@ def draw(group: str, number: int) -> DrawnMeme:
     Raises:
         KeyError: There is no such group.
     """
+    # Seeded by name: a meme stays the same whatever other groups there are.
     picture, lines, file = GROUPS[group](random.Random(f"{group} {number}"))
     return DrawnMeme(group, file or _encoded(picture, "PNG"), " ".join(" ".join(lines).split()))
 
@@ -269,6 +271,7 @@ def _put(
 ) -> None:
     """Draws a line; smaller where it would not fit into the picture."""
     letters = _font(font, size)
+    # Letters beyond the edge can be read by nobody, and would count as errors.
     while size > 6 and place[0] + letters.getlength(text) > picture.width - 10:
         size -= 1
         letters = _font(font, size)

@@ -122,6 +122,7 @@ def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
         with Image.open(BytesIO(meme.file)) as opened:
             picture = Image.new("RGBA", opened.size, (255, 255, 255, 255))
             picture.alpha_composite(opened.convert("RGBA"))
+        # RapidOCR takes arrays as OpenCV has them, BGR; a reversed view is no contiguous one.
         found = engine(np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1]))
         assert isinstance(found, RapidOCROutput)
         lines = [

@@ -121,6 +121,7 @@ async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]
                 held = await naive(it.court, case(f"naive {pair} {rounds}", rounds))
                 between = time.perf_counter()
                 record = await it.court.hear(case(f"ours {pair} {rounds}", rounds), unwatched)
+                # A round is at least three events of each of the two sides.
                 assert len(record.events) > 6 * rounds and held == (rounds, rounds), "not of the rounds that were meant"
                 walls[rounds].append((between - began, time.perf_counter() - between))
     return walls
@@ -183,9 +184,11 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
 def saturation(*, trials: int = 64) -> Result:
     """Runs the benchmark."""
     flags = ("--play", *_BUSY_SPEED.flags, "--capacity", str(_CAPACITY))
+    # A server of its own for each, so that the second finds nothing in a prefix cache.
     with server(*flags) as address:
         needed, wall = asyncio.run(_all_at_once(address, trials, name="with room", concurrency=_CAPACITY))
     with server(*flags) as address:
+        # A limit that is never reached, so that there always seems to be room.
         needed_blindly, wall_blindly = asyncio.run(_all_at_once(address, trials, name="always", concurrency=10**9))
     return Result(
         figures={
@@ -235,6 +238,7 @@ def call_cpu(*, calls: int = 300, trials: int = 16) -> Result:
 async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
     async with bar(address) as it, http_client() as http:
         asked = await _requests_of_a_trial(it)
+        # From the end: late prompts contain the whole history.
         text = next(request for request in reversed(asked) if not _frames(request))
         picture = next(request for request in reversed(asked) if len(_frames(request)) == 1)
         url, body = f"{address}/v1/chat/completions", _body(text)
@@ -320,6 +324,7 @@ async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials:
     spent = []
     for turn in range(max(2, trials // at_once)):
         asked = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
+        # In this order, and below the other way round: what the request for the count costs is in neither reading.
         calls, before = await seen(), time.process_time()
         await asyncio.gather(*(it.court.hear(each, unwatched) for each in asked))
         seconds = time.process_time() - before

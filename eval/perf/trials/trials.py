@@ -80,6 +80,7 @@ class Speed:
         if call.fault:
             if not self.repairs:
                 raise ValueError("a call that was made twice: the trial is not the one that was meant")
+            # Tokens are those of both calls already; only what a call costs by itself comes twice.
             calls *= 2
         read = call.tokens_in - call.tokens_cached
         return calls * self.call_s + read * self.prompt_token_s + call.tokens_out * self.output_token_s
@@ -126,6 +127,7 @@ class Times:
     @property
     def floor(self) -> float:
         """``D + R (q + a) + s + J``, by the slower side: the longest chain of calls each of which needs the former."""
+        # Of the summaries only the last is on the chain: the others are written while the next round goes on.
         chains = (sum(side.questions) + sum(side.answers) + side.summaries[-1] for side in self.sides)
         return self.describe + max(chains) + self.judge
 
@@ -138,6 +140,7 @@ class Times:
     @property
     def needed(self) -> float:
         """All that the server has to do for the trial, the score included."""
+        # A trial needs the same calls in either order; only when they are made differs.
         return self.naive + self.score
 
 
@@ -248,6 +251,7 @@ def court_of(
 
 def case(name: str, rounds: int) -> TrialCase:
     """A meme that nobody has seen, to be tried in so many rounds."""
+    # Nobody decodes it here: what counts is its size on the wire.
     png = random.Random(name).randbytes(PICTURE_BYTES)
     digest = random.Random(f"pixels of {name}").randbytes(32).hex()
     picture = Picture(

@@ -28,6 +28,7 @@ from serving.models.vllm import VllmServer
 PICTURES = 7
 """In one prompt at most: four frames of a meme, and three precedents'."""
 _CONCURRENCY = 64
+# Multiples of 28 pixels, which a merged patch of the model has: nothing is resized at the server.
 _SIZE = (252, 168)
 
 
@@ -101,6 +102,7 @@ async def court_before(
     async with http_client() as http:
         model = Recorded(base_url=server.base_url, model=server.model, api_key=server.api_key, http=http, load=load)
         await probe(model, pictures=PICTURES)
+        # The probe's own calls are no part of a trial.
         model.forget()
         finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
         yield court_of(model, settings, finder=finder, temperature=temperature), model

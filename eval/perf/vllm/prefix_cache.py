@@ -100,6 +100,7 @@ async def prompts_sent(root_url: str, model: str, asked: Sequence[RecordedCall])
         return [int(token) for token in answer.json()["tokens"]]
 
     prompts = []
+    # A proxy in the environment has no place between two processes of one machine.
     async with httpx2.AsyncClient(base_url=root_url, trust_env=False, timeout=60) as client:
         (picture,) = await tokens({"model": model, "prompt": PICTURE_TOKEN, "add_special_tokens": False})
         for call in asked:
@@ -155,6 +156,7 @@ def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
     """
     possible = settled = 0
     for each in asked:
+        # Whether answered or not: other prompts find a prompt in the cache as soon as it has been read.
         others = [other for other in asked if other.sent < each.sent]
         before = _whole_blocks(each, past, block)
         sent = max(before, _whole_blocks(each, others, block))
@@ -170,6 +172,7 @@ def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
 
 def tokenize_body(model: str, request: ChatRequest) -> dict[str, Any]:
     """Builds the ``/tokenize`` request for a prompt as vLLM's engine gets it: by the template, pictures in full."""
+    # As to a server without abilities: to one that knows pictures by id, their bytes would not be sent.
     return {"model": model, "messages": wire.messages(request, Capabilities(), {})}
 
 
@@ -184,6 +187,7 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
     names = [wire.digest(part) for part in request.parts if isinstance(part, Frame)]
     found: list[Placed] = []
     shown = 0
+    # A run of picture tokens is one picture: between two of them stand the marks of their end and beginning.
     for is_picture, run in itertools.groupby(tokens, lambda token: token == picture_token):
         shown += is_picture
         if shown > len(names):

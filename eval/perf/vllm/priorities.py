@@ -66,6 +66,7 @@ def result(alone: Sequence[float], ranked: Sequence[float], unranked: Sequence[f
         "at_once": AT_ONCE,
         "rounds": _ROUNDS,
     }
+    # The bound is on the median: of so few verdicts, the 99th percentile is hardly more than the slowest one.
     return Result(figures, {"median_without_ranks_over_with": ">= 1.2"})
 
 
@@ -95,6 +96,7 @@ async def _measured(turns: int, verdicts: int, batch: int) -> tuple[list[float],
 
 
 def _rank(model: Recorded, ranks: bool) -> None:
+    # The client sends ranks only where it believes that the server takes them.
     model.capabilities = replace(model.capabilities, priorities=ranks)
 
 

@@ -100,6 +100,7 @@ def figure(text: str, name: str, **labels: str) -> float:
         name: Full name of the figure.
         labels: Labels that a series must have.
     """
+    # Below, a brace or a blank has to follow the name, because names of other figures may begin with it.
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     return sum(
         float(line.rpartition(" ")[2])

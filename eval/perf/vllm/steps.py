@@ -133,6 +133,7 @@ async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, EngineUs
     began = time.perf_counter()
     given = await trial
     wall_s = time.perf_counter() - began
+    # Nobody else is at this server: whatever it counted meanwhile belongs to this trial.
     steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
     return given, EngineUse(wall_s, steps, tokens)
 

@@ -155,6 +155,8 @@ def _config(rows: int, ids: dict[str, int]) -> dict[str, Any]:
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
+    # The sections of time, height and width add up to half of HEAD. They are written under both names below, because
+    # versions of transformers read either the one or the other.
     rope = {"rope_type": "default", "type": "mrope", "mrope_section": [8, 12, 12]}
     text = {
         "model_type": "qwen2_5_vl_text",
