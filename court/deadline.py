@@ -13,6 +13,8 @@ from court.usage import UsageMeter
 
 T = TypeVar("T")
 
+# A call that was given all the time left may end a little before the deadline does: within this many seconds of it, the
+# deadline is named as the cause.
 _NO_TIME_S = 0.2
 
 
@@ -103,6 +105,7 @@ async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        # A cancelled step has not failed by itself, and exception() would raise for it.
         failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
         if failed is not None:
             failed.result()
@@ -110,6 +113,7 @@ async def gather_or_cancel(*steps: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     finally:
         for task in tasks:
             task.cancel()
+        # Waits until the cancelled steps have ended, and retrieves their errors, which nobody else does.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 HASHED_AT_ONCE = 256 * 1024
 """Bytes up to which a file is digested where the call is; for larger ones, the others would have to wait."""
 
+# Digests on record depend on these options: with others, the same value would have another digest.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 

@@ -81,6 +81,7 @@ class FinishReason(StrEnum):
 
 
 class _Value(BaseModel):
+    # Unknown fields are refused: a record that says more than this code knows must not be read as if it did not.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -106,6 +107,7 @@ class ModelCall(_Value):
     tokens_cached: int = Field(default=0, ge=0)
     """Of ``tokens_in``, those that the server had in its prefix cache."""
     latency_s: float = Field(ge=0, allow_inf_nan=False)
+    # Fields that were added later have defaults, so that earlier records can still be read.
     server: str = ""
     """Address of the server that answered, without a key; empty where it was not told."""
     fault: str = ""
@@ -548,6 +550,7 @@ AnyEvent: TypeAlias = Annotated[
     | TrialResumed
     | VerdictReviewed
     | SecondOpinionAsked,
+    # By its name alone: otherwise an event would be read as the first type that fits.
     Field(discriminator="kind"),
 ]
 

@@ -82,6 +82,7 @@ class Examination:
             argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
             return await self._stop(argument, 0, RestReason.NO_EXAMINATION)
 
+        # A side that had rested before the trial was cut off must not begin a further round.
         rested = self.recorder.recall(SideRested, side=self.advocate.side)
         last = rested.rounds if rested else self.settings.rounds_max
         gone_on = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
@@ -98,8 +99,10 @@ class Examination:
                 argument = await self._summarised(number, await summary, previous)
                 bits = entropy(argument.summary)
                 change = None if previous is None else abs(bits - previous)
+                # Round 1 has no summary before it to differ from: it ends no examination, not even with rounds_min = 1.
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
                     return await self._stop(argument, number, RestReason.CONVERGED)
+                # Before the check of the time, for the last round needs no time for another one.
                 if number == last:
                     return await self._stop(argument, number, RestReason.ROUND_LIMIT)
                 if not self._time_for_a_round():
@@ -125,6 +128,7 @@ class Examination:
         return await self._summary(
             number,
             history,
+            # Evaluated when the reply is there: the round may have become necessary while its summary was written.
             ahead=lambda: not gone_on[number - 1].is_set(),
             progress=lambda: _progress(number, gone_on),
         )
@@ -133,6 +137,8 @@ class Examination:
         """Waits until a round is known to be needed, or may be held ahead."""
         if self.settings.overlap:
             await gone_on[max(0, number - 1 - _AHEAD)].wait()
+        # Checked once: a round that finds no room now waits until it is needed, even if room appears meanwhile. That
+        # costs some overlap and spares a loop that polls the server's load.
         needed = gone_on[number - 1]
         if not (needed.is_set() or self._may_ask_ahead()):
             await needed.wait()
@@ -141,6 +147,7 @@ class Examination:
         return self.settings.overlap and self._time_for_a_round() and self.models.room()
 
     def _time_for_a_round(self) -> bool:
+        # With the calls that must follow: a round that leaves no time for the verdict would cost the whole trial.
         return self.deadline.allows(_CALLS_OF_A_ROUND + _CALLS_BEFORE_VERDICT)
 
     async def _exchange(self, number: int, history: Sequence[Exchange], progress: Callable[[], int]) -> Exchange:
@@ -170,6 +177,7 @@ class Examination:
     ) -> _Summary:
         """A summary, which is kept at once where its turn has not come: a crash must not cost it."""
         side = self.advocate.side
+        # First: a round that counts may have both events on record, and then it must not be recorded again.
         if known := self.recorder.recall(Summarised, side=side, round=number):
             return known
         if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
@@ -206,6 +214,7 @@ class Examination:
 
     async def _stop(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
         side = self.advocate.side
+        # A resumed examination ends at the recorded round as if at its limit; the reason on record is the true one.
         rested = self.recorder.recall(SideRested, side=side)
         if rested is None:
             rested = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
@@ -214,6 +223,8 @@ class Examination:
 
 def _progress(number: int, gone_on: Sequence[asyncio.Event]) -> int:
     """Rank of a round's calls: a later one goes first, but one that may be superfluous after all that are needed."""
+    # The number of the last round that is needed. A round beyond it ranks as far below it as it is ahead: the farther
+    # ahead a call is, the likelier it is superfluous.
     needed = sum(event.is_set() for event in gone_on)
     return min(number, 2 * needed - number)
 

@@ -71,6 +71,7 @@ class FullTrial:
             async with asyncio.timeout(left) as clock:
                 verdict = await self._verdict(text)
         except TimeoutError:
+            # A TimeoutError from within a step is a fault of that step, not the deadline.
             if not clock.expired():
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
@@ -109,6 +110,7 @@ class FullTrial:
         )
         self._recorder.step = "examination"
         if self._settings.advocates_see != "none":
+            # Advocates that see precedents have to wait for them: the search can't run beside the examination here.
             exhibits, vote = await self._precedents(text.text)
             sides = await self._examine(proposer, text.text, description)
         elif self._settings.query == "text":
@@ -146,8 +148,10 @@ class FullTrial:
         )
         cited = self._recorder.recall(PrecedentsCited)
         evidence: dict[str, Any] = {
+            # Also a vote that the Judge is not shown: where it contradicts the Judge, a person is called all the same.
             "vote": vote,
             "findings": cited.findings if cited else None,
+            # Only a cascade passes a text in: the vote is then that of the summary from which it went on.
             "prior": cited.vote if cited and text_read else None,
             "sides": sides,
             "text": text,
@@ -175,6 +179,8 @@ class FullTrial:
 
     async def _ask_judge(self, judge: Judge, brief: JudgeBrief[Frame]) -> tuple[RoleReply[Ruling], OddsGiven | None]:
         """A judge's ruling, and the odds of its model where they are asked for."""
+        # At once, for both begin with the same prefix. A crash in between costs the first: they are stored together
+        # (docs/trials.md).
         return await gather_or_cancel(judge.rule(brief), judge.odds(brief) if self._settings.score else completed(None))
 
     async def _ruled(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
@@ -195,6 +201,8 @@ class FullTrial:
                 odds=odds,
                 call=ruling.call,
             )
+        # Also a ruling that has just been given goes through its record, so that a resumed panel comes to the same
+        # verdict.
         return judgment.from_record(kept)
 
     async def _describe(self, proposer: Proposer | None) -> str | None:
@@ -272,4 +280,5 @@ class FullTrial:
         findings, vote = await self.evidence.precedents(query)
         shown = findings.exhibits if self._settings.exhibits_shown else ()
         pictures = await self.evidence.pictures([precedent.id for precedent in shown]) if shown else ()
+        # Strict, so that no picture ever stands beside the label of another precedent.
         return tuple(Exhibit(precedent, frame) for precedent, frame in zip(shown, pictures, strict=True)), vote

@@ -100,6 +100,7 @@ def _nemotron(reply: str, _: Policy) -> Opinion:
 
 
 def _guardreasoner(reply: str, _: Policy) -> Opinion:
+    # A thought may name either answer: only what stands after it counts.
     answer = reply.rpartition("</think>")[2]
     said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", answer, re.IGNORECASE)
     if not said:
@@ -176,6 +177,7 @@ def guard_messages(
     words = neutralise(text).strip() or prompt.task("no_text")
     name = "request" if adapter is GuardAdapter.GUARDREASONER else "post"
     parts: list[str | P] = [*shown, prompt.task(name, text=words)]
+    # No system message: these guards' templates know none, and wire.py leaves out an empty one.
     return Messages(prompt=prompt, task=name, system="", parts=apart(parts), schema=None)
 
 

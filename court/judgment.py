@@ -92,8 +92,10 @@ def verdict_of_panel(
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
+    # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
     ruling = opinions[spokesman_of(opinions)].ruling
     score = mean_score(opinions, settings.least_label_mass)
+    # A Judge may name a category and still give strengths that acquit: the label decides, and then nothing is found.
     found = label is Label.HARMFUL and ruling.category != _NONE
     return Verdict(
         label=label,
@@ -137,6 +139,7 @@ def score_of(odds: OddsGiven | None, least_mass: float) -> float | None:
     if odds is None:
         return None
     pairs = list(zip(odds.harmful, odds.not_harmful, strict=True))
+    # The first condition matters where least_mass is 0: the ratio would be 0 / 0.
     if any(sum(pair) <= 0 or sum(pair) < least_mass for pair in pairs):
         return None
     return sum(harmful / (harmful + benign) for harmful, benign in pairs) / len(pairs)
@@ -224,6 +227,7 @@ def from_record(event: JudgeRuled) -> Opinion:
             precedents={str(number): one.supports for number, one in enumerate(ruling.precedents, 1)},
             harmful_strength=event.strengths.harmful,
             harmless_strength=event.strengths.benign,
+            # For the type: a ruling's own label is never UNDECIDED.
             label=Label.HARMFUL if ruling.label is Label.HARMFUL else Label.NOT_HARMFUL,
             category=event.category,
             clause=event.clause,
@@ -247,6 +251,7 @@ def _contradictions(
         reasons.append(Review(reason=ReviewReason.JUDGE_CONTRADICTS_ITSELF, detail=detail))
     reasons += disagreement(opinions)
     if vote is not None:
+        # A vote near its threshold says little, so that contradicting it is no reason for review.
         distance = vote.probability - vote.settings.threshold
         if abs(distance) > settings.vote_disagreement and (distance > 0) != (label is Label.HARMFUL):
             detail = (
@@ -330,6 +335,8 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
     """
 
     def given(events: Sequence[AnyEvent]) -> EventDraft:
+        # A callable draft: the recorder passes all events before it, those of the same write included, so that signs of
+        # steering in the very last ones count too.
         found = steering_in(events)
         near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
         seen = with_harmful_duplicates(with_review(verdict, found), near)

@@ -49,6 +49,7 @@ class Limits:
     max_bytes: int = 32 * 1024 * 1024
     max_pixels: int = 16_777_216
     max_jpeg_pixels: int = 100_000_000
+    # A little above 64 megapixels, the largest photographs that BO-9 promises to judge.
     max_scaled_pixels: int = 68_000_000
     max_side: int = 16_384
     max_frames: int = 64
@@ -188,6 +189,7 @@ def check_text(text: str, limits: Limits = LIMITS) -> None:
             "Send the words that stand on the meme, not the discussion around it.",
             reason="TEXT_TOO_LONG",
         )
+    # UTF-8 has no lone surrogates, and records and digests are written in it.
     if _SURROGATE.search(text):
         raise BadText(
             "The text holds a lone surrogate, which is no character. Send well-formed Unicode.",

@@ -68,6 +68,8 @@ class Messages(Generic[P]):
 
         It has the messages, the reply that could not be used (see :func:`quotable`), and the fault.
         """
+        # Behind all that was sent before, so that the server's prefix cache has everything but this. The reply is
+        # material as well: a model may have been brought to write instructions.
         said = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
         return dataclasses.replace(self, parts=(*self.parts, *apart(said)))
 
@@ -172,6 +174,7 @@ class AdvocateBrief:
             prompt.task(
                 "exchange",
                 number=str(number),
+                # Its own questions too: a model wrote them after it had read the meme.
                 question=around(exchange.question),
                 answer=around(exchange.answer),
             )
@@ -358,6 +361,7 @@ def messages_digest(asked: Sequence[Messages[P]], sha256: Callable[[P], str], *,
 
 
 def _messages(asking: Messages[P], sha256: Callable[[P], str], schema_in_words: bool) -> list[dict[str, Any]]:
+    # Pictures by their digests, which are all that is left of them in a record.
     content = [{"text": part} if isinstance(part, str) else {"picture": sha256(part)} for part in asking.parts]
     if schema_in_words and asking.schema is not None:
         content.append({"text": in_words(asking.schema)})

@@ -67,6 +67,8 @@ def spokesman_of(opinions: Sequence[Opinion]) -> int:
     def distance(place: int) -> tuple[bool, int, int]:
         own = opinions[place].strengths
         apart = abs(own.harmful.level - median.harmful.level) + abs(own.benign.level - median.benign.level)
+        # False sorts first, so that a judge with the panel's label comes before all others; the place breaks ties, so
+        # that the choice is the same every time.
         return opinions[place].label is not label, apart, place
 
     return min(range(len(opinions)), key=distance)

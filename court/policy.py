@@ -74,6 +74,7 @@ class Policy(BaseModel):
         try:
             return cls.model_validate(tomllib.loads(path.read_text("utf-8")))
         except OSError as error:
+            # `strerror` alone: the full message has the path, which no caller is shown.
             raise BadRequest(
                 f"The policy file can't be read: {error.strerror}.", reason="BAD_POLICY", field="policy"
             ) from None

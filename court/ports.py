@@ -204,6 +204,7 @@ class ChatRequest:
     thought_tokens: int = 0
     priority: int = 0
     avoid_repetition: bool = False
+    # Not compared: requests in which a model is shown the same are equal.
     place: CallPlace | None = field(default=None, compare=False)
 
 

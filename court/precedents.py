@@ -143,11 +143,13 @@ class RiskCurve(_StoredValue):
 
     def _between(self, after: int, wanted: float, axis: Literal["rate", "risk"]) -> RiskPoint:
         if after == len(self.points):
+            # Beyond the measured curve everything goes to a person, and no label is left that nobody sees.
             return RiskPoint(rate=1, cutoff=0, risk=0, error=0)
         if after == 0:
             return self.points[0]
         left, right = self.points[after - 1].model_dump(), self.points[after].model_dump()
         span = right[axis] - left[axis]
+        # Neighbours with the same value: the right one is the first that satisfies what is wanted.
         part = (wanted - left[axis]) / span if span else 1.0
         return RiskPoint(**{name: left[name] + part * (right[name] - left[name]) for name in left})
 
@@ -250,7 +252,9 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
     if len(similarities) != len(harmful) or not similarities:
         raise ValueError("a vote needs at least one precedent, and a label for each")
     nearest = similarities[0]
+    # No exponent is above 0, so that a small tau makes weights vanish and never overflow.
     weights = [math.exp((s - nearest) / settings.tau) for s in similarities[: settings.k]]
+    # Not strict: weights end with the k-th neighbour, labels may go on.
     for_harm = sum(weight for weight, is_harmful in zip(weights, harmful, strict=False) if is_harmful)
     m = settings.prior_weight
     return (for_harm + m * settings.prior) / (sum(weights) + m)
@@ -258,6 +262,7 @@ def share(similarities: Sequence[float], harmful: Sequence[bool], settings: Vote
 
 def log_odds(share: float, settings: VoteSettings) -> float:
     """The share as calibrated log-odds of harm: ``intercept + slope * logit(share)``."""
+    # The prior's weight is above 0, so that the share is never exactly 0 or 1 and both logarithms are finite.
     return settings.intercept + settings.slope * (math.log(share) - math.log1p(-share))
 
 

@@ -52,6 +52,7 @@ class TrialRecord:
                 raise ValueError(f"event {event.seq} stands at place {place}: an event is missing or doubled")
             if place and isinstance(event, TrialOpened):
                 raise ValueError(f"event {place} opens the trial again")
+            # A failure can be followed by a resumption; a verdict is final.
             if isinstance(event, TrialResumed) and not isinstance(ended, VerdictGiven):
                 ended = None
             elif ended and not isinstance(event, AFTERWARDS):
@@ -81,6 +82,7 @@ class TrialRecord:
         """State of the trial."""
         if self.last(VerdictGiven):
             return TrialState.DECIDED
+        # The later of the two counts: a trial may fail, be resumed, and fail again.
         failed, resumed = self.last(TrialFailed), self.last(TrialResumed)
         return TrialState.FAILED if failed and (resumed is None or resumed.seq < failed.seq) else TrialState.OPEN
 

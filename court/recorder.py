@@ -55,6 +55,8 @@ class Recorder:
         self._keep = keep
         self._now = now
         self._events: list[AnyEvent] = list(before)
+        # Both sides write at once. Numbering and storing happen under one lock, so that no number is missing or
+        # doubled, which TrialRecord refuses.
         self._writing = asyncio.Lock()
         self.step = "opening"
         self.tally = UsageMeter()
@@ -108,6 +110,8 @@ class Recorder:
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
         if issubclass(draft.kind, VerdictGiven | TrialFailed):
+            # Events of the same write are not in the tally yet, and neither is this one: it is built once without
+            # `unused`, so that its own call does not count as unused.
             untold = [event for event in beside if not self._reported_before(event)]
             values["unused"] = self.tally.unused(*untold, draft.kind(**values))
         return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
@@ -115,6 +119,7 @@ class Recorder:
     async def _note(self, events: Sequence[AnyEvent]) -> None:
         # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
         # one would take its number.
+        # A task of its own, because a cancelled await would cancel the sink in the middle of its write.
         telling = asyncio.ensure_future(self._keep(*events))
         cancelled: asyncio.CancelledError | None = None
         while not telling.done():  # more than once, too: when the other side fails, and then by the caller
@@ -122,6 +127,7 @@ class Recorder:
                 await asyncio.wait([telling])
             except asyncio.CancelledError as error:
                 cancelled = error
+        # Only what the sink has stored takes a number: after a failed write the next event has the same one.
         if not telling.cancelled() and telling.exception() is None:
             for event in events:
                 if not self._reported_before(event):
@@ -144,6 +150,7 @@ class Recorder:
         """Records that the trial ended without a verdict: if it had begun, had none, and that can still be recorded."""
         if isinstance(cause, Unavailable):  # for whoever records it where this can't
             cause.broke_off = max(cause.broke_off, self.tally.broke_off)
+        # A verdict on record stands: what goes wrong after it is no failure of the trial.
         if not self.opened or self.record.state is not TrialState.OPEN:
             return
         try:
@@ -152,6 +159,8 @@ class Recorder:
                 step=self.step,
                 reason=cause.reason,
                 message=cause.message,
+                # Decides whether the trial can be resumed: Court.resume takes up what failed for a reason that may
+                # pass.
                 retryable=isinstance(cause, Unavailable),
                 unusable=cause.replies if isinstance(cause, ReplyUnusable) else None,
                 broke_off=cause.broke_off if isinstance(cause, Unavailable) else self.tally.broke_off,

@@ -19,11 +19,15 @@ def find_loop(text: str) -> int | None:
     end = text[-_END:]
     place = len(text) - len(end)
     # By the places at which the end of the text stands before: of most texts there are none.
+    # Each search ends one character to the left of the last find, not one length: a phrase shorter than `end` makes it
+    # overlap itself.
     while (place := text.rfind(end, max(0, len(text) - len(end) - _MOST), place + len(end) - 1)) >= 0:
         period = len(text) - len(end) - place
         fills = max(_TIMES * period, _LEAST)
+        # Finds farther to the left have longer periods, which need even more text.
         if fills > len(text):
             return None
+        # Equal to itself moved by one period: a single comparison, however often the phrase stands there.
         if text[-fills:-period] == text[period - fills :]:
             start = len(text) - fills
             while start and text[start - 1] == text[start - 1 + period]:

@@ -98,6 +98,7 @@ class Ruling(Reply):
     """What each supports, by its number in words, ``"1"`` the first."""
     harmful_strength: Strength
     harmless_strength: Strength
+    # UNDECIDED is not the Judge's to give.
     label: Literal[Label.HARMFUL, Label.NOT_HARMFUL]
     category: str
     clause: str
@@ -183,11 +184,13 @@ def parse_argument(text: str) -> Argument:
 def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
     """A ruling that speaks about exactly the precedents that were shown, in words of the policy. Raises Fault."""
     content = _object(text)
+    # By exact words alone: a label or a strength that is nearly one of them is never guessed at (PI-5).
     for name in ("harmful_strength", "harmless_strength"):
         content[name] = _word(content, name, {str(s).lower(): s for s in Strength})
     labels = {"harmful": Label.HARMFUL, "not harmful": Label.NOT_HARMFUL}
     content["label"] = _word(content, "label", labels)
     for name in ("harmful_evidence", "harmless_evidence"):
+        # The reply types are strict, and JSON has no tuples.
         if isinstance(content.get(name), list):
             content[name] = tuple(content[name])
     ruling = _valid(Ruling, content)
@@ -218,6 +221,7 @@ def _object(text: str) -> dict[str, Any]:
             _unwrapped(text), object_pairs_hook=_once, parse_constant=lambda _: _malformed("it held no number")
         )
     except (ValueError, RecursionError):
+        # RecursionError comes from brackets that are nested deeper than the parser goes.
         _malformed("it was not valid JSON")
     if not isinstance(content, dict):
         _malformed("it was not a JSON object")
@@ -259,6 +263,7 @@ def _valid(kind: type[R], content: dict[str, Any]) -> R:
         if names:
             _malformed(f"{', '.join(names)} missing or not as asked")
         _malformed("it held names that were not asked for" if extra else "it was not as asked")
+    # Here, while the reply can still be repaired: found by the record instead, it would end the trial.
     _writable(json.dumps(content, ensure_ascii=False, default=str))
     return reply
 

@@ -193,6 +193,7 @@ class RoleModels:
         return {
             "temperature": {name: chair.temperature for name, chair in self._named.items()},
             "max_tokens": {
+                # Further judges are named JUDGE_2 and so on; the role is what stands before the number.
                 name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
                 for name, chair in self._named.items()
             },
@@ -210,6 +211,7 @@ class RoleModels:
             key: Key that decides between servers that are equally busy: a digest of the picture, so that a picture
                 comes to a server that knows it.
         """
+        # By identity: roles with the same servers share the object. No id is reused while `self` refers to all of them.
         pinned: dict[int, ReplicatedModel] = {}
 
         def of(chair: RoleModel) -> RoleModel:
@@ -299,6 +301,7 @@ class Speaker:
         try:
             return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
         except UnusableReply as fault:
+            # A refusal is no fault of form that a repair request could name.
             if fault.reason == "REPLY_REFUSED":
                 raise _unusable(fault, place, [first]) from None
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
@@ -320,6 +323,7 @@ class Speaker:
         Raises as :meth:`say`.
         """
         place = CallPlace(role, asked.task, asked.prompt.digest)
+        # Ranked with the Judge, whose ruling waits for this opinion.
         reply = await self._call(asked, place, self._priority(_JUDGMENT), share=share)
         try:
             value = _read(reply, lambda text, _: parse(text), last=True)
@@ -352,6 +356,8 @@ class Speaker:
             place=place,
         )
         reply = await self._within_deadline(partial(self.model.model.reply, request), share=share)
+        # Before any check: a reply that is thrown away has cost tokens too, and the record accounts for them
+        # (`Unused`).
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
         if asked.prompts.contains_secret(reply.text):
@@ -381,6 +387,7 @@ class Speaker:
         try:
             return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)
         except BaseException:
+            # Cancellation included: the server may have worked on the call, and what that costs it does not say.
             self.deadline.tally.unanswered()
             raise
 

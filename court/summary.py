@@ -63,6 +63,7 @@ class Coverage:
         at_hand, alpha = _at_hand(findings), findings.search.alpha
         text = max((p.text_similarity for p in at_hand if p.text_similarity is not None), default=None)
         picture = max((p.picture_similarity for p in at_hand if p.picture_similarity is not None), default=None)
+        # A half without weight took no part in the ranking: its similarity, however high, brought nothing about.
         text_weighed = text is not None and alpha > 0 and text >= findings.floors.text
         picture_weighed = picture is not None and alpha < 1 and picture >= findings.floors.picture
         weight = alpha * text_weighed + (1 - alpha) * picture_weighed
@@ -135,6 +136,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     threshold = _threshold(vote, settings)
     strengths = _strengths(vote.probability, threshold)
     label = rule(strengths.harmful, strengths.benign)
+    # Acquittals alone: whoever can add one precedent must not acquit with it unseen (docs/security.md).
     sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
     one_sided = _half_reasons(findings, reach)
     must_look = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
@@ -167,6 +169,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
 
 def _threshold(vote: Vote, settings: TrialSettings) -> float:
     """Probability of harm from which on the label is harmful: where both kinds of error cost the same on average."""
+    # With harm_cost 1 this stays the library's threshold; a threshold of 0.5 becomes 1 / (1 + harm_cost).
     threshold = vote.settings.threshold
     return threshold / (threshold + (1 - threshold) * settings.harm_cost)
 
@@ -194,6 +197,7 @@ def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | N
     if first is None:
         return None
     rest = [entry for entry in findings.tally if entry is not first]
+    # It is the only voter: without it there is no vote that could acquit.
     if not rest:
         return first.id
     return first.id if vote_by(rest, vote.settings, vote.regression).probability >= threshold else None
@@ -212,6 +216,7 @@ def _strengths(p: float, threshold: float) -> Strengths:
     The benign evidence is strong exactly there; above it, the two are moderate until half of what is left to
     certainty, where harm is strong.
     """
+    # Never below the threshold: harm is not strong where benign evidence is, so that rule() acquits exactly below it.
     sure = threshold + (1 - threshold) / 2
     harmful = Strength.STRONG if p >= sure else Strength.MODERATE if p >= threshold / 2 else Strength.WEAK
     benign = Strength.STRONG if p < threshold else Strength.MODERATE if p < sure else Strength.WEAK
@@ -283,6 +288,7 @@ def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: flo
 
 def _risk_reasons(findings: Findings, risk: float, settings: TrialSettings) -> tuple[Review, ...]:
     """A reason where the label is likelier to be wrong than the operator lets pass."""
+    # First: where the operator sends no meme to a person, a risk that was never measured is no reason to send one.
     if settings.review_rate == 0:
         return ()
     if findings.risk is None:

@@ -137,6 +137,7 @@ def transcript(record: TrialRecord) -> Transcript:
     near = record.last(NearDuplicatesFound)
     asked = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
+    # Without SummarisedAhead: where such a round counts, a Summarised has the same words.
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
     rested = {event.side: event for event in record.all(SideRested)}
 
@@ -174,6 +175,7 @@ def transcript(record: TrialRecord) -> Transcript:
             event=event,
         )
 
+    # Round 0 is an argument without an examination, and no round.
     numbers = sorted({number for _, number in (*asked, *answered, *summed) if number})
     library = cited.findings.library if cited else None
     return Transcript(

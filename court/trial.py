@@ -142,9 +142,12 @@ class Court:
             TrialAborted: The trial began and failed; its record says at which step and why.
             asyncio.CancelledError: The caller gave up; recorded, and raised again.
         """
+        # Before anything is recorded: what this court can't do leaves no trial behind.
         self.require(case.procedure, text_given=case.meme.text is not None)
         clerk = Recorder(case.trial_id, keep, self.now)
         fence = Fence(self.fence_mark)
+        # The opening and the caller's text are one write: with the first alone on record, the trial could not be
+        # resumed.
         beginning = [EventDraft(TrialOpened, self._opening(case, fence))]
         if case.meme.text is not None:
             beginning.append(_text_of_caller(case.meme, case.meme.text))
@@ -186,12 +189,14 @@ class Court:
         )
         clerk = Recorder(record.trial_id, keep, self.now, record.events)
         fence = Fence(self.fence_mark)
+        # The record names the new mark, so that messages sent from here on can be made again from it.
         values = {"software": self.software}
         if opened.procedure is not Procedure.SUMMARY:
             values["fence_mark"] = fence.mark
         return await self._to_its_end(case, clerk, fence, EventDraft(TrialResumed, values))
 
     async def _to_its_end(self, case: TrialCase, clerk: Recorder, fence: Fence, *beginning: EventDraft) -> TrialRecord:
+        # `begun` separates a failed first write, which leaves the record as it was, from a failure of the trial itself.
         budget, begun = Deadline(case.within_s, self.settings.call_s, clerk.tally), False
         try:
             with clerk.tally.counting():
@@ -199,6 +204,7 @@ class Court:
                 begun = True
                 await self._hold(case, clerk, fence, budget)
         except asyncio.CancelledError as error:
+            # The recorder finishes this write although the task is cancelled: an abandoned trial does not stay open.
             await clerk.fail(_ended_by(error))
             raise
         except CourtError as error:
@@ -241,6 +247,7 @@ class Court:
         findings, held, cited = await evidence.search(text.text)
         untold = [*near, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, held):
+            # The full trial recalls these from the record, so they are written before it begins.
             await clerk.note_all(*untold)
             await self._full(evidence, fence, case).run(text)
             return
@@ -266,6 +273,7 @@ class Court:
         assert self.chairs is not None, "checked by require()"
         return FullTrial(
             evidence=evidence,
+            # Keyed by the meme, so that a picture comes back to a server that has it in its caches.
             models=self.chairs.pinned(evidence.meme.digest),
             policy=self.policy,
             fence=fence,
@@ -277,6 +285,8 @@ class Court:
         opened, failed = record.opened, record.last(TrialFailed)
         if record.state is TrialState.DECIDED:
             raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")
+        # A caller who leaves says nothing about the trial: CANCELLED is not retryable by itself, and can still be
+        # resumed.
         if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":
             raise CantResume(f"The trial failed for good: {failed.message}", reason="TRIAL_FAILED")
         if pixels_sha256 != opened.meme.pixels_sha256:
@@ -286,6 +296,7 @@ class Court:
         now = self.versions(opened.procedure)
         differ = [
             name
+            # `software` may differ: TrialResumed says which version goes on.
             for name in ("settings", "prompts", "models", "library", "encoder")
             if getattr(now, name) != getattr(opened.versions, name)
         ]
@@ -300,6 +311,7 @@ class Court:
 
     def versions(self, procedure: Procedure) -> Versions:
         """Returns the versions with which a trial that began now would be run."""
+        # A summary calls no model: other prompts or models must not stop it from being resumed.
         chairs = None if procedure is Procedure.SUMMARY else self.chairs
         return Versions(
             software=self.software,
@@ -333,6 +345,7 @@ class Court:
             ),
             "settings": self._settings(case.procedure),
             "versions": self.versions(case.procedure),
+            # Pinned, so that they stand in the order in which this trial prefers them.
             "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
             "prefix_cache": {} if asks_nobody or self.chairs is None else self.chairs.prefix_cache,
             "fence_mark": "" if asks_nobody else fence.mark,
@@ -380,6 +393,7 @@ def _text_of_caller(meme: Meme, text: str) -> EventDraft:
 def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
     """Returns the error for a cancelled trial: the caller left, unless the server says that it stopped it."""
     if cancelled.args == (STOPPED,):
+        # Unavailable makes the failure retryable, so that the next server takes the trial up (GR-5).
         return Unavailable("The server was stopped before there was a verdict.", reason=STOPPED)
     return CourtError("The caller gave up before there was a verdict.", reason="CANCELLED")
 

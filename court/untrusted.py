@@ -32,6 +32,7 @@ _GAP = "·"
 
 SECRET_PREFIX = "memecourt-"
 """With what a prompt's secret begins (:attr:`court.prompts.Prompt.secret`); 16 hex digits follow."""
+# Anything but letters and digits may stand between its characters: a model may spell it out.
 _SECRET = re.compile(r"[\W_]*".join("memecourt") + r"(?:[\W_]*[0-9a-f]){16}", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|[bfnrt])")  # as JSON does it
 _BETWEEN = re.compile(r"[\W_]+")
@@ -62,12 +63,16 @@ def neutralise(text: str) -> str:
     secret, which only a system message may show: whoever knows it can't put it in a model's mouth.
     """
     safe = _without_control(text)
+    # Repeated: what was spelled out may hold further escapes, with another secret behind them.
     while _SECRET.search(spelled := _spelled(safe)):
+        # The spelled form goes on, for escapes and full-width letters may have hidden where the secret begins and ends.
         safe = _without_control(_SECRET.sub("(secret)", spelled))
     return safe
 
 
 def _without_control(text: str) -> str:
+    # The order matters: carriage returns and their like are among the unseen, so line ends go first; an unseen
+    # character within a bracketed word would hide it from _SQUARE, so brackets go last.
     seen = _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
     return _SQUARE.sub(r"(\1)", seen.translate(_ANGLES))
 
@@ -98,5 +103,6 @@ class Fence:
         # a pattern of a mark is of no use to the next trial, and takes longer to make than it saves.
         folded = unicodedata.normalize("NFKC", inside)
         if self._mark.lower() in folded.lower():
+            # Neutralised again: folding turns full-width angle brackets into the ones that control tokens begin with.
             inside = re.sub(re.escape(self._mark), _GAP, neutralise(folded), flags=re.IGNORECASE)
         return f"[begin {self._mark}]\n{inside}\n[end {self._mark}]"

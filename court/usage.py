@@ -49,6 +49,7 @@ class UsageMeter:
         """Returns the usage that neither stored nor these last events report; None where no model was asked."""
         if not self._made:
             return None
+        # Counter's minus drops what would be negative, which `Unused` refuses.
         return Unused(**(self._made - self._told - sum(map(_reported_by, last), Counter())))
 
 
@@ -70,6 +71,7 @@ def _reported_by(event: Event) -> Counter[str]:
     told: Counter[str] = Counter()
     call: ModelCall | None = getattr(event, "call", None)
     if call is not None:
+        # A call with a fault was made twice, and has the figures of both.
         told.update(_figures(call, calls=2 if call.fault else 1))
     if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
         told.update(_figures(event.odds.call, calls=len(event.odds.harmful)))

@@ -29,6 +29,7 @@ class Strength(StrEnum):
         return _LEVELS[self]
 
 
+# The members are strings, which would compare by their letters.
 _LEVELS = {Strength.WEAK: 1, Strength.MODERATE: 2, Strength.STRONG: 3}
 
 RULE = "strengths/1"
@@ -172,6 +173,7 @@ class Verdict(BaseModel):
                 raise ValueError("an undecided verdict says why a person must look")
         elif self.strengths is None:
             raise ValueError(f"{self.label} needs the strengths that it follows from")
+        # Stored verdicts pass here as well: none can be read whose label is milder than its strengths.
         elif rule(self.strengths.harmful, self.strengths.benign) is not self.label:
             raise ValueError(f"{self.label} does not follow from {self.strengths} by rule {RULE}")
         return self

@@ -45,8 +45,10 @@ def download(client: httpx2.Client, url: str, path: Path, *, sha256: str, max_by
     digest, size = hashlib.sha256(), 0
     with client.stream("GET", url) as answer, path.open("wb") as file:
         answer.raise_for_status()
+        # As it is on the wire: the digest is of the file, and nothing is unpacked before it is checked.
         for piece in answer.iter_raw():
             size += len(piece)
+            # Before it is written: whoever answers can't fill the disk.
             if size > max_bytes:
                 break
             digest.update(piece)

@@ -112,15 +112,18 @@ class Spread(httpx2.AsyncBaseTransport):
         def over() -> None:
             self._in_flight[place] -= 1
 
+        # Until the head is there, and no longer: the body has a bound of its own (BO-1).
         looking = head_bytes_left.set([MAX_HEAD_BYTES])
         try:
             response = await self._pools[place].handle_async_request(request)
         except BaseException:
+            # Cancellation as well: the pool would count a request that is over, and be avoided for it.
             over()
             raise
         finally:
             head_bytes_left.reset(looking)
         assert isinstance(response.stream, httpx2.AsyncByteStream)
+        # Wrapped before the check below, so that closing a refused answer also ends its count.
         response.stream = _Bounded(response.stream, over, self._max_answer_bytes, failed=response.is_error)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
@@ -174,6 +177,7 @@ class _Bounded(httpx2.AsyncByteStream):
             await self._stream.aclose()
         finally:
             if self._over is not None:
+                # May be closed more than once; the count goes down once.
                 self._over()
                 self._over = None
 

@@ -32,6 +32,7 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             return is_public(str(found.ipv4_mapped))
+        # A router translates such an address to the IPv4 address in its last four bytes: that is where it leads.
         if found in _NAT64:
             return is_public(str(ipaddress.IPv4Address(found.packed[-4:])))
         # Python calls some tunnels global, and what nobody has assigned.

@@ -72,9 +72,12 @@ class _PublicBackend(_BoundedBackend):
     ) -> httpcore2.AsyncNetworkStream:
         failure: Exception = httpcore2.ConnectError("the name has no address")
         try:
+            # One limit for resolving and for all attempts together: a name with many dead addresses must not multiply
+            # it.
             async with asyncio.timeout(timeout):
                 for address in await http_addresses.public_addresses(host, port):
                     try:
+                        # To the address that was checked: resolved once more, the name might lead elsewhere (BO-8).
                         return await super().connect_tcp(
                             address, port, local_address=local_address, socket_options=socket_options
                         )
@@ -114,6 +117,7 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> httpcore2.AsyncNetworkStream:
+        # Heads that come through TLS have the same bound.
         return _BoundedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
 
     def get_extra_info(self, info: str) -> Any:

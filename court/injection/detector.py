@@ -68,6 +68,7 @@ def find_injection_signals(text: str) -> tuple[Signal, ...]:
     Args:
         text: Untrusted text of any length; it may contain lone surrogates.
     """
+    # Plain UTF-8 refuses lone surrogates, which a hostile text may hold.
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     known = _known.get(digest)
     if known is None:
@@ -121,10 +122,12 @@ def _matches(text: str) -> Iterator[_Found]:
             yield kind, match.start(), match.end()
     yield from _floods(text)
     plain = _folded(text)
+    # Each reading by itself: what puts one disguise right may spoil words that wear none.
     for view in (plain, *_disguises(plain)):
         yield from _read(view)
     for start, end, decoded in _encoded(text):
         yield SignalKind.HIDDEN_TEXT, start, end
+        # Places in the decoded words mean nothing in the text: the whole encoded part is the sign's place.
         for kind, _, _ in _read(_folded(decoded)):
             yield kind, start, end
 
@@ -144,6 +147,7 @@ def _read(view: _Reading) -> Iterator[_Found]:
             if rule.needs <= places.keys():
                 within = rule.within // 3 if language == _CHINESE else rule.within
                 if piece := _first_close([places[meaning] for meaning in rule.meanings], within):
+                    # Positions are computed when a rule has matched, which is rare: most texts never need them.
                     kept = kept or (range(len(words)) if view.glued else _word_positions(view.text))
                     yield rule.kind, *view.span(kept[piece[0]], kept[piece[1] - 1] + 1)
 
@@ -158,6 +162,7 @@ def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]
         longest: dict[tuple[int, str], int] = {}
         while node:
             if node.meanings:
+                # An entry that is no stem counts only as a whole word.
                 ended = glued or place == size or text[place] == " " or _runs_on(text[place])
                 for language, meaning, stem in node.meanings:
                     if ended or stem:
@@ -180,6 +185,8 @@ def _first_close(spans: Sequence[Sequence[tuple[int, int]]], within: int) -> tup
         low, high = start, end
         for others in spans[1:]:
             place = bisect_left(others, (start, start))
+            # A few neighbours by position are enough, and keep the search linear where a text repeats a word thousands
+            # of times. Spans must not overlap: one word with two meanings is no sign by itself.
             nearby = [
                 other
                 for other in others[max(place - 2, 0) : place + 3]
@@ -236,6 +243,7 @@ def _bare(character: str) -> str:
         return "\n" if character in "\n\r\v\f\x85" else " " if character == "\t" else ""
     if category in ("Zl", "Zp"):
         return "\n"
+    # Twice, because case folding can bring back combined characters.
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
     bare = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Me")).translate(_LOOKS)
     return bare[:4]  # an Arabic ligature stands for eighteen letters, none of which is looked for
@@ -286,6 +294,7 @@ def _unescaped(text: str) -> Iterator[tuple[str, int, int]]:
 def _code(match: re.Match[str]) -> int:
     *hexadecimal, decimal = match.groups()
     code = int(decimal) if decimal else int(next(filter(None, hexadecimal)), 16)
+    # A numeric escape may name any number, and chr() raises beyond Unicode's last code point.
     return code if code < 0x110000 else 0xFFFD
 
 
@@ -356,6 +365,7 @@ def _encoded(text: str) -> Iterator[tuple[int, int, str]]:
     for match in _HEX.finditer(text):
         yield from _as_words(match, bytes.fromhex(match[0]))
     for match in _BASE64.finditer(text):
+        # No base64 is 4n + 1 characters long: the last one then belongs to something else, and the decoder would raise.
         whole = match[0][: len(match[0]) - (len(match[0]) % 4 == 1)]
         yield from _as_words(match, binascii.a2b_base64(whole + "=" * (-len(whole) % 4)))
 
@@ -443,6 +453,7 @@ _FORM_PATTERNS = {
     ),
 }
 _FORMS = tuple((kind, re.compile(pattern)) for kind, patterns in _FORM_PATTERNS.items() for pattern in patterns)
+# The names are folded like the texts in which they are searched, or their accents would hide them.
 _TURNS = tuple(re.compile(rf"(?<![^\W_])(?:{_fold(names)})\s?:") for names in (_ASSISTANT, _ANSWERED))
 
 

@@ -48,6 +48,7 @@ class Prompt:
 
     def system(self, **values: str) -> str:
         """The system message. Nothing of a meme may be among the values: they are the policy and the stance."""
+        # The secret comes last, so that no value of that name replaces it.
         return render(self._system, {**self._named("system", self._system, values), "secret": self.secret})
 
     def stance(self, name: str) -> str:

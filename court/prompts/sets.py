@@ -157,6 +157,7 @@ def open_set(place: str) -> PromptSet:
             reason="PROMPTS_MISSING",
             field="trial.prompts",
         )
+    # Faults of all files are collected, so that whoever writes a set sees them at once.
     faults: list[str] = []
     contents: dict[str, str] = {}
     for name in FILES:
@@ -226,6 +227,7 @@ def _head_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
     if content.get("id") != name:
         yield f'Its id must be "{name}".'
     version = content.get("version")
+    # Python takes a bool for an int, and TOML has both.
     if isinstance(version, bool) or not isinstance(version, str | int) or not _VERSION.fullmatch(str(version)):
         yield "Its version must be a number, or a word of letters, digits, dots, dashes and underscores."
 

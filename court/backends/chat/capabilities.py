@@ -80,12 +80,15 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             reason="MODEL_UNKNOWN",
             status=404,
         )
+    # Everything is off at first: a field that the server does not know could make it refuse the greeting.
     model.capabilities = _BARE
     told = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
     found = replace(_BARE, cached_tokens=told.cached_tokens is not None)
     try:
         if told.thinks:
+            # Before the other probes: a thought would use up the few tokens of their replies.
             found = await _without_thoughts(model, found, within_s)
+        # The order matters for ids of pictures, which are tried only where pictures are taken.
         for look in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
             found = await look(model, found, pictures, within_s)
         if listed is not None and listed.is_vllm:
@@ -98,6 +101,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
         if thoughts:
             found = await _thoughts(model, found, within_s)
     finally:
+        # Also when a probe raises: the model must not go on with a capability that was only being tried.
         model.capabilities = found
     return Probed(found, (*sentences, *_limitations(found, pictures)))
 
@@ -271,6 +275,7 @@ async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, wi
 
 
 async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
+    # The better one first: with it an option need not be among the likeliest tokens to have its true mass.
     for how in (LogProbs.CHOSEN, LogProbs.TOP):
         model.capabilities = replace(found, log_probs=how)
         if await _can(model, partial(_has_odds, model, within_s), within_s):
@@ -318,6 +323,7 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
     tokens. SGLang tells of cached tokens only where there are some: where neither answer does, nothing is known.
     """
     model.capabilities = found
+    # New each time: an earlier start may have left the same numbers in the cache.
     prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
     request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
 
@@ -343,6 +349,7 @@ async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], wit
     try:
         return bool(await ask())
     except Overrun:
+        # A subclass of Unavailable that says nothing about the feature: being slow is not lacking it.
         raise
     except ModelRefused as error:
         if error.reason == "MODEL_UNAUTHORISED":

@@ -123,6 +123,7 @@ class ChatCompletions:
         Servers stand in the order of their weights for the key (rendezvous hashing, Thaler and Ravishankar 1998): where
         one is taken away, only the keys that it was first for go elsewhere, evenly.
         """
+        # Shallow: connections, loads and what is known of each server stay common to all trials.
         pinned = copy.copy(self)
         pinned._keeps = True
         pinned._replicas = Replicas(sorted(self._servers, key=lambda server: _weight(server.url, key), reverse=True))
@@ -158,6 +159,7 @@ class ChatCompletions:
         extra: dict[str, Any] = {"logprobs": True, "top_logprobs": wire.TOP}
         ids: list[int] | None = None
         if self.capabilities.log_probs is LogProbs.CHOSEN:
+            # Looking up ids takes from the same time as the call itself.
             ids = [await self._token_id(option, within_s - (time.monotonic() - began)) for option in options]
             extra |= {"top_logprobs": len(ids), "logprob_token_ids": ids, "return_tokens_as_token_ids": True}
         answer = await self.answer(
@@ -208,6 +210,7 @@ class ChatCompletions:
     async def answer_by_id(self, frame: Frame, request: ChatRequest, *, within_s: float) -> wire.ServerAnswer:
         """The answer to a request that begins with a picture, which is named and not sent. Raises as :meth:`reply`."""
         request = replace(request, parts=(frame, *request.parts))
+        # Named whether or not the server has it: what it does with an unknown id is what the probe finds out.
         known = {wire.digest(frame): None}
         return await self._within(
             within_s,
@@ -269,7 +272,9 @@ class ChatCompletions:
             reraise=True,
         )
 
+        # Only a trial has a server to stay with; any other call chooses among all.
         replicas = self._replicas if self._keeps else Replicas(self._servers)
+        # Counted for RE-6: a request that kills model servers must not be sent again and again.
         broke_off = 0
         stumbled: set[str] = set()
 
@@ -304,6 +309,7 @@ class ChatCompletions:
         try:
             async with asyncio.timeout(within_s):
                 answer = await attempts()
+            # Answered in the end: whatever broke off on the way did not die of this request.
             broke_off = 0
             return answer
         except TimeoutError:

@@ -103,6 +103,8 @@ def unreached() -> Failure:
 
 def of_sdk(error: openai.OpenAIError) -> Failure:
     """The failure behind an error of the SDK, raised before the body of a reply was read."""
+    # Subclasses count as their base: to the SDK a timeout is a connection error, and many statuses have their own
+    # class.
     for kind in type(error).__mro__:
         if kind in MAPPED:
             return MAPPED[kind](error)
@@ -149,6 +151,7 @@ def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failur
 
 
 _CONTEXT = re.compile(r"context (?:length|size|window)|max(?:imum)?[ _]model[ _]len|exceed_context_size|n_ctx", re.I)
+# Not the digits in names of models and versions, which stand beside letters and dots.
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
@@ -198,6 +201,7 @@ def _said(error: openai.APIStatusError) -> str:
 
 
 def _of_connection_error(error: openai.OpenAIError) -> Failure:
+    # A transport error to the SDK as well, but the server is there and has answered: it must not count as gone.
     if isinstance(error.__cause__, UnreadableAnswer):
         return garbled()
     return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)

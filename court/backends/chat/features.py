@@ -116,11 +116,13 @@ class Capabilities:
         return max(request.temperature, _LOOSE_TEMPERATURE) if raised else request.temperature
 
     def _thought_tokens(self, request: ChatRequest) -> int:
+        # A model that always thinks needs room for it, or its reply would be cut before it begins.
         return request.thought_tokens or (THOUGHT_TOKENS if self.thinking is Thinking.ALWAYS else 0)
 
 
 def weakest(found: Sequence[Capabilities]) -> Capabilities:
     """Returns the capabilities that all of the servers share."""
+    # Both are declared in order: log-probabilities from the weakest on, thoughts from the least trouble to the most.
     worth, thoughts = list(LogProbs), list(Thinking)
     return Capabilities(
         json_schema=all(each.json_schema for each in found),

@@ -58,6 +58,8 @@ class RecordedModel:
                 failure of another call may have ended it.
         """
         self._name = name
+        # By place alone, with the prompt's digest beside the reply: other words at the same place are an error of their
+        # own (PromptChanged) and no missing reply.
         self._replies = {_bare(place): (place.prompt_digest, tuple(said)) for place, said in replies.items()}
         self._odds = odds or {}
         self._orders: Counter[int] = Counter()
@@ -89,6 +91,7 @@ class RecordedModel:
         """Returns the recorded odds, order by order; None where the model gave none. Raises PromptChanged."""
         place = request.place
         assert place is not None, "a recorded model is asked within a trial alone"
+        # Both requests for odds have the same place: the order in which they come separates them.
         kept, order = self._odds.get(place.judge), self._orders[place.judge]
         if kept is None or order >= len(kept.masses):
             return None

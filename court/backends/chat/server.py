@@ -70,12 +70,14 @@ class ChatServer:
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=api_key or "none",  # the SDK wants one; a server that has none set doesn't look at it
+            # Retries are decided in one place (client.py): the SDK's own would run a generation several times.
             max_retries=0,
             timeout=http.timeout,
             http_client=http,
         )
         # What the SDK found in the environment was not meant for this server.
         self._client.organization = self._client.project = self._client.admin_api_key = None
+        # vLLM serves /tokenize beside /v1 and not below it.
         root = str(self._client.base_url).rstrip("/").removesuffix("/v1")
         self._tokenize_url = f"{root}/tokenize"
         for name in ("openai", "httpx2", "httpcore2"):
@@ -146,8 +148,10 @@ class ChatServer:
     def lost(self) -> None:
         """Takes note that it can't be reached, or broke off."""
         now = time.monotonic()
+        # The first miss counts: of several that are gone, the one gone for longest is chosen first (Replicas._best).
         self.gone_at = now if self.gone_at is None else self.gone_at
         self._look_at = now + min(_LOOK_MAX_S, _LOOK_S * 2**self._misses)
+        # Bounds the power above; the pause itself is bounded by _LOOK_MAX_S long before.
         self._misses = min(self._misses + 1, 16)
 
     def answered(self) -> None:
@@ -161,6 +165,7 @@ class ChatServer:
         """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
         due = self.gone_at is not None and time.monotonic() >= self._look_at
         if due and (self._looking is None or self._looking.done()):
+            # One at a time, and referred to: the event loop refers to tasks weakly.
             self._looking = asyncio.ensure_future(self._look())
 
     async def _look(self) -> None:
@@ -182,6 +187,7 @@ class ChatServer:
         """Takes note that it has these pictures."""
         for i in ids:
             self.known[i] = None
+            # The last used at the end: what is dropped first is what the server has likely dropped too.
             self.known.move_to_end(i)
         while len(self.known) > _KNOWN:
             self.known.popitem(last=False)
@@ -231,6 +237,7 @@ class Replicas:
         if server not in self._left:
             self._left.append(server)
         if len(self._left) == len(self.servers):
+            # All but this one, which failed a moment ago.
             self._left = [server]
         if self._own is server:  # of calls that fail together, one moves on
             self._own = None
@@ -245,8 +252,10 @@ class Replicas:
         candidates = [server for server in self.servers if server not in self._left]
         there = [server for server in candidates if server.gone_at is None]
         for server in self.servers:
+            # Driven by trials that choose a server: a court that tries nothing sends nothing.
             server.look_whether_back()
         if there:
+            # One more than are in flight, or a share would make no difference while nothing is.
             return min(there, key=lambda server: (server.load.in_flight + 1) / _share(server))
         return min(candidates, key=lambda server: server.gone_at or 0.0)  # likeliest to be back
 

@@ -183,6 +183,7 @@ class ServerAnswer(_Strict):
         (choice,) = self.choices
         # Where it is not told how it ended, what it says has to show that it is whole.
         finish = _FINISHES.get(choice.finish_reason or "stop")
+        # An end that is not known may be that of half a reply: it is refused, never taken for a whole one.
         if finish is None:
             raise garbled()
         if choice.message.refusal:
@@ -278,6 +279,7 @@ def masses_of_words(candidates: Sequence[_LogProb], options: Sequence[str]) -> t
         word = candidate.token.strip(" \n▁Ġ")  # spaces, also as vocabularies write them
         if word in totals:
             totals[word] += math.exp(candidate.logprob)
+    # Rounding may take a sum a little above 1.
     return tuple(min(totals[option], 1.0) for option in options)
 
 

@@ -138,6 +138,7 @@ class Engine:
         unread = [line.rect for line in lines if line.confidence < _SURE]
         if streaks or unread:
             part = _closed([*streaks, *unread], [*(sign for sign, _ in signs), *(line.rect for line in lines)])
+            # The part cuts through no line, so that none is read in halves, and what it contains is read once.
             lines = [line for line in lines if not part.overlaps(line.rect)]
             lines += [line for line in self._read_part(pixels, part) if line.confidence >= _LEAST_FINE]
         return [line for line in lines if line.confidence >= _LEAST and line.text.strip()]
@@ -204,6 +205,7 @@ def _closed(wanted: Sequence[_Rect], everything: Sequence[_Rect]) -> _Rect:
     """The least part with all that is wanted and a margin around, which cuts through nothing."""
     part = _union(wanted).grown(_MARGIN)
     while True:
+        # Ends: a part only grows, and never beyond the union of all that there is.
         wider = _union([part, *(one.grown(_MARGIN) for one in everything if one.overlaps(part))])
         if wider == part:
             return part

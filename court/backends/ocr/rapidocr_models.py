@@ -113,6 +113,7 @@ def fetch_model(language: str) -> Path:
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     url = f"{os.environ.get(MIRROR, SOURCE).rstrip('/')}/{model.path}"
+    # In the same folder, so that the checked file is moved in one step: no reader finds half of one, or another one.
     with tempfile.TemporaryDirectory(prefix="fetching-", dir=folder) as partial:
         path = Path(partial) / "model.onnx"
         try:

@@ -23,6 +23,7 @@ def in_reading_order(lines: Iterable[TextLine]) -> list[TextLine]:
     quarters = _quarters(found)
     upright = [(line, _upright(line, quarters)) for line in found]
     rows: list[list[tuple[TextLine, _Corners]]] = []
+    # By the middle of its height: top and bottom added up give the same order as their mean.
     for line, corners in sorted(upright, key=lambda one: (sum(_span(one[1])), _left(one[1]))):
         if rows and _shares(_mean_span([other for _, other in rows[-1]]), _span(corners)):
             rows[-1].append((line, corners))
@@ -50,6 +51,7 @@ def _upright(line: TextLine, quarters: int) -> _Corners:
     first = (quarters - _quarters_of(line)) % 4
     corners = [*line.box[first:], *line.box[:first]]
     for _ in range(quarters):
+        # A quarter turn counter-clockwise as it is seen, for y grows downwards.
         corners = [(y, -x) for x, y in corners]
     return corners
 

@@ -29,6 +29,7 @@ _Many = Annotated[list[float], Field(max_length=1000)]
 
 
 class _Lines(BaseModel):
+    # Further fields are welcome, unlike in a worker's reply: the protocol has many that are of no use here.
     rec_texts: list[str] = Field(max_length=1000)
     rec_scores: _Many
     rec_polys: list[tuple[_Point, _Point, _Point, _Point]] = Field(max_length=1000)

@@ -82,6 +82,7 @@ def lines_of(table: str, scale: float) -> list[dict[str, Any]]:
         scale: Pixels of the frame in one of the picture that was read.
     """
     lines: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    # No quoting: a quotation mark on a meme is a character of a word, and would swallow the rows after it.
     for row in csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE):
         # Rows without a word are the blocks and lines themselves; their confidence is -1.
         if row["text"].strip() and float(row["conf"]) >= 100 * _LEAST:

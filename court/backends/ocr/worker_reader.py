@@ -91,6 +91,7 @@ class WorkerTextReader:
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             open_files=64,
+            # Lines come in the header; a reply with payloads is not one of the engine's.
             max_reply_bytes=0,
             settings=settings,
         )

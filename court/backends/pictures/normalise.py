@@ -131,11 +131,13 @@ def _legible_side(size: tuple[int, int], limits: Limits) -> int | None:
     longer, shorter = max(size), min(size)
     if longer <= limits.outgoing_side or longer < limits.long_ratio * shorter:
         return None
+    # The side at which a picture of this shape has as many pixels as a square of outgoing_side.
     return min(longer, int(limits.outgoing_side * math.sqrt(longer / shorter)))
 
 
 def digest_of(still: Image.Image) -> bytes:
     """SHA-256 of size and pixels."""
+    # With the size: the same bytes in another shape are another picture.
     return hashlib.sha256(struct.pack(">II", *still.size) + still.tobytes()).digest()
 
 
@@ -154,6 +156,7 @@ def as_png(still: Image.Image) -> bytes:
     # As bytes in a row, three a pixel: so nothing is taken apart into pixels and put together again on the way.
     row = (3 * width, height)
     bare = Image.frombuffer("L", row, still.tobytes())
+    # Above the first line PNG takes zeros, as this picture has them.
     above = Image.new("L", row)
     above.paste(bare, (0, 1))
     lines = Image.new("L", (3 * width + 1, height), _UP)

@@ -96,6 +96,8 @@ class GuardedPictureReader:
             wall_s=wall_s,
             memory_bytes=MEMORY_BYTES,
             environment=_ALLOCATION,
+            # Each frame and its larger copy, neither with more pixels than a square of outgoing_side. Four bytes a
+            # pixel are more than PNG takes for three channels that do not compress.
             max_reply_bytes=2 * limits.representative_frames * (4 * limits.outgoing_side**2 + 65536),
         )
         self._workers = GuardedWorkers(
@@ -121,6 +123,7 @@ class GuardedPictureReader:
         except WorkerDied as died:
             if died.death is Death.CPU_SPENT:
                 raise bad_picture("PICTURE_TOO_COSTLY", {}) from died
+            # As where memory is short: the picture need not be to blame, and BadPicture would say that it is.
             if died.death is Death.KILLED:
                 raise Unavailable(
                     "The process that decoded the picture was killed from outside before it was done. Ask again.",
@@ -155,6 +158,7 @@ class GuardedPictureReader:
             payloads = iter(reply.payloads)
             frames = [self._frame(sent, payloads) for sent in read.frames]
         except (ValidationError, ValueError, KeyError, struct.error) as error:
+            # KeyError stands for a reason that we do not have, or one without its figures.
             logger.warning("the picture reader sent a reply that is none: %s", type(error).__name__)
             raise bad_picture("PICTURE_KILLS_READER", {}) from None
         return Picture(
@@ -171,6 +175,7 @@ class GuardedPictureReader:
 
     def _frame(self, sent: _Sent, pngs: Iterator[bytes]) -> Frame:
         png = next(pngs)
+        # The file's own header against the claim: a worker that was taken over may say one size and send another.
         if _size(png) != (sent.width, sent.height) or max(sent.width, sent.height) > self._limits.outgoing_side:
             raise ValueError("frame")
         legible = next(pngs) if sent.legible else None

@@ -60,14 +60,18 @@ def _by_libvips(structure: Structure, limits: Limits, *, incomplete: bool) -> Im
     # Only now: few pictures need it.
     import pyvips
 
+    # The cache would take one picture's memory into the job of the next.
     pyvips.cache_set_max(0)
     claimed = structure.width, structure.height
     width, height = decoding_size(claimed, limits)
+    # A PNG is read from top to bottom then, and never in memory as a whole.
     how = {"access": "sequential", "fail_on": "none" if incomplete else "error"}
     try:
         if structure.format is PictureFormat.PNG:
             whole = pyvips.Image.pngload_buffer(structure.data, **how)
             check(PictureFormat.PNG, (whole.width, whole.height), 1, limits, streams=structure.streams)
+            # Not rotated here: pictures of all decoders are put upright in one place, by the EXIF block that goes on
+            # with them.
             return _to_pillow(whole.thumbnail_image(width, height=height, size="down", no_rotate=True))
         # Opened once, scaled: the whole would take memory as soon as its head is read.
         scale = max(width / claimed[0], height / claimed[1])

@@ -20,8 +20,10 @@ _PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"f
 _PROFILE_MOST = 1 << 20
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
+# Within the data of a scan, stuffed zeros and restart markers (D0 to D7) are no end of it.
 _JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _JPEG_KEPT = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
+# Everything that claims a size. C4, C8 and CC stand among the frame headers and are none; DE is laid out like one.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
 _GIF_BLOCK = re.compile(rb"[!,;]")
 
@@ -60,6 +62,7 @@ class Structure:
 def parse_structure(data: bytes, limits: Limits) -> Structure:
     """The structure of a file. Raises Refused."""
     try:
+        # By the first bytes alone: a name or a media type is only the sender's word.
         if data.startswith(_PNG_MAGIC):
             structure = _png(data, limits)
         elif data.startswith(b"\xff\xd8\xff"):
@@ -103,6 +106,7 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
     streamed = limits.max_jpeg_pixels if kind is PictureFormat.JPEG else limits.max_scaled_pixels
     most = streamed if streams else whole
     if pixels > most:
+        # Decides between two remedies: stored in another way this picture would be taken, or it has to be smaller.
         might_stream = frames == 1 and kind is not PictureFormat.GIF and pixels <= streamed
         reason = "PICTURE_PROGRESSIVE_TOO_LARGE" if might_stream else "PICTURE_TOO_MANY_PIXELS"
         raise Refused(reason, width=width, height=height, pixels=pixels, limit=most)
@@ -120,6 +124,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
     size: tuple[int, int] | None = None
     bits, interlaced, kind, default_still, ended = 8, 0, b"", False, False
     while not ended:
+        # Cut between two chunks. A still shows what there is of it; an animation that breaks off is refused below.
         if not declared and default_still and at + 8 > len(data):
             return _cut_png(kept, b"", size, bits, streams=not interlaced)
         length, kind = struct.unpack_from(">I4s", data, at)
@@ -130,8 +135,10 @@ def _png(data: bytes, limits: Limits) -> Structure:
         if not declared and end > len(data) and (kind == b"IDAT" or default_still):
             rest = data[body:] if kind == b"IDAT" else b""
             return _cut_png(kept, rest, size, bits, streams=not interlaced)
+        # The header comes first and once: a second one could change the size after it was checked.
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
+        # A view, because a chunk can be nearly as large as the file.
         whole = memoryview(data)[at:end]
         if kind == b"IHDR":
             width, height, bits, interlaced = struct.unpack_from(">IIB3xB", data, body)
@@ -144,6 +151,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
             default_still = True
         # As the PNG standard has it: a wrong check sum spoils a chunk, and the file only where the chunk is needed.
         sound = zlib.crc32(whole[4:-4]) == struct.unpack_from(">I", data, end - 4)[0]
+        # This bit, a small first letter, marks chunks that a decoder may do without.
         if not sound and not kind[0] & 0x20:
             raise Refused("PICTURE_DAMAGED")
         if kind in _PNG_KEPT and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
@@ -151,6 +159,8 @@ def _png(data: bytes, limits: Limits) -> Structure:
         ended = kind == b"IEND"
         at = end
     assert size is not None
+    # The claim or the count, whichever is larger, for decoders may follow either. Pixels before the first frame's
+    # header are a picture of their own.
     frames = max(declared, drawn) + (1 if declared and default_still else 0) if declared else 1
     width, height = size
     return Structure(
@@ -191,6 +201,7 @@ def _is_profile(body: memoryview) -> bool:
     name, _, packed = bytes(body).partition(b"\0")
     unpacker = zlib.decompressobj()
     try:
+        # Bounded, because a few bytes may unpack to gigabytes; a profile that is not at its end by then is left out.
         unpacker.decompress(packed[1:], _PROFILE_MOST)
     except zlib.error:
         return False
@@ -211,6 +222,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
             end, cut = at, False
             break
         segments += 1
+        # One bound for the parts of every format, whatever its name says.
         if segments > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=segments, limit=limits.max_png_chunks)
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # these stand alone
@@ -245,6 +257,7 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
 
 def _is_needed(marker: int, begins: bytes) -> bool:
     """True if a segment is needed to decode the picture, turn it upright or show its colours; an MPO's index isn't."""
+    # 0xEE is Adobe's segment, which says how colours are stored: without it some files show others.
     if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
         return False
     return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT)
@@ -268,6 +281,7 @@ def _gif(data: bytes) -> Structure:
             # A frame may be larger than the canvas; the decoder then enlarges it.
             width, height = max(width, left + wide), max(height, top + high)
             at += 9 + _palette(flags) + 1
+        # Beyond the end this raises IndexError, which parse_structure turns into a refusal.
         while (length := data[at]) > 0:
             at += 1 + length
             blocks += 1
@@ -309,6 +323,7 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         elif kind == b"VP8L" and size is None:
             (packed,) = struct.unpack_from("<I", data, body + 1)
             size = 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+        # RIFF pads chunks to even lengths.
         at = body + length + (length & 1)
     if size is None:
         raise Refused("PICTURE_DAMAGED")

@@ -27,6 +27,8 @@ from court.meme import LIMITS, Limits
 def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """The picture in the one payload, or why it is refused: a reason and its figures."""
     try:
+        # Taken out of the list, so that the file can be freed as soon as its structure is known: memory is 256 MiB in
+        # all.
         return _read(payloads.pop(), Limits(**asked["limits"]))
     except Refused as refused:
         return {"refused": refused.reason, "figures": refused.figures}, []
@@ -36,6 +38,7 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     structure = parse_structure(data, limits)
     del data
     try:
+        # Strictly first: a file that lacks nothing but the mark of its end is whole.
         return _decode(structure, limits, incomplete=False)
     except Refused as refused:
         if not structure.cut or refused.reason != "PICTURE_DAMAGED":
@@ -45,6 +48,7 @@ def _read(data: bytes, limits: Limits) -> tuple[dict[str, Any], list[bytes]]:
     try:
         return _decode(structure, limits, incomplete=True)
     finally:
+        # The switch is Pillow's for the whole process: the next damaged picture has to be refused again.
         ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
@@ -85,6 +89,7 @@ def _decode(structure: Structure, limits: Limits, *, incomplete: bool) -> tuple[
 def main() -> None:
     """Serves until the parent is gone."""
     warnings.simplefilter("ignore")
+    # Behind our own limits: what Pillow still finds too large becomes a refusal.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     # Imported now, so that a first picture does not pay for it.
     Image.preinit()

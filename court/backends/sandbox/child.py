@@ -36,6 +36,7 @@ def serve(handle: Handler) -> None:
     os.close(nothing)
     os.dup2(2, 1)
     _bind(bounds["memory_bytes"], bounds["open_files"])
+    # After the limits are set: before this message the parent sends nothing of a stranger's.
     replies.writelines(framing.pack({"job": "ready", "cpu_s": _cpu_s(), "peak_bytes": _peak_bytes(), "body": {}}, []))
     replies.flush()
     while (request := framing.read(requests)) is not None:
@@ -49,6 +50,7 @@ def serve(handle: Handler) -> None:
             body, answer = handle(header["body"], payloads)
         except Exception as error:  # its name only: messages of decoders carry addresses and content
             failed = type(error).__name__
+        # The limit is of the job alone: waiting for the next one must not end the process.
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply = {"job": header["job"], "failed": failed, "body": body}
         cost = {"cpu_s": _cpu_s() - started, "peak_bytes": _peak_bytes()}
@@ -63,12 +65,14 @@ def serve(handle: Handler) -> None:
 
 def _bind(memory_bytes: int | None, open_files: int) -> None:
     """Limits that hold for the whole life of the process. What the platform does not know or allow is left out."""
+    # A core file would hold a stranger's picture; with a file size of 0 no other file can be written either.
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, open_files)]
     if memory_bytes is not None:
         limits.append((resource.RLIMIT_AS, memory_bytes))
     for limit, value in limits:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
+    # An ignored signal stays ignored over exec: the CPU timer would then end nothing.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     # SIGTERM to a whole group, as systemd sends it, is the parent's to answer: it finishes what runs, and needs us for
     # that. It ends us by SIGKILL; where it is gone itself, the end of our input does.
@@ -85,7 +89,9 @@ def _allow_cpu(seconds: float) -> None:
     resource limit counts in whole seconds, and is there for that case.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    # Only the soft limit is set: a hard one can't be raised again for the next job.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    # Rounded up and a second more, so that the finer timer comes first wherever it still runs.
     soft = math.ceil(_cpu_s() + seconds) + 1
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -35,6 +35,7 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]] | None:
     if header is None:
         return None
     payloads = [stream.read(size) for size in header["sizes"]]
+    # The stream ended in the middle of a payload: the parent is gone.
     if [len(payload) for payload in payloads] != header["sizes"]:
         return None
     return header, payloads

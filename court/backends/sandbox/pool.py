@@ -76,6 +76,7 @@ class GuardedWorkers:
             Overrun: The job took longer than ``wall_s``.
             Unavailable: The pool is closed, or no process could be started.
         """
+        # A slot is taken here and always given back below, so that no failure makes the pool smaller.
         held = await self._idle.get()
         kept: WorkerProcess | None = None
         try:
@@ -86,9 +87,13 @@ class GuardedWorkers:
                 # Cancellation too: what this process still says must never meet the next job.
                 self._end(process)
                 raise
+            # Only a process whose reply was read to its end goes back. After anything else the slot is empty, and the
+            # next job starts a new one.
             kept = process
         except WorkerDied as death:
             if self._closed:
+                # aclose() kills workers in the middle of their jobs: that is neither a death to count nor the picture's
+                # fault.
                 raise self._unavailable("is being closed") from death
             worker_deaths[self._name] += 1
             logger.warning("a worker of the %s died: %s", self._name, death)
@@ -114,6 +119,7 @@ class GuardedWorkers:
 
     async def aclose(self) -> None:
         """Ends all processes; running and waiting jobs get Unavailable."""
+        # First, so that no waiting job starts another process while these end.
         self._closed = True
         for process in list(self._alive):
             self._end(process)
@@ -145,9 +151,11 @@ class GuardedWorkers:
     def _end(self, process: WorkerProcess) -> None:
         """Kills at once, without waiting: it is called where a task may be cancelled."""
         process.kill()
+        # A job and aclose() may both end the same process; it is reaped once.
         if process in self._alive:
             self._alive.discard(process)
             task = asyncio.get_running_loop().create_task(process.reap())
+            # The event loop refers to tasks weakly: without this set a task could be collected before it has ended.
             self._reaping.add(task)
             task.add_done_callback(self._reaping.discard)
 

@@ -99,6 +99,7 @@ class _Header(BaseModel):
     sizes: list[int] = Field(max_length=64)
     cpu_s: float = Field(ge=0, allow_inf_nan=False)
     peak_bytes: int = Field(ge=0)
+    # A name alone: the words of an exception can hold content of a meme, and this is logged.
     failed: str | None = Field(default=None, pattern=r"^\w{1,64}$")
     body: dict[str, Any]
 
@@ -133,6 +134,7 @@ class WorkerProcess:
             stdout=asyncio.subprocess.PIPE,
             # What decoders complain about holds content of memes, and an unread pipe would fill and stop them.
             stderr=asyncio.subprocess.DEVNULL,
+            # In place of the parent's environment, which may hold keys.
             env=guard.environment,
             cwd="/",
             # Ctrl-C in a terminal is for the parent, who ends its children in good order.
@@ -194,6 +196,7 @@ class WorkerProcess:
 
     async def _read(self, job: str) -> Answer:
         (size,) = framing.PREFIX.unpack(await self._stdout.readexactly(framing.PREFIX.size))
+        # Sizes are the child's word: they are checked before anything is read or reserved by them.
         if size > framing.MAX_HEADER:
             raise WorkerDied(Death.BABBLED, f"a header of {size} bytes")
         try:
@@ -211,9 +214,12 @@ class WorkerProcess:
         """Names the end of a process whose pipe has closed."""
         try:
             async with asyncio.timeout(1.0):
+                # A process that ends closes its pipes first; its exit code follows a moment later.
                 code = await self._process.wait()
         except TimeoutError:
             return WorkerDied(Death.BABBLED, "it closed its pipe and ran on")
+        # Both limits of child._allow_cpu: the timer, and the resource limit where code in the child has stopped the
+        # timer.
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return WorkerDied(Death.CPU_SPENT, f"more than {self._guard.cpu_s:g} s of CPU time")
         return WorkerDied(Death.KILLED if code in _FROM_OUTSIDE else Death.CRASHED, ending(code))
