@@ -326,7 +326,7 @@ class Job:
 
     def _process(self, options: Sequence[object], until: int | None) -> float:
         """One process, to its end or until so many memes are judged; the seconds that it lived."""
-        judged = _Lines(self.out / PREDICTIONS)
+        judged = _OutputLines(self.out / PREDICTIONS)
         already = judged.count()
         command = [*self.program, *map(str, options)]
         log = self.out.with_name(f"{self.out.name}.log")
@@ -359,7 +359,7 @@ class Job:
         return wall
 
 
-class _Lines:
+class _OutputLines:
     """Counts the lines of a file that grows, or is replaced."""
 
     def __init__(self, path: Path) -> None:
@@ -384,7 +384,7 @@ class _Lines:
 
 
 def _count(path: Path) -> int:
-    return _Lines(path).count()
+    return _OutputLines(path).count()
 
 
 def _memory_of(pid: int) -> int:

@@ -21,7 +21,7 @@ EXIT_TO_DO, EXIT_UNREADABLE = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _Inspection:
     """State of one thing that an earlier version may have left.
 
     Attributes:
@@ -66,12 +66,12 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
     sys.exit(EXIT_TO_DO if any(finding.remedy for finding in findings) else 0)
 
 
-def _finding(what: str, look: Callable[[Settings], Iterator[str]], settings: Settings) -> _Finding:
+def _finding(what: str, look: Callable[[Settings], Iterator[str]], settings: Settings) -> _Inspection:
     try:
         found, *remedies = look(settings)
     except CourtError as error:
-        return _Finding(what, error.message, remedy="mend or replace it before a server is started", readable=False)
-    return _Finding(what, found, remedy=" ".join(remedies))
+        return _Inspection(what, error.message, remedy="mend or replace it before a server is started", readable=False)
+    return _Inspection(what, found, remedy=" ".join(remedies))
 
 
 def _of_docket(settings: Settings) -> Iterator[str]:
@@ -93,12 +93,12 @@ def _of_docket(settings: Settings) -> Iterator[str]:
             )
 
 
-async def _upgraded(settings: Settings) -> _Finding:
+async def _upgraded(settings: Settings) -> _Inspection:
     """Opens the docket for writing, which upgrades it."""
     from serving.docket.store.tables import FORMAT
 
     async with docket_in(settings):
-        return _Finding("docket", f"upgraded to format {FORMAT}; `memecourt docket verify` checks all of it")
+        return _Inspection("docket", f"upgraded to format {FORMAT}; `memecourt docket verify` checks all of it")
 
 
 def _of_library(settings: Settings) -> Iterator[str]:

@@ -28,7 +28,7 @@ _Point = tuple[float, float]
 _Many = Annotated[list[float], Field(max_length=1000)]
 
 
-class _Lines(BaseModel):
+class _TextLines(BaseModel):
     # Further fields are welcome, unlike in a worker's reply: the protocol has many that are of no use here.
     rec_texts: list[str] = Field(max_length=1000)
     rec_scores: _Many
@@ -36,14 +36,14 @@ class _Lines(BaseModel):
 
 
 class _Page(BaseModel):
-    prunedResult: _Lines
+    prunedResult: _TextLines
 
 
 class _Result(BaseModel):
     ocrResults: list[_Page] = Field(min_length=1, max_length=1)
 
 
-class _Answer(BaseModel):
+class _ServerReply(BaseModel):
     errorCode: int
     result: _Result
 
@@ -103,7 +103,7 @@ class ServedTextReader:
             async with asyncio.timeout(_READ_S):
                 response = await self._client.post(self._url, json=asked)
             response.raise_for_status()
-            answer = _Answer.model_validate_json(response.content)
+            answer = _ServerReply.model_validate_json(response.content)
             if answer.errorCode:
                 raise ValueError("an error code")
             found = _found(answer.result.ocrResults[0].prunedResult, frame.width / _width(png))
@@ -114,7 +114,7 @@ class ServedTextReader:
         return text_lines(found, frame.index)
 
 
-def _found(lines: _Lines, scale: float) -> list[FoundLine]:
+def _found(lines: _TextLines, scale: float) -> list[FoundLine]:
     """Lines in pixels of the frame. Raises ValueError where their lists differ in length."""
     return [
         FoundLine(text=text, confidence=score, box=tuple((x * scale, y * scale) for x, y in box))
