@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from court.errors import BadRequest
-from eval.perf.batch import Counting, Job, _OutputLines, _memory_of, parsed_size
+from eval.perf.batch import Counting, Job, _memory_of, _OutputLines, parsed_size
 
 JOB = """
 import json, sqlite3, sys, time, urllib.request
