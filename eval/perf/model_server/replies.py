@@ -297,8 +297,9 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
 
 
 def _long(task: str, make: Callable[[str], str]) -> str:
-    """A reply that is filled up to the length of the task."""
-    return make(" so" * (TOKENS[task] - len(tokens_of(make("")))))
+    """A reply that is filled up to the length of the task, with the same words each time and no loop among them."""
+    missing = TOKENS[task] - len(tokens_of(make("")))
+    return make("".join(f" {word}" for word in random.Random(0).choices(_WORDS, k=max(missing, 0))))
 
 
 def _words(payload: Mapping[str, Any]) -> str:
