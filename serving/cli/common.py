@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import shutil
 import signal
@@ -112,6 +113,51 @@ docket_option = click.option(
     help="Where records are kept: a file, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_DOCKET, else in "
     "MEMECOURT_HOME]",
 )
+_PEM_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say how a server is reached by TLS.
+
+    The command gets all of them as one argument ``tls``: a :class:`memecourt.client.Tls`, or None without TLS.
+    """
+
+    @functools.wraps(command)
+    def with_tls(
+        *args: Any,
+        tls: bool,
+        server_ca: Path | None,
+        server_name: str,
+        certificate: Path | None,
+        key: Path | None,
+        **others: Any,
+    ) -> Any:
+        from memecourt.client import Tls
+
+        wanted = tls or server_ca or server_name or certificate or key
+        try:
+            given = Tls(server_ca, certificate, key, server_name=server_name) if wanted else None
+        except ValueError as error:
+            raise click.UsageError(f"{error}".capitalize() + ".") from None
+        return command(*args, tls=given, **others)
+
+    options = (
+        click.option("--tls", is_flag=True, help="Speak TLS with the server; the options below imply it."),
+        click.option(
+            "--server-ca", type=_PEM_FILE, help="Whose certificate to trust as the server's (PEM), and nobody else's."
+        ),
+        click.option("--server-name", default="", help="The name in its certificate, where that is not the address's."),
+        click.option(
+            "--certificate",
+            type=_PEM_FILE,
+            help="Your own certificate (PEM), where the server wants one; with --key.",
+        ),
+        click.option("--key", type=_PEM_FILE, help="The private key of that certificate (PEM)."),
+    )
+    decorated: Callable[..., Any] = with_tls
+    for option in reversed(options):  # as in trial_options
+        decorated = option(decorated)
+    return decorated
 
 
 def trial_options(command: F) -> F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 import grpc
@@ -11,13 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memecourt.client import Tls
 from memecourt.connection import Connection
-from serving.cli.common import FiniteRange
+from serving.cli.common import FiniteRange, tls_options
 
 # 2 is click's, for wrong usage.
 EXIT_NOT_SERVING, EXIT_NO_ANSWER = 1, 3
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
-
-_file = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command()
@@ -28,11 +25,7 @@ _file = click.Path(path_type=Path, dir_okay=False, exists=True)
     metavar="NAME",
     help="liveness, or memecourt.v1.Court, .Docket or .Precedents. [default: as memecourt.v1.Court]",
 )
-@click.option("--tls", is_flag=True, help="Speak TLS; the options below imply it.")
-@click.option("--server-ca", type=_file, help="Whose certificate to trust as the server's (PEM), and nobody else's.")
-@click.option("--server-name", default="", help="The name in its certificate, where that is not the address's.")
-@click.option("--certificate", type=_file, help="Your own certificate (PEM), where the server wants one; with --key.")
-@click.option("--key", type=_file, help="The private key of that certificate (PEM).")
+@tls_options
 @click.option(
     "--timeout",
     default=4.0,
@@ -43,28 +36,17 @@ _file = click.Path(path_type=Path, dir_okay=False, exists=True)
 def health(
     address: str,
     service: str,
-    tls: bool,
-    server_ca: Path | None,
-    server_name: str,
-    certificate: Path | None,
-    key: Path | None,
+    tls: Tls | None,
     timeout: float,
 ) -> None:
     """Asks a server whether it serves, and prints its answer.
 
     Exit code: 0 if it says SERVING, 1 if it says anything else, 3 if it does not answer, 2 for wrong usage.
     """
-    try:
-        wanted = tls or server_ca or server_name or certificate or key
-        connection = Connection.to(
-            address, tls=Tls(server_ca, certificate, key, server_name=server_name) if wanted else None
-        )
-    except ValueError as error:
-        raise click.UsageError(f"{error}".capitalize() + ".") from None
-    if not all(word.isprintable() for word in (address, service, server_name)):
+    if not all(word.isprintable() for word in (address, service, tls.server_name if tls else "")):
         raise click.UsageError("An address, a service or a name holds characters that can't stand in one.")
     try:
-        with connection.open() as channel:
+        with Connection.to(address, tls=tls).open() as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout
             )

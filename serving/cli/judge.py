@@ -33,6 +33,7 @@ from serving.cli.common import (
     run,
     settings_of,
     tell,
+    tls_options,
     trial_options,
     trial_settings,
 )
@@ -57,7 +58,6 @@ class _JudgeFailure:
         return {"message": self.message, "reason": self.reason}
 
 
-_file = click.Path(path_type=Path, dir_okay=False, exists=True)
 _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFailure]]
 
 
@@ -77,10 +77,7 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
     show_envvar=True,
     help="With --server: what it knows you by. Better in the environment.",
 )
-@click.option("--tls", is_flag=True, help="With --server: speak TLS; the options below imply it.")
-@click.option("--server-ca", type=_file, help="Whose certificate to trust as the server's (PEM), and nobody else's.")
-@click.option("--certificate", type=_file, help="Your own certificate (PEM), where the server wants one; with --key.")
-@click.option("--key", type=_file, help="The private key of that certificate (PEM).")
+@tls_options
 @click.option(
     "--timeout",
     default=120.0,
@@ -101,10 +98,7 @@ def judge(
     namespace: str,
     server: str | None,
     token: str | None,
-    tls: bool,
-    server_ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
+    tls: Tls | None,
     timeout: float,
     as_json: bool,
     watch: bool,
@@ -126,8 +120,7 @@ def judge(
     given = {"reader": reader, "library": library, "docket": docket, **trial_settings(**options)}
     if server and (watch or any(value for name, value in given.items() if name != "procedure")):
         raise click.UsageError("With --server, everything but --procedure is the server's to choose; leave it out.")
-    secured = tls or bool(server_ca or certificate or key)
-    if not server and secured:
+    if tls and not server:
         raise click.UsageError("--tls and certificates are for asking a server: give --server too.")
     if watch and len(pictures) > 1:
         raise click.UsageError("--watch shows one trial; give one picture with it.")
@@ -144,13 +137,7 @@ def judge(
             namespace=namespace,
         )
 
-    try:
-        certificates = Tls(server_ca, certificate, key) if secured else None
-    except ValueError as error:
-        raise click.UsageError(f"{error}".capitalize() + ".") from None
-    judges = (
-        _there(server, timeout, certificates, token) if server else _here(settings_of(**given), text, timeout, watch)
-    )
+    judges = _there(server, timeout, tls, token) if server else _here(settings_of(**given), text, timeout, watch)
     where = f"  (on the server's machine, {server})" if server else ""
     exits = [EXIT_NOT_HARMFUL]
     try:
