@@ -73,11 +73,11 @@ def test_the_dashboard_has_six_panels_a_row_of_figures_and_no_source_of_its_own(
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
 
 
-def test_each_alert_says_how_urgent_it_is_and_the_page_says_what_to_do():
-    page = (ROOT / "docs" / "monitoring.md").read_text()
+def test_each_alert_says_how_urgent_it_is_and_the_pages_say_when_it_fires_and_what_to_do():
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
-        assert f"| `{rule['alert']}` |" in page, f"docs/monitoring.md tells nothing of {rule['alert']}"
+        for page in ("monitoring.md", "operations.md"):
+            assert f"\n| `{rule['alert']}` |" in (ROOT / "docs" / page).read_text(), f"{page} lacks {rule['alert']}"
     tested = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = {each["alertname"] for test in tested for each in test["alert_rule_test"] if each.get("exp_alerts")}
     assert fired == {rule["alert"] for rule in RULES}
