@@ -505,9 +505,18 @@ def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(usin
         writer.remove("drawn-1", who="Ruth", why="before anybody looked")
         finder.swap(writer.library)
         await docket.hooks.register([everywhere.name, limited.name])
-        noting = asyncio.create_task(note_precedent_changes(docket.reviews, finder, every_s=0.02))
+        looked = asyncio.Event()
+
+        class Reviews:
+            async def note_changes(self, changes, *, since):
+                added = await docket.reviews.note_changes(changes, since=since)
+                looked.set()
+                return added
+
+        noting = asyncio.create_task(note_precedent_changes(Reviews(), finder, every_s=0.02))
         try:
-            await asyncio.sleep(0.3)
+            # What is changed before its first look is not told.
+            await looked.wait()
             writer.remove("drawn-3", who="Ruth", why="a word of Blueland")
             finder.swap(writer.library)
             async with asyncio.timeout(30):

@@ -71,11 +71,21 @@ def test_the_certificate_that_is_told_is_the_one_in_use(metrics, tmp_path):
 
 
 def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
-    telemetry = Telemetry(metrics)
+    class Heard(Telemetry):
+        def docket_measured(self, **found):
+            super().docket_measured(**found)
+            self.heard.set()
+
+        def anchored(self, entries):
+            super().anchored(entries)
+            self.heard.set()
+
+    telemetry = Heard(metrics)
 
     async def measured(docket):
+        telemetry.heard = asyncio.Event()
         task = asyncio.create_task(measure_docket(telemetry, docket.reviews, docket.log, every_s=60))
-        await asyncio.sleep(0.3)
+        await telemetry.heard.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return value(metrics, "review_queue"), value(metrics, "review_queue_oldest_seconds")
@@ -92,8 +102,9 @@ def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
         seen.append(await measured(docket))
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
+        telemetry.heard = asyncio.Event()
         keeping = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, kept=telemetry.anchored))
-        await asyncio.sleep(0.3)
+        await telemetry.heard.wait()
         await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))
         seen.append(await measured(docket))
@@ -118,24 +129,27 @@ def test_a_docket_that_is_away_is_measured_again_when_it_is_back(metrics):
     class Away:
         def __init__(self):
             self.asked = 0
+            self.often = asyncio.Event()
 
         async def awaiting_review(self):
             from court.errors import Unavailable
 
             self.asked += 1
+            if self.asked > 2:
+                self.often.set()
             raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
 
     away = Away()
 
     async def scene():
         task = asyncio.create_task(measure_docket(Telemetry(metrics), away, away, every_s=0.01))
-        await asyncio.sleep(0.2)
+        await away.often.wait()
         assert not task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(scene())
-    assert away.asked > 2 and math.isnan(value(metrics, "review_queue"))
+    assert math.isnan(value(metrics, "review_queue"))
 
 
 def test_receivers_are_told_of_by_the_server_that_sends_to_them(metrics):
