@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
 PROTO = Path(__file__).resolve().parent.parent / "proto"
@@ -20,19 +21,23 @@ GENERATED = ("court_pb2.py", "court_pb2.pyi", "court_pb2_grpc.py", "court_pb2_gr
 
 def generate(into: Path) -> None:
     """Writes the generated files below ``into``."""
+    run_protoc(*(f"--{kind}_out={into}" for kind in ("python", "mypy", "grpc_python", "mypy_grpc")))
+
+
+def contract() -> FileDescriptorProto:
+    """Returns the contract's descriptor, with its comments."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "court.binpb"
+        run_protoc("--include_source_info", f"--descriptor_set_out={out}")
+        (file,) = FileDescriptorSet.FromString(out.read_bytes()).file
+    return file
+
+
+def run_protoc(*options: str) -> None:
+    """Runs protoc on the contract; exits where it fails."""
     # Google's own types, which the contract imports, come with grpcio-tools.
     well_known = Path(protoc.__file__).parent / "_proto"
-    arguments = [
-        "protoc",
-        f"-I{PROTO}",
-        f"-I{well_known}",
-        f"--python_out={into}",
-        f"--mypy_out={into}",
-        f"--grpc_python_out={into}",
-        f"--mypy_grpc_out={into}",
-        SOURCE,
-    ]
-    if status := protoc.main(arguments):
+    if status := protoc.main(["protoc", f"-I{PROTO}", f"-I{well_known}", *options, SOURCE]):
         sys.exit(status)
 
 
