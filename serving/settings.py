@@ -222,8 +222,8 @@ class WebhookSettings(BaseModel):
     events: tuple[WebhookEvent, ...] = Field(default=get_args(WebhookEvent), min_length=1)
     """Types of messages that it is sent; all if not given."""
     namespaces: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Namespaces of the content that it is told of; all if not given. Only then is it told of precedents, which are of
-    none."""
+    """Namespaces of the content that it is told of; all if not given. Where some are given it is told of no precedents,
+    which have none."""
     secret_file: Path
     """File of the secret that messages are signed with: ``whsec_…`` (HMAC, ``v1``) or ``whsk_…`` (Ed25519, ``v1a``)."""
     old_secret_file: Path | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
@@ -189,7 +189,7 @@ def _delivery_in(row: Any) -> Delivery:
     return Delivery(
         entry=row.entry,
         event=row.event,
-        since=_time(row.since) or datetime.fromtimestamp(0, UTC),
+        since=datetime.fromisoformat(row.since),
         attempts=row.attempts,
         due_at=_time(row.due_at),
         error=row.error,
