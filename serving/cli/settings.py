@@ -70,13 +70,14 @@ def _toml(values: dict[str, Any], table: str = "") -> list[str]:
     plain = {name: value for name, value in values.items() if not isinstance(value, dict) and name not in tables}
     lines = [f"[{table}]"] if table and plain else []
     lines += [f"# {name} =" if value is None else f"{name} = {json.dumps(value)}" for name, value in plain.items()]
+    before = f"{table}." if table else ""
     for name, value in values.items():
         if isinstance(value, dict):
-            inner = _toml(value, f"{table}.{name}" if table else name)
+            inner = _toml(value, before + name)
             lines += ["", *inner] if inner else []
     for name, value in tables.items():
         for each in value:
-            lines += ["", f"[[{name}]]", *_toml(each)]
+            lines += ["", f"[[{before}{name}]]", *_toml(each)]
     return lines
 
 

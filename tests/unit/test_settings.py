@@ -162,6 +162,31 @@ def test_what_the_command_shows_is_a_file_of_settings(config, tmp_path, monkeypa
     assert Settings().trial == TrialSettings(rounds_max=4, epsilon=0.1)
 
 
+def test_tables_of_which_there_are_several_are_shown_as_a_file_has_them(config, tmp_path, monkeypatch):
+    hooks = """
+[[webhooks]]
+name = "queue"
+url = "https://hooks.example.org/memecourt"
+secret_file = "queue.secret"
+"""
+    judges = """
+[[llm.judges]]
+model = "second"
+
+[[llm.judges]]
+url = "http://third/v1"
+model = "third"
+"""
+    # Without a key: those are not shown.
+    config.write_text(FILE.replace('api_key = "file-secret"\n', "") + judges + hooks)
+    settings = Settings()
+    assert len(settings.llm.judges) == 2 and len(settings.webhooks) == 1
+    again = tmp_path / "again.toml"
+    again.write_text(CliRunner().invoke(cli, ["settings"]).output)
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    assert Settings() == settings
+
+
 def test_config_may_be_given_as_an_option(config, monkeypatch):
     monkeypatch.delenv("MEMECOURT_CONFIG")
     outcome = CliRunner().invoke(cli, ["--config", str(config), "settings"])
