@@ -38,8 +38,9 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
     lacks = []
     if settings.tokens is None and settings.tls_client_ca is None and "auth" not in settings.insecure:
         lacks.append(
-            "nobody would be asked who they are: make a token with `memecourt tokens add FILE NAME` and give --tokens "
-            "FILE, give --tls-client-ca, or say --insecure auth where something in front does that"
+            "nobody would be asked who they are: make a token with `memecourt tokens add NAME --scope judge"
+            " --file FILE` and give --tokens FILE, give --tls-client-ca, or say --insecure auth where something"
+            " in front does that"
         )
     if settings.tls_certificate is None and "tls" not in settings.insecure:
         lacks.append(
