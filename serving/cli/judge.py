@@ -281,9 +281,6 @@ def _exit_of(answer: wire.JudgeResponse | _JudgeFailure) -> int:
     return EXIT_HARMFUL if answer.label == wire.LABEL_HARMFUL else EXIT_UNDECIDED
 
 
-if TYPE_CHECKING:
-    from retrieval.library.postgres.address import Address
-
 _COLOURS = {wire.LABEL_HARMFUL: "red", wire.LABEL_NOT_HARMFUL: "green"}
 _MEANINGS = {
     wire.SCORE_MEANING_PRECEDENT_VOTE: "the precedents' calibrated vote",
