@@ -16,6 +16,16 @@ class Label(StrEnum):
     UNDECIDED = "UNDECIDED"
 
 
+def decision(label: Label, *, needs_review: bool) -> str:
+    """Returns the decision for those who know no labels: ``allow``, ``block`` or ``review``.
+
+    Nothing is allowed that a person should look at, and what is undecided is never allowed.
+    """
+    if needs_review or label is Label.UNDECIDED:
+        return "review"
+    return "block" if label is Label.HARMFUL else "allow"
+
+
 class Strength(StrEnum):
     """Strength of the evidence for one side."""
 

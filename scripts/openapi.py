@@ -20,7 +20,7 @@ from serving.rest.app import OPENAPI
 from serving.rest.bodies import BODY_BYTES
 from serving.rest.moderations import CATEGORIES, MODEL
 from serving.rest.moderations import PATH as MODERATIONS
-from serving.rest.operations import JUDGE, OPERATIONS, Operation, Source
+from serving.rest.operations import JUDGE, OPERATIONS, PICTURE, Operation, Source
 
 F = FieldDescriptor
 INTEGERS = {F.TYPE_INT32: "int32", F.TYPE_UINT32: "int32"}
@@ -147,6 +147,10 @@ class Description:
                 schema["properties"] = {"decision": DECISION, **schema["properties"]}
                 schema["required"] = ["decision", *schema["required"]]
             if message is JUDGE.descriptor.input_type:
+                # gRPC can't tell the two apart.
+                schema["properties"][PICTURE]["description"] += (
+                    " Over HTTP one that is sent and has no bytes is refused: leave it out for a text alone."
+                )
                 schema["properties"]["image_url"] = {
                     "type": "string",
                     "description": "In place of image: an address that holds the picture (data:), or https at a host "
@@ -255,7 +259,7 @@ class Description:
         found: dict[str, Any] = {"application/json": {"schema": schema}}
         if operation.takes_picture:
             binary = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
-            form = {"image": {**binary, "description": "The picture file."}, "text": {"type": "string"}}
+            form = {PICTURE: {**binary, "description": "The picture file."}, "text": {"type": "string"}}
             told = f"A JSON object: {message.name} without what stands in the other parts."
             found["multipart/form-data"] = {
                 "schema": {
@@ -263,7 +267,7 @@ class Description:
                     "properties": {**form, "request": {"type": "string", "description": told}},
                 }
             }
-            fields = ", ".join(each["name"] for each in self.parameters(message, {"image"}))
+            fields = ", ".join(each["name"] for each in self.parameters(message, {PICTURE}))
             found["image/*"] = {
                 "schema": {**binary, "description": f"The picture file; the rest in the query: {fields}."},
             }

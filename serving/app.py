@@ -106,7 +106,7 @@ async def serve(
             PrecedentsService(memory),
         )
         methods = Methods(*services, tokens=tokens, telemetry=telemetry)
-        server, health = await make_server(methods=methods, reflect=settings.reflection)
+        server, health = await make_server(methods, reflect=settings.reflection)
         telemetry.observe_serving((COURT, DOCKET, PRECEDENTS), lambda name: health.status(name) == SERVING)
         if certificates is not None:
             telemetry.observe_certificate(lambda: certificates.expires)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from court.errors import BadRequest
 from serving.rest.form import FormReader
 from serving.rest.messages import from_base64, loaded, message_of, object_of, with_picture
-from serving.rest.operations import JUDGE, Operation, Source
+from serving.rest.operations import JUDGE, PICTURE, Operation, Source
 from serving.rpc.flow_control import MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -152,14 +152,14 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             raise BadRequest(
                 "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"
             )
-    if form.picture is not None and "image" in given:
-        raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field="image")
+    if form.picture is not None and PICTURE in given:
+        raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field=PICTURE)
     return ReceivedRequest(message_of(operation.request, given, own), form.picture)
 
 
 async def _with_fetched(given: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
     url = given.pop("image_url")
-    if "image" in given:
+    if PICTURE in given:
         raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
     message = message_of(JUDGE.request, given, own)  # what is wrong with the rest is said first
     return ReceivedRequest(message, await picture_at(url, fetch))

@@ -9,6 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from court.errors import BadRequest
+from serving.rest.operations import PICTURE
 
 _MOST_FIELDS = 8
 _LONGEST_FIELD = 64 * 1024
@@ -91,11 +92,11 @@ class FormReader:
     def _headers_end(self) -> None:
         if self._name is None:
             raise _malformed()
-        if self._name in self.form.fields or (self._name == "image" and self.form.picture is not None):
+        if self._name in self.form.fields or (self._name == PICTURE and self.form.picture is not None):
             raise BadRequest(
                 f"The form has the part {self._name[:100]} twice.", reason="MALFORMED_REQUEST", field=self._name[:100]
             )
-        if self._name == "image":
+        if self._name == PICTURE:
             self.form.picture = bytearray()
         # Which names are known is checked when the form has ended: until then, number and length of the fields bound
         # what is stored.
@@ -106,7 +107,7 @@ class FormReader:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         assert self._name is not None
-        if self._name == "image":
+        if self._name == PICTURE:
             assert self.form.picture is not None
             # A slice of the bytes would copy the picture once more.
             self.form.picture += memoryview(data)[start:end]

@@ -16,8 +16,12 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from court.backends.pictures.refusals import bad_picture
 from court.errors import BadRequest
+from court.verdict import Label, decision
 from memecourt.v1 import court_pb2 as wire
+from serving.rest.operations import PICTURE
+from serving.rpc.listings import LABELS
 
 _LENGTH_DELIMITED = 2
 _LONGEST_FAULT = 300
@@ -31,11 +35,9 @@ def json_of(message: Message) -> dict[str, Any]:
 
 
 def decision_of(verdict: wire.JudgeResponse) -> str:
-    """A verdict for those who know no contract: ``allow`` or ``block`` where nobody need look, ``review`` otherwise."""
-    if verdict.needs_human_review:
-        return "review"
+    """The decision that a verdict of the contract comes to (:func:`court.verdict.decision`)."""
     # A label that this version does not know is for a person to see, and never allowed.
-    return {wire.LABEL_HARMFUL: "block", wire.LABEL_NOT_HARMFUL: "allow"}.get(verdict.label, "review")
+    return decision(LABELS.get(verdict.label, Label.UNDECIDED), needs_review=verdict.needs_human_review)
 
 
 def response_json(message: Message) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
 
     Raises:
         BadRequest: A field is not the contract's, or its value is none of its type; bytes that are no base64.
+        BadPicture: The picture has no bytes.
     """
     rest = dict(given)
     files = {
@@ -93,6 +96,8 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
     except (AttributeError, TypeError, ValueError):  # what the library lets out where a value has another form
         raise _no_request(kind, "a value is not of its field's type.") from None
     for name, data in files.items():
+        if name == PICTURE:
+            require_bytes(data)
         setattr(message, name, data)
     return message
 
@@ -152,11 +157,22 @@ def _not_taken(name: str) -> BadRequest:
     )
 
 
+def require_bytes(picture: bytes | bytearray) -> None:
+    """Raises BadPicture if a picture that was sent has no bytes: without it, the text would be judged alone."""
+    if not picture:
+        raise bad_picture("PICTURE_EMPTY", {})
+
+
 def with_picture(message: Message, picture: bytes | bytearray | None) -> bytes:
-    """The bytes of a request whose picture came by itself, in one copy: messages that are joined are merged."""
+    """The bytes of a request whose picture came by itself, in one copy: messages that are joined are merged.
+
+    Raises:
+        BadPicture: The picture has no bytes.
+    """
     if picture is None:
         return message.SerializeToString()
-    number = message.DESCRIPTOR.fields_by_name["image"].number
+    require_bytes(picture)
+    number = message.DESCRIPTOR.fields_by_name[PICTURE].number
     head = bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(picture))
     return b"".join((message.SerializeToString(), head, picture))
 

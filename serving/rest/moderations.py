@@ -79,16 +79,22 @@ class ModerationsEndpoint:
             announced_bytes=self._api.announced_bytes(JUDGE, request),
             timeout_s=timeout_of(request, USUAL_TIMEOUT_S),
         )
-        answers = [await self._api.answer(JUDGE, call, request)]
+        verdicts = [await self._verdict(call, request)]
         for each in inputs[1:]:
+            data = each.serialized()
 
-            async def prepared(input_: ReceivedRequest = each) -> bytes:
-                return input_.serialized()
+            async def prepared(data: bytes = data) -> bytes:
+                return data
 
             # One deadline for all inputs: each gets what those before it have left.
-            further = HttpCall(request, prepared, announced_bytes=None, timeout_s=call.time_remaining())
-            answers.append(await self._api.answer(JUDGE, further, request))
-        return [verdict for verdict in answers if isinstance(verdict, wire.JudgeResponse)]
+            further = HttpCall(request, prepared, announced_bytes=len(data), timeout_s=call.time_remaining())
+            verdicts.append(await self._verdict(further, request))
+        return verdicts
+
+    async def _verdict(self, call: HttpCall, request: Request) -> wire.JudgeResponse:
+        verdict = await self._api.answer(JUDGE, call, request)
+        assert isinstance(verdict, wire.JudgeResponse)
+        return verdict
 
 
 async def judge_requests(given: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:

@@ -13,6 +13,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memecourt.v1 import court_pb2 as wire
 
+PICTURE = "image"
+"""Name of the field of a request that has its picture, and of the part of a form."""
+
 
 class Source(Enum):
     """Part of an HTTP request that a message is made of."""
@@ -70,7 +73,7 @@ class Operation:
     @property
     def takes_picture(self) -> bool:
         """True if the request has a picture."""
-        return self.source is Source.BODY and "image" in self.descriptor.input_type.fields_by_name
+        return self.source is Source.BODY and PICTURE in self.descriptor.input_type.fields_by_name
 
 
 def _operation(address: str, method: str, summary: str, **given: Any) -> Operation:

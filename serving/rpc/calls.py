@@ -169,7 +169,7 @@ class Responses:
     """Responses of a call with many of them.
 
     Args:
-        context: ServiceCall of the call.
+        context: The call.
         idle_s: Seconds in which the caller must take a response.
         advice: Advice to a caller that took no response for too long.
     """

@@ -276,7 +276,7 @@ class ReceiveBudget:
         """Waits for room and reads a request.
 
         Args:
-            context: ServiceCall of the call.
+            context: The call.
             of: Name of the service that the request is for.
             in_call: True if the call has sent a request before: then it waits for room as long as it takes.
             busy_until: Given the loop's time, says until when the call had others to wait for: that long it is not

@@ -42,7 +42,7 @@ async def judge_stream(
     Whatever ends the requests, those that were read are still answered first; unless the caller takes no answers.
 
     Args:
-        context: ServiceCall of the call.
+        context: The call.
         memory: Memory budget for requests.
         of: Name of the service for :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
         tried: Function that judges the meme of a request; raises the fault of the request.

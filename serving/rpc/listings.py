@@ -29,7 +29,7 @@ _MOST_NAMES, _LONGEST_NAME = 1000, 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGEST_BYTES = 16
 _STATES: dict[int, TrialState] = {wire.TrialState.Value(f"TRIAL_STATE_{state}"): state for state in TrialState}
-_LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label in Label}
+LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label in Label}
 
 
 def event_of(event: AnyEvent) -> wire.TrialEvent:
@@ -117,7 +117,7 @@ def which_of(asked: wire.TrialFilter) -> TrialFilter:
     if asked.HasField("namespace"):
         check_namespace(within(asked.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
     return TrialFilter(
-        labels=frozenset(_known(label, _LABELS, "filter.labels") for label in asked.labels),
+        labels=frozenset(_known(label, LABELS, "filter.labels") for label in asked.labels),
         states=frozenset(_known(state, _STATES, "filter.states") for state in asked.states),
         opened_from=time_of(asked.opened_from, "filter.opened_from") if asked.HasField("opened_from") else None,
         opened_until=time_of(asked.opened_until, "filter.opened_until") if asked.HasField("opened_until") else None,

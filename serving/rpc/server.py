@@ -6,11 +6,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from serving.access.tokens import Tokens
 from serving.rpc.flow_control import MESSAGE_BYTES, WINDOWS
 from serving.rpc.health import Health
-from serving.rpc.methods import Methods, Service
-from serving.telemetry import SILENT, Telemetry
+from serving.rpc.methods import Methods
 
 _MOST_UNSEEN = 32_768
 """Calls that stand in line before this process has looked at them; each takes 15 KiB. Beyond, any call is cancelled."""
@@ -30,24 +28,14 @@ _ALIVE = (
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-async def make_server(
-    *services: Service,
-    reflect: bool = True,
-    tokens: Tokens | None = None,
-    telemetry: Telemetry = SILENT,
-    methods: Methods | None = None,
-) -> tuple[grpc.aio.Server, Health]:
-    """A server with these services, health and reflection, not yet listening; its health says NOT_SERVING.
+async def make_server(methods: Methods, *, reflect: bool = True) -> tuple[grpc.aio.Server, Health]:
+    """A server with these methods, health and reflection, not yet listening; its health says NOT_SERVING.
 
     Args:
-        services: Services of :mod:`memecourt.v1`.
+        methods: Methods of the services, which another transport may serve too.
         reflect: True to enable reflection.
-        tokens: Tokens of its callers; None for a server that knows none.
-        telemetry: Is told of every call.
-        methods: Methods that another transport serves too, in place of services, tokens and telemetry.
     """
     health = Health()
-    methods = methods or Methods(*services, tokens=tokens, telemetry=telemetry)
     server = grpc.aio.server(
         interceptors=methods.interceptors,
         options=[

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from court.events import AnyEvent, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
-from court.verdict import Label
+from court.verdict import Label, decision
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry
 from serving.docket.ports import Subject
@@ -126,16 +126,6 @@ def message_id(docket: str, entry: int, event: str) -> str:
     """Returns the id of a message. It has no dot in it, which separates it from what is signed besides."""
     digest = sha256(f"{docket}\n{entry}\n{event}".encode()).digest()
     return "msg_" + base64.b32encode(digest[:20]).decode().lower()
-
-
-def decision(label: Label, *, needs_review: bool) -> str:
-    """Returns the decision for receivers that know no labels: ``allow``, ``block`` or ``review``.
-
-    Nothing is allowed that a person should look at, and what is undecided is never allowed.
-    """
-    if needs_review or label is Label.UNDECIDED:
-        return "review"
-    return "block" if label is Label.HARMFUL else "allow"
 
 
 def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:

@@ -77,7 +77,7 @@ async def real_court(path: Path, **given: object) -> AsyncIterator[RealCourt]:
     docket, precedents = DocketService(memory=memory), PrecedentsService(memory)
     tokens = Tokens.of(settings.tokens) if settings.tokens else None
     methods = Methods(court, docket, precedents, tokens=tokens)
-    server, health = await make_server(methods=methods)
+    server, health = await make_server(methods)
     port = server.add_insecure_port("127.0.0.1:0")
     async with AsyncExitStack() as stack:
         await server.start()

@@ -18,6 +18,7 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.docket.open import Docket
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
@@ -103,7 +104,7 @@ async def a_scene(
     settings = Settings(**{"reuse": "off", "home": path, **settings})
     docket = Docket.open(place or path / "docket.sqlite", patience=patience)
     service = CourtService(settings, memory=ReceiveBudget(settings.picture_memory, settings.idle))
-    server, healthy = await make_server(service)
+    server, healthy = await make_server(Methods(service))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     house = TrialExecutor(court or a_court(found, reader), FakePictures(pictures), docket)

@@ -29,6 +29,7 @@ from serving.rpc.auth import SCOPES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.settings import Settings
@@ -64,7 +65,7 @@ class Echo:
 
 @asynccontextmanager
 async def a_server(*given, certificates=None, **options):
-    server, _ = await make_server(*(given or services()), **options)
+    server, _ = await make_server(Methods(*(given or services()), **options))
     if certificates:
         port = server.add_secure_port("localhost:0", certificates.credentials())
     else:
@@ -647,6 +648,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(
 HANDSHAKES = """
 import asyncio, ssl, socket, sys, threading
 from serving.access.tls import Certificates
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from tests.contract.test_access import services
@@ -659,7 +661,7 @@ def shake_hands(port, trusted):
 
 async def main(certificate, key, authority):
     certificates = Certificates.of(Settings(tls_certificate=certificate, tls_key=key))
-    server, _ = await make_server(services()[0])
+    server, _ = await make_server(Methods(services()[0]))
     port = server.add_secure_port("localhost:0", certificates.credentials())
     await server.start()
     trusted = ssl.create_default_context(cafile=authority)

@@ -11,6 +11,7 @@ import memecourt.connection
 import serving.rpc.server
 from memecourt.client import AsyncClient, judge_request
 from memecourt.v1 import court_pb2 as wire
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from tests.contract.fake_court import FakeCourt, served
 from tests.contract.test_client import Loop, Threads, answered
@@ -112,7 +113,7 @@ def hastened(monkeypatch, *names):
 def with_watcher(work, options=()):
     async def play():
         watched = Watched()
-        server, _ = await make_server(watched)
+        server, _ = await make_server(Methods(watched))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         with a_way(f"127.0.0.1:{port}") as way:

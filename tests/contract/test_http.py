@@ -113,6 +113,21 @@ def test_every_form_of_a_picture_gets_the_verdict_that_grpc_gets(tmp_path):
     with_api(tmp_path, scene)
 
 
+def test_a_text_alone_gets_the_verdict_that_grpc_gets_however_it_is_sent(tmp_path):
+    async def scene(court, client):
+        expected = await court.judge.Judge(wire.JudgeRequest(text="my bird sings"))
+        # A part without a file name, as a form has a field: with data alone the library would send no form.
+        for asked in ({"json": {"text": "my bird sings"}}, {"files": {"text": (None, "my bird sings")}}):
+            answer = await client.post("/v1/judge", **asked)
+            assert answer.status_code == 200, answer.text
+            verdict = answer.json()
+            assert (verdict["verdict_id"], verdict["decision"]) == (expected.verdict_id, decision_of(expected))
+            assert "picture" not in verdict
+            assert "REVIEW_REASON_PICTURE_NOT_SENT" in [signal["reason"] for signal in verdict["signals"]]
+
+    with_api(tmp_path, scene)
+
+
 def test_curl_judges_a_picture_and_gets_the_same_verdict_again(tmp_path):
     async def scene(court, _):
         picture = tmp_path / "meme.png"
@@ -200,6 +215,16 @@ REFUSED = {
         "MALFORMED_REQUEST",
     ),
     "no picture": ({"content": b"nope", "headers": PNG}, 400, "NOT_A_PICTURE"),
+    # With a text: what has been sent as a picture is never taken for a text alone.
+    "a file without bytes in a form": (
+        {"files": {"image": ("meme.png", b"", "image/png")}, "data": {"text": "x"}},
+        400,
+        "PICTURE_EMPTY",
+    ),
+    "a body without bytes": ({"content": b"", "headers": PNG, "params": {"text": "x"}}, 400, "PICTURE_EMPTY"),
+    "base64 of no bytes": ({"json": {"image": "", "text": "x"}}, 400, "PICTURE_EMPTY"),
+    "an address of no bytes": ({"json": {"image_url": "data:image/png;base64,", "text": "x"}}, 400, "PICTURE_EMPTY"),
+    "neither picture nor text": ({"json": {}}, 400, "PICTURE_EMPTY"),
     "two ids": (
         {"json": {"image": BASE64, "request_id": "a"}, "headers": {"idempotency-key": "b"}},
         400,
@@ -642,6 +667,20 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
             assert 0 <= result.category_scores.hate <= 1
             assert result.categories.sexual_minors is False
             assert result.category_applied_input_types.hate == ["text", "image"]
+            (alone,) = (await client.moderations.create(input="my bird sings")).results
+            assert alone.category_applied_input_types.hate == ["text"]
+            assert "picture" not in alone.model_extra["memecourt"]
+            several = (await client.moderations.create(input=["my bird sings", "another text"])).results
+            assert [one.model_extra["memecourt"]["text"]["text"] for one in several] == [
+                "my bird sings",
+                "another text",
+            ]
+            assert several[0].model_extra["memecourt"]["verdict_id"] == alone.model_extra["memecourt"]["verdict_id"]
+            for text_too in ([], parts[:1]):
+                empty = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+                with pytest.raises(openai.BadRequestError) as caught:
+                    await client.moderations.create(input=[*text_too, empty])
+                assert caught.value.code == "PICTURE_EMPTY"
             content = {"content": {"namespace": "forum", "id": "7"}}
             again = await client.moderations.create(input=parts, extra_body=content)
             assert again.results[0].model_extra["memecourt"]["content"] == content["content"]

@@ -35,6 +35,7 @@ from serving.rpc.calls import streaming, unary
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.judge import CourtService
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
@@ -667,7 +668,7 @@ async def a_server(path, court):
         services[0].open(house, reception)
         services[1].open(house, reception.forget)
         telemetry.observe(library=lambda: house.court.finder.library.size)
-        server, _ = await make_server(*services, telemetry=telemetry)
+        server, _ = await make_server(Methods(*services, telemetry=telemetry))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, 0)

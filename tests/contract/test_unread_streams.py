@@ -10,6 +10,7 @@ from memecourt.client import AsyncClient
 from memecourt.v1 import court_pb2 as wire
 from serving.rpc.calls import streaming
 from serving.rpc.flow_control import ReceiveBudget
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from tests.support.service_calls import refused
 
@@ -44,7 +45,7 @@ class Exporting:
 @asynccontextmanager
 async def serving(idle_s):
     service = Exporting(idle_s)
-    server, _ = await make_server(service)
+    server, _ = await make_server(Methods(service))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

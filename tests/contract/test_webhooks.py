@@ -11,7 +11,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from court.events import TrialFailed
-from court.verdict import Label, Review, ReviewReason
+from court.verdict import Label, Review, ReviewReason, decision
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from serving.docket.log.entries import PrecedentChanged
@@ -454,8 +454,6 @@ def test_an_altered_entry_is_passed_over(tmp_path, receiver, caplog):
 
 
 def test_decisions_allow_nothing_that_a_person_should_look_at():
-    from serving.webhooks.messages import decision
-
     assert decision(Label.NOT_HARMFUL, needs_review=False) == "allow"
     assert decision(Label.HARMFUL, needs_review=False) == "block"
     assert {decision(label, needs_review=True) for label in Label} == {"review"}

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Collection
@@ -62,12 +61,6 @@ def trial_in(listing: str) -> str:
     return re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", listing)[0]
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 class Tutorial:
     """A reader of the tutorial: the folder that they are in, and what the commands so far said."""
 
@@ -101,8 +94,7 @@ def test_the_commands_of_the_tutorial_from_top_to_bottom(reader, line):
 
 
 def test_the_review_of_the_tutorial(reader):
-    address, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    options = SERVE.replace("127.0.0.1:50051", address).replace("127.0.0.1:8080", console).split()[2:]
+    options = re.sub(r"(127\.0\.0\.1):\d+", r"\1:0", SERVE).split()[2:]
     options[options.index("my-library")] = str(reader.shell.folder / "my-library")
     server = Server(reader.home, reader.docket, *options)
     try:
@@ -110,7 +102,7 @@ def test_the_review_of_the_tutorial(reader):
         (script,) = blocks(TUTORIAL, "python")
         printed = StringIO()
         with redirect_stdout(printed):
-            exec(script.replace("127.0.0.1:50051", address), {})
+            exec(script.replace("127.0.0.1:50051", server.address), {})
     finally:
         assert server.end() == 0
     assert re.search(r"^LABEL_\w+ overruled: ada$", printed.getvalue(), re.MULTILINE)

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx2
 import pytest
 from openapi_spec_validator import validate
 
+from serving.app import allow_open_files
 from serving.rest.app import OPENAPI
 from tests.support.encoders import png_of
 from tests.support.sizes import FULL
@@ -73,6 +73,7 @@ def test_many_large_uploads_at_once_take_no_more_than_the_memory_for_requests(st
 
 
 def test_bodies_that_never_come_shut_nobody_out(start):
+    allow_open_files()
     server = start(None, "--http", "127.0.0.1:0").ready()
     url = url_of(server)
     port = int(url.rpartition(":")[2])
@@ -85,15 +86,14 @@ def test_bodies_that_never_come_shut_nobody_out(start):
             silent.append(one)
             if number % 100 == 0:
                 assert client.get(f"{url}/v1/healthz").status_code == 200
-        began = time.monotonic()
         for _ in range(3):
+            # Bodies have longer than this to come: who had to wait for those would get no answer in it.
             with httpx2.Client(trust_env=False, timeout=30) as other:
                 answer = other.post(f"{url}/v1/judge", content=b"no picture", headers={"content-type": "image/png"})
             assert answer.status_code == 400, answer.text
             for one in silent[::50]:
                 with suppress(OSError):
                     one.sendall(b"X")
-        assert time.monotonic() - began < 30
 
 
 def test_a_client_that_is_generated_of_the_description_asks_the_server(start, tmp_path, monkeypatch):

@@ -46,6 +46,7 @@ from serving.rpc.health import (
     Health,
     ModelProbe,
 )
+from serving.rpc.methods import Methods
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
@@ -82,7 +83,7 @@ async def beside(work):
 
 @contextlib.asynccontextmanager
 async def a_served_health():
-    server, health = await make_server()
+    server, health = await make_server(Methods())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

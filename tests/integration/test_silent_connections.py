@@ -3,7 +3,6 @@
 They come from the same address as honest ones, to every listener that there is.
 """
 
-import resource
 import socket
 import ssl
 import time
@@ -17,6 +16,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from serving.app import allow_open_files
 from serving.rpc.health import LIVENESS
 from tests.support.sizes import FULL
 
@@ -99,8 +99,7 @@ def closed(connection):
 @pytest.mark.promise("BO-2", "2,000 silent connections to each listener: 0 honest requests refused; closed within 15 s")
 @pytest.mark.parametrize("secured", [False, True], ids=["without TLS", "with TLS"])
 def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(20_000, hard), hard))
+    allow_open_files()
     options, authority = ["--console", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], None
     if secured:
         authority = trustme.CA()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from memecourt.client import Client, judge_request
+from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
 from tests.integration.test_other_clients import NODE
 from tests.integration.test_server import records
@@ -160,12 +161,6 @@ def answers(port):
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def in_python(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "webhooks.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
@@ -187,7 +182,7 @@ def in_node(tmp_path):
 @pytest.mark.parametrize("shown", [in_python, in_node])
 def test_a_receiver_of_the_documentation_verifies_what_it_is_sent(shown, hook, tmp_path):
     command, cwd = shown(tmp_path)
-    secret, port = (tmp_path / "queue.secret").read_text().strip(), free_port()
+    secret, port = (tmp_path / "queue.secret").read_text().strip(), free_port("127.0.0.1")
     hook(f"http://127.0.0.1:{port}/hook")
 
     def tried():
