@@ -378,6 +378,7 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
         case AnswerGiven():
             yield "", event.answer
         case GuardHeard():
-            yield "", event.reason
+            # All words of its own that the Judge is shown; the reason first, so that places in it are right.
+            yield "", "\n".join((event.reason, *event.categories))
         case PrecedentsCited():
             yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)
