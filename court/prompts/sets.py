@@ -183,7 +183,7 @@ def open_set(place: str) -> PromptSet:
 
 
 def with_digest(wanted: str) -> PromptSet:
-    """The set of that digest, where it is packaged or was opened in this process; else the packaged set in use."""
+    """The set of that digest, where it was opened in this process; else the packaged set."""
     return _OPENED.get(wanted) or packaged()
 
 
@@ -206,7 +206,10 @@ def source(place: str, name: str) -> str:
         if name not in _NEEDED and not path.exists():
             return source(PACKAGED, name)
         with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8")
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise BadRequest(f"{name}.toml is larger than {_MOST_BYTES:,} bytes.", reason="PROMPTS_UNREADABLE")
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise BadRequest(
             f"There is no {name}.toml: `memecourt prompts show {name}` prints one to begin with.",

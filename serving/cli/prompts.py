@@ -14,7 +14,7 @@ from serving.cli.common import run, settings_of
 if TYPE_CHECKING:
     from court.prompts.sets import PromptSet
 
-EXIT_FAULTY = EXIT_DIFFERENT = 1
+EXIT_DIFFERENT = 1
 _FILES = ("proposer", "advocate", "judge", "repair")
 
 

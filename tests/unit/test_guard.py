@@ -310,6 +310,20 @@ def test_settings_name_a_guard_and_its_server_is_asked_with_a_key_of_its_own():
         connected(Behaviour(model="a-guard", api_key="own"))
 
 
+def test_a_guard_at_the_server_of_the_others_shares_its_bound_on_calls():
+    async def work():
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+            there = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+            llm = {**there, "concurrency": 1, "guard": {**there, "adapter": "llama-guard-4"}}
+            chairs = await connect_models(Settings(llm=llm), stack, lambda _: None)
+            (judge,), (guard,) = chairs.judge.model._servers, chairs.guard.model.model._servers
+            with judge.load.call():
+                assert not guard.load.room()
+
+    asyncio.run(work())
+
+
 def test_a_guard_that_its_server_does_not_have_is_refused_at_start():
     with pytest.raises(ModelRefused, match="does not list a-guard"):
         connected(Behaviour(model="another"))
