@@ -184,7 +184,7 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
-        guard = self.guard and {"adapter": self.guard.adapter, "prompt": load("guard").digest}
+        guard = {"adapter": self.guard.adapter, "prompt": load("guard").digest} if self.guard else None
         thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
         thoughts = {
             name: {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}

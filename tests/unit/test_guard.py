@@ -13,6 +13,7 @@ from court.backends.chat.wire import Capabilities
 from court.errors import ModelRefused, Unavailable
 from court.events import GuardHeard, Procedure, Role, VerdictGiven
 from court.guard import GuardAdapter, guard_messages, opinion_words, parse_opinion
+from court.meme import Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, ChatRequest, FinishReason
 from court.prompts import load
@@ -33,6 +34,7 @@ from serving.models.connect import connect_models
 from serving.settings import Settings
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
+from serving.views.replay import replay
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, shown, try_meme
 from tests.support.fakes import Notes, a_meme
 
@@ -223,6 +225,19 @@ def test_a_trial_that_is_resumed_does_not_ask_it_again():
     record = asyncio.run(work())
     assert len(record.all(GuardHeard)) == 1 and len(guard.asked) == 1
     assert record.verdict.label is Label.HARMFUL
+
+
+@pytest.mark.parametrize("adapter", GuardAdapter)
+def test_of_a_text_that_was_sent_alone_it_is_shown_no_picture_and_told_of_none(adapter):
+    record, _, guard = heard(HARMFUL[adapter], adapter=adapter, meme=Meme(None, text=TEXT))
+    (call,) = guard.asked
+    words = shown(call.request)
+    assert frames_of(call.request) == [] and record.last(GuardHeard).pictures == 0
+    assert TEXT in words and ("picture" not in words or "where there is one" in words or "no picture was sent" in words)
+    (made,) = messages_of(record, record.last(GuardHeard))
+    assert made.exact, made.why
+    replayed = asyncio.run(replay(record))
+    assert (replayed.differences, replayed.obstacle) == ((), "")
 
 
 @pytest.mark.parametrize("adapter", GuardAdapter)
