@@ -43,31 +43,6 @@ _SUREST = 1e-6
 
 
 def verdict_of(
-    ruling: Ruling,
-    *,
-    text: TextRead,
-    settings: TrialSettings,
-    sides: Sequence[SideCase] = (),
-    vote: Vote | None = None,
-    findings: Findings | None = None,
-    odds: OddsGiven | None = None,
-    prior: Vote | None = None,
-    guard: GuardHeard | None = None,
-) -> Verdict:
-    """The verdict of one judge. Arguments as for :func:`verdict_of_panel`."""
-    return verdict_of_panel(
-        [Opinion(ruling, odds)],
-        text=text,
-        settings=settings,
-        sides=sides,
-        vote=vote,
-        findings=findings,
-        prior=prior,
-        guard=guard,
-    )
-
-
-def verdict_of_panel(
     opinions: Sequence[Opinion],
     *,
     text: TextRead,
