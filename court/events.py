@@ -75,7 +75,7 @@ class FinishReason(StrEnum):
     LENGTH = "LENGTH"
     """It ran into ``max_tokens``: the reply is cut."""
     REPETITION = "REPETITION"
-    """The server ended it, because it said the same over and over."""
+    """It said the same over and over, and the server ended it for that; or its thought did, up to ``max_tokens``."""
     REFUSAL = "REFUSAL"
     """The server says that the model declined, or that a filter did."""
 

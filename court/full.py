@@ -165,13 +165,13 @@ class FullTrial:
             )
             spokesman = spokesman_of(opinions)
             return {
-                "verdict": judgment.verdict_of_panel(opinions, **evidence),
+                "verdict": judgment.verdict_of(opinions, **evidence),
                 "ruling": judgment.on_record(opinions[spokesman].ruling, exhibits),
                 "judge": spokesman + 1,
             }
         ruling, odds = await self._ask_judge(Judge(self._speaker(self.models.judge)), brief)
         return {
-            "verdict": judgment.verdict_of(ruling.value, odds=odds, **evidence),
+            "verdict": judgment.verdict_of([Opinion(ruling.value, odds)], **evidence),
             "ruling": judgment.on_record(ruling.value, exhibits),
             "odds": odds,
             "call": ruling.call,

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Annotated, TypeVar
 
 from pydantic import Field
@@ -46,7 +45,7 @@ class GuardAdapter(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class GuardOpinion:
     """Opinion of a guard.
 
     Attributes:
@@ -80,39 +79,43 @@ class _Classified(replies.Reply):
     reason: str = Field(max_length=_MOST_REASON)
 
 
-def _llama_guard(reply: str, _: Policy) -> Opinion:
-    first, *rest = [line.strip() for line in reply.splitlines() if line.strip()] or [""]
+def _after_thought(reply: str) -> str:
+    # A thought may name either answer: only what stands after it counts.
+    return reply.rpartition("</think>")[2].strip()
+
+
+def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
+    first, *rest = [line.strip() for line in _after_thought(reply).splitlines() if line.strip()] or [""]
     if first.lower() not in ("safe", "unsafe"):
         raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
     codes = [code for line in rest for code in re.findall(r"\bS\d{1,2}\b", line)]
     named = tuple(f"{_HAZARDS[code]} ({code})" if code in _HAZARDS else code for code in dict.fromkeys(codes))
-    return Opinion(first.lower() == "unsafe", named)
+    return GuardOpinion(first.lower() == "unsafe", named)
 
 
-def _nemotron(reply: str, _: Policy) -> Opinion:
+def _nemotron(reply: str, _: Policy) -> GuardOpinion:
     """Reads lines of a name and a value, or the JSON object of the same names that its predecessors write."""
-    safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", reply, re.IGNORECASE)
+    answer = _after_thought(reply)
+    safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", answer, re.IGNORECASE)
     if not safety:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe")
-    listed = re.search(r"Safety Categories\"?\s*:\s*\"?([^\"\n}]*)", reply, re.IGNORECASE)
+    listed = re.search(r"Safety Categories\"?\s*:\s*\"?([^\"\n}]*)", answer, re.IGNORECASE)
     named = (name.strip() for name in listed[1].split(",")) if listed else ()
-    return Opinion(safety[0].lower() == "unsafe", tuple(name for name in named if name))
+    return GuardOpinion(safety[0].lower() == "unsafe", tuple(name for name in named if name))
 
 
-def _guardreasoner(reply: str, _: Policy) -> Opinion:
-    # A thought may name either answer: only what stands after it counts.
-    answer = reply.rpartition("</think>")[2]
-    said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", answer, re.IGNORECASE)
+def _guardreasoner(reply: str, _: Policy) -> GuardOpinion:
+    said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", _after_thought(reply), re.IGNORECASE)
     if not said:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether the request is harmful")
-    return Opinion(said[-1].lower() == "harmful")
+    return GuardOpinion(said[-1].lower() == "harmful")
 
 
-def _gpt_oss_safeguard(reply: str, policy: Policy) -> Opinion:
+def _gpt_oss_safeguard(reply: str, policy: Policy) -> GuardOpinion:
     read = replies.parse(_Classified, reply)
     known = {clause.number: clause.category for clause in policy.clauses}
     named = tuple(f"{known[number]} ({number})" if number in known else number for number in read.clauses)
-    return Opinion(read.violates, named, read.reason.strip())
+    return GuardOpinion(read.violates, named, read.reason.strip())
 
 
 _HAZARDS: Mapping[str, str] = dict(
@@ -128,7 +131,7 @@ _HAZARDS: Mapping[str, str] = dict(
 )
 """Hazards of the MLCommons taxonomy, by the codes that Llama Guard 4 gives them."""
 
-_PARSERS: Mapping[GuardAdapter, Callable[[str, Policy], Opinion]] = {
+_PARSERS: Mapping[GuardAdapter, Callable[[str, Policy], GuardOpinion]] = {
     GuardAdapter.LLAMA_GUARD_4: _llama_guard,
     GuardAdapter.NEMOTRON: _nemotron,
     GuardAdapter.GUARDREASONER: _guardreasoner,
@@ -136,12 +139,14 @@ _PARSERS: Mapping[GuardAdapter, Callable[[str, Policy], Opinion]] = {
 }
 
 
-def parse_opinion(adapter: GuardAdapter, reply: str, policy: Policy) -> Opinion:
+def parse_opinion(adapter: GuardAdapter, reply: str, policy: Policy) -> GuardOpinion:
     """Reads a guard's answer in the form of its family, strictly. Raises UnusableReply if it is none."""
     if not reply.strip():
         raise UnusableReply("REPLY_EMPTY", "it was empty")
     found = _PARSERS[adapter](reply, policy)
-    return Opinion(found.harmful, tuple(name[:_MOST_NAME] for name in found.categories[:_MOST_NAMED]), found.reason)
+    return GuardOpinion(
+        found.harmful, tuple(name[:_MOST_NAME] for name in found.categories[:_MOST_NAMED]), found.reason
+    )
 
 
 def pictures_for(adapter: GuardAdapter, pictures: Sequence[P]) -> tuple[P, ...]:
@@ -216,7 +221,7 @@ class Guard:
         )
         event = {"adapter": self._adapter, "pictures": len(pictures_for(self._adapter, self.frames))}
         try:
-            said = await self.speaker.say_once(Role.GUARD, asked, partial(self._read), share=_SHARE)
+            said = await self.speaker.say_once(Role.GUARD, asked, self._read, share=_SHARE)
         except CourtError as error:
             # Busy, gone, too slow, refusing or unreadable: the trial can do without, and says that it did.
             return EventDraft(GuardHeard, {**event, "failure": error.reason})
@@ -224,7 +229,6 @@ class Guard:
         found = {"harmful": opinion.harmful, "categories": opinion.categories, "reason": opinion.reason}
         return EventDraft(GuardHeard, {**event, **found, "reply": reply, "call": said.call})
 
-    def _read(self, reply: str) -> tuple[Opinion, str]:
-        # Without a thought before it, which stands with the call.
-        answer = reply.rpartition("</think>")[2].strip()
-        return parse_opinion(self._adapter, reply, self.policy), quotable(answer)
+    def _read(self, reply: str) -> tuple[GuardOpinion, str]:
+        # As it came, with a thought before it, it stands with the call.
+        return parse_opinion(self._adapter, reply, self.policy), quotable(_after_thought(reply))

@@ -43,31 +43,6 @@ _SUREST = 1e-6
 
 
 def verdict_of(
-    ruling: Ruling,
-    *,
-    text: TextRead,
-    settings: TrialSettings,
-    sides: Sequence[SideCase] = (),
-    vote: Vote | None = None,
-    findings: Findings | None = None,
-    odds: OddsGiven | None = None,
-    prior: Vote | None = None,
-    guard: GuardHeard | None = None,
-) -> Verdict:
-    """The verdict of one judge. Arguments as for :func:`verdict_of_panel`."""
-    return verdict_of_panel(
-        [Opinion(ruling, odds)],
-        text=text,
-        settings=settings,
-        sides=sides,
-        vote=vote,
-        findings=findings,
-        prior=prior,
-        guard=guard,
-    )
-
-
-def verdict_of_panel(
     opinions: Sequence[Opinion],
     *,
     text: TextRead,
@@ -378,6 +353,7 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
         case AnswerGiven():
             yield "", event.answer
         case GuardHeard():
-            yield "", event.reason
+            # All words of its own that the Judge is shown; the reason first, so that places in it are right.
+            yield "", "\n".join((event.reason, *event.categories))
         case PrecedentsCited():
             yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)

@@ -162,27 +162,27 @@ def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_description(text: str) -> str:
-    """A description. Raises Fault."""
+    """A description. Raises UnusableReply."""
     return parse(Description, text).description
 
 
 def parse_answer(text: str) -> str:
-    """An answer. Raises Fault."""
+    """An answer. Raises UnusableReply."""
     return parse(Answer, text).answer
 
 
 def parse_question(text: str) -> str:
-    """A question. Raises Fault."""
+    """A question. Raises UnusableReply."""
     return parse(Question, text).question
 
 
 def parse_argument(text: str) -> Argument:
-    """A summary and justification. Raises Fault."""
+    """A summary and justification. Raises UnusableReply."""
     return parse(Argument, text)
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
-    """A ruling that speaks about exactly the precedents that were shown, in words of the policy. Raises Fault."""
+    """A ruling about exactly the precedents that were shown, in words of the policy. Raises UnusableReply."""
     content = _object(text)
     # By exact words alone: a label or a strength that is nearly one of them is never guessed at (PI-5).
     for name in ("harmful_strength", "harmless_strength"):
@@ -207,7 +207,7 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
 
 
 def parse(kind: type[R], text: str) -> R:
-    """A reply of this kind, and nothing else. Raises Fault."""
+    """A reply of this kind, and nothing else. Raises UnusableReply."""
     return _valid(kind, _object(text))
 
 

@@ -47,6 +47,7 @@ from court.verdict import Label, rule
 T = TypeVar("T")
 
 _OPTIONS = ("A", "B")
+_OVER_AND_OVER = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000
 """Characters of a thought that are kept."""
 _JUDGMENT = 51  # beyond the last round that the settings allow
@@ -183,7 +184,7 @@ class RoleModels:
         Args:
             chars: Longest text that is asked for; token limits that nobody set follow from it.
         """
-        guard_prompt = load("guard").digest
+        guard = {"adapter": self.guard.adapter, "prompt": load("guard").digest} if self.guard else None
         thinking = {name: chair.thinking for name, chair in self._named.items() if chair.thinking}
         thoughts = {
             name: {"tokens": chair.thought_tokens, "by": list(chair.thoughts_by)}
@@ -199,7 +200,7 @@ class RoleModels:
             },
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
-            **({"guard": {"adapter": self.guard.adapter, "prompt": guard_prompt}} if self.guard else {}),
+            **({"guard": guard} if guard else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:
@@ -360,9 +361,13 @@ class Speaker:
         # (`Unused`).
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
-        if asked.prompts.contains_secret(reply.text):
+        if asked.prompts.contains_secret(reply.text, asked.prompt):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
             raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
+        if reply.finish is FinishReason.LENGTH and not reply.text.strip() and find_loop(reply.thought) is not None:
+            # Of a thought before an unusable reply the record says only that there was one: how it ended has to say the
+            # rest.
+            return dataclasses.replace(reply, finish=FinishReason.REPETITION)
         return reply
 
     async def odds(self, role: Role, asked: Messages[Frame], *, judge: int = 1, progress: int = 0) -> Odds | None:
@@ -512,29 +517,22 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
     """Parses a reply. Checks its finish reason before its content: half of a JSON may parse."""
     if reply.finish is FinishReason.REFUSAL:
         raise UnusableReply("REPLY_REFUSED", "the model declined to answer")
-    loops = UnusableReply(REPLY_LOOPS, "it said the same over and over; say each thing once")
-    repeats = _repeats(reply)
-    if reply.finish is FinishReason.REPETITION or (repeats and not (last and reply.finish is FinishReason.STOP)):
-        raise loops
-    if repeats:
-        # The second time, what came to its own end is taken where it can be read: a meme may say the same over and
-        # over, and so may who describes it.
-        try:
-            return parse(reply.text, last)
-        except UnusableReply:
-            raise loops from None
+    repeats = find_loop_in_reply(reply.text) is not None
+    # The second time, what came to its own end is taken where it can be read: a meme may say the same over and over,
+    # and so may who describes it.
+    may_repeat = last and reply.finish is FinishReason.STOP
+    if reply.finish is FinishReason.REPETITION or (repeats and not may_repeat):
+        raise UnusableReply(REPLY_LOOPS, _OVER_AND_OVER)
     if reply.finish is FinishReason.LENGTH and reply.thought and not reply.text.strip():
         raise UnusableReply("THOUGHT_CUT", "it was cut off while you were still thinking; think less, then reply")
     if reply.finish is FinishReason.LENGTH:
         raise UnusableReply("REPLY_CUT", "it was too long and was cut off; be shorter")
-    return parse(reply.text, last)
-
-
-def _repeats(reply: ChatReply) -> bool:
-    """True for a loop in a reply, or in a thought that was cut off before one."""
-    if reply.text.strip() or reply.finish is not FinishReason.LENGTH:
-        return find_loop_in_reply(reply.text) is not None
-    return find_loop(reply.thought) is not None
+    try:
+        return parse(reply.text, last)
+    except UnusableReply:
+        if repeats:
+            raise UnusableReply(REPLY_LOOPS, _OVER_AND_OVER) from None
+        raise
 
 
 def _figures(
@@ -557,7 +555,8 @@ def _figures(
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
         thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
-        replies=() if asked[0].schema is None else _raw(answered),
+        # Odds are numbers: of their replies nothing is read. A guard's reply has no schema either, and is read.
+        replies=() if asked[0].task == "odds" else _raw(answered),
     )
 
 

@@ -13,8 +13,8 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message; ``repair`` and ``text_alone`` add to theirs. ``guard`` is used where there is one, and
-counted there."""
+"""Those with a system message that every full trial sends. The other files add to their messages, but for ``guard``,
+which has a system message of its own."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 

@@ -107,12 +107,17 @@ class PromptSet:
         """Digest of all its words, for the record."""
         return digest({name: prompt.digest for name, prompt in self.by_file.items()})
 
-    def contains_secret(self, reply: str) -> bool:
+    def contains_secret(self, reply: str, asked_by: Prompt | None = None) -> bool:
         """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
 
         It finds instructions that are repeated as they stand, not a model that tells them in other words.
+
+        Args:
+            reply: Reply of a model.
+            asked_by: Prompt by which it was asked, where that may be none of the set: a guard's is not.
         """
-        return not secrets_in(reply).isdisjoint(bare(getattr(self, role).secret) for role in ROLES)
+        shown = [self.by_file[role] for role in ROLES] + ([asked_by] if asked_by else [])
+        return not secrets_in(reply).isdisjoint(bare(prompt.secret) for prompt in shown)
 
 
 @cache
@@ -178,7 +183,7 @@ def open_set(place: str) -> PromptSet:
 
 
 def with_digest(wanted: str) -> PromptSet:
-    """The set of that digest, where it is packaged or was opened in this process; else the packaged set in use."""
+    """The set of that digest, where it was opened in this process; else the packaged set."""
     return _OPENED.get(wanted) or packaged()
 
 
@@ -201,7 +206,10 @@ def source(place: str, name: str) -> str:
         if name not in _NEEDED and not path.exists():
             return source(PACKAGED, name)
         with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8")
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise BadRequest(f"{name}.toml is larger than {_MOST_BYTES:,} bytes.", reason="PROMPTS_UNREADABLE")
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise BadRequest(
             f"There is no {name}.toml: `memecourt prompts show {name}` prints one to begin with.",

@@ -14,7 +14,7 @@ from serving.cli.common import run, settings_of
 if TYPE_CHECKING:
     from court.prompts.sets import PromptSet
 
-EXIT_FAULTY = EXIT_DIFFERENT = 1
+EXIT_DIFFERENT = 1
 _FILES = ("proposer", "advocate", "judge", "repair")
 
 
@@ -30,14 +30,9 @@ def prompts() -> None:
 @prompts.command("list")
 def list_prompts() -> None:
     """Lists the packaged sets, and the one that the settings name."""
-    from court.errors import CourtError
-    from court.prompts.sets import open_set, packaged, packaged_versions
+    from court.prompts.sets import packaged, packaged_versions
 
-    used = settings_of().trial.prompts
-    try:
-        chosen = open_set(used)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    chosen = _open(settings_of().trial.prompts)
     found = {version: packaged(version) for version in packaged_versions()}
     for name, each in {**found, chosen.name: chosen}.items():
         mark = "  in use" if each.digest == chosen.digest else ""

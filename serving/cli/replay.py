@@ -63,8 +63,8 @@ def replay_records(
     except click.ClickException as error:
         raise _NotReplayed(error.message) from None
     # A trial that was named is reported in any case.
-    passed_over = [one for one in results if one.without_outcome and not trial_ids]
-    told = [one for one in results if one not in passed_over]
+    told = [one for one in results if trial_ids or not one.without_outcome]
+    passed_over = len(results) - len(told)
     if not told:
         raise _NotReplayed("There is no trial with an outcome to replay.")
     for one in told:
@@ -73,7 +73,7 @@ def replay_records(
     if not as_json:
         click.echo(
             f"{len(told) - len(stuck)} replayed, {len(different)} with differences; {len(stuck)} not replayable"
-            + (f"; {len(passed_over)} without an outcome passed over" if passed_over else "")
+            + (f"; {passed_over} without an outcome passed over" if passed_over else "")
             + "."
         )
     context.exit(EXIT_DIFFERENT if different else EXIT_NOT_REPLAYED if stuck else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -73,7 +74,8 @@ async def connect_models(
     http = http_client()
     # At once: a probe that fails must not leave connections open.
     stack.push_async_callback(http.aclose)
-    loads: dict[str, Load] = {}
+    # By server and not by role: the bound is on what all roles together send to the same server.
+    loads: defaultdict[str, Load] = defaultdict(lambda: Load(settings.llm.concurrency))
     models: dict[tuple[tuple[str, ...], str, str], ChatCompletions] = {}
     chairs: dict[str, RoleModel] = {}
     pictures = pictures_per_prompt(settings.trial)
@@ -85,9 +87,6 @@ async def connect_models(
         if model is None:
             # The probe serves every role of this model, so it looks for thoughts where any of them is to think.
             thoughts = any(_both(other, its) == (urls, name) and its.thinking != "off" for other, its in wanted.items())
-            for url in urls:
-                # By server and not by role: the bound is on what all roles together send to the same server.
-                loads.setdefault(url, Load(settings.llm.concurrency))
             model = await probe_replicas(
                 [
                     ChatCompletions(base_url=url, model=name, api_key=key or None, http=http, load=loads[url])
@@ -127,7 +126,7 @@ async def connect_models(
         )
     guard = None
     if settings.llm.guard is not None:
-        guard = await _connect_guard(settings.llm.guard, settings.llm.concurrency, http, tell)
+        guard = await _connect_guard(settings.llm.guard, loads, http, tell)
     roles = RoleModels(
         proposer=chairs["proposer"],
         accuser=chairs["accuser"],
@@ -147,7 +146,7 @@ async def connect_models(
 
 
 async def _connect_guard(
-    own: GuardSettings, concurrency: int, http: httpx2.AsyncClient, tell: Callable[[str], None]
+    own: GuardSettings, loads: defaultdict[str, Load], http: httpx2.AsyncClient, tell: Callable[[str], None]
 ) -> GuardModel:
     """Connects to the guard. It is asked for no more than whether it is there: guards answer in one form only.
 
@@ -156,7 +155,6 @@ async def _connect_guard(
     """
     from court.backends.chat.client import ChatCompletions
     from court.backends.chat.features import Capabilities, LogProbs, Thinking
-    from court.backends.http import Load
 
     thinks = own.adapter in (GuardAdapter.GUARDREASONER, GuardAdapter.GPT_OSS_SAFEGUARD)
     able = Capabilities(
@@ -174,7 +172,7 @@ async def _connect_guard(
                 api_key=key,
                 capabilities=able,
                 http=http,
-                load=Load(concurrency),
+                load=loads[url],
             )
             for url in own.url
         ]

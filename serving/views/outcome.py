@@ -8,6 +8,7 @@ from court.display import word
 from court.events import (
     AnswerGiven,
     Described,
+    GuardHeard,
     JudgeRuled,
     PrecedentsCited,
     Procedure,
@@ -106,6 +107,10 @@ def _fields(record: TrialRecord) -> _Fields:
         vote = cited.vote
         said = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
         yield "precedents' vote", cited.seq, said
+    if (heard := record.last(GuardHeard)) is not None:
+        said = heard.failure if heard.harmful is None else "harmful" if heard.harmful else "not harmful"
+        yield "guard's opinion", heard.seq, said
+        yield "guard's categories", heard.seq, ", ".join(heard.categories) or _NONE
     for ruled in record.all(JudgeRuled):
         own = ruled.strengths
         name = f"judge {ruled.judge}'s"

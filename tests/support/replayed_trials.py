@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import CourtError
 from court.events import NearDuplicate, Procedure
+from court.guard import GuardAdapter
+from court.meme import Meme
 from court.ports import ChatReply, FinishReason
 from court.precedents import SureRange
 from court.record import TrialAborted, TrialRecord
+from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from serving.export.document import document
 from serving.export.source import ExportSource
@@ -44,6 +49,11 @@ class _Near:
     async def near(self, picture, text, text_read, namespace):
         found = {"trial_id": "earlier", "label": H, "distance": 9, "same_text": True, "same_picture": False}
         return [NearDuplicate(**found)]
+
+
+def _with_guard(cast: Cast, said: str) -> RoleModels:
+    guard = RoleModel(ScriptedModel(lambda _: said, name="guard-model"))
+    return dataclasses.replace(cast.chairs, guard=GuardModel(guard, GuardAdapter.LLAMA_GUARD_4))
 
 
 _FENCED = f"<think>the words matter</think>\n```json\n{json.dumps(RULING)}\n```"
@@ -87,6 +97,12 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
     "full-advocates-see-own": lambda: try_meme(
         Cast(), found=findings([H, N, H]), settings=TrialSettings(advocates_see="own")
     ),
+    "full-guard-heard": lambda: try_meme(
+        cast := Cast(judge_judge=ACQUITTAL, odds=(0.1, 0.8)),
+        chairs=_with_guard(cast, "<think>why</think>\nunsafe\nS10"),
+    ),
+    "full-guard-silent": lambda: try_meme(cast := Cast(), chairs=_with_guard(cast, "It is hard to say.")),
+    "full-text-alone": lambda: try_meme(Cast(), meme=Meme(None, text="nobody likes people from Blueland")),
     "full-panel": lambda: try_meme(
         Cast(judge_judge=_in_turn(RULING, ACQUITTAL, ACQUITTAL)), settings=TrialSettings(judges=3)
     ),

@@ -34,13 +34,13 @@ def asking(steps, settings=None, *, answer=None, thoughts=True):
         async with serving(server) as port:
             model = ChatCompletions(base_url=f"http://127.0.0.1:{port}/v1", model="stand-in", pause_s=0.01)
             try:
-                sentences = (await probe(model, within_s=10, thoughts=thoughts)).sentences
+                sentences = (await probe(model, within_s=60, thoughts=thoughts)).sentences
                 server.requests.clear()
                 return await steps(model, server, "\n".join(sentences))
             finally:
                 await model.aclose()
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return asyncio.run(run())
 
 
 def with_thought(request, tokens):
@@ -61,8 +61,8 @@ def with_thought(request, tokens):
 )
 def test_a_model_thinks_in_as_many_tokens_as_it_is_given_beside_those_of_its_reply(thinks, sent):
     async def steps(model, server, _):
-        long = await model.reply(with_thought(HELLO, 1000), within_s=5)
-        short = await model.reply(with_thought(HELLO, 16), within_s=5)
+        long = await model.reply(with_thought(HELLO, 1000), within_s=60)
+        short = await model.reply(with_thought(HELLO, 16), within_s=60)
         return long, short, server.requests
 
     long, short, (first, second) = asking(steps, Settings(thinks=thinks))
@@ -75,7 +75,7 @@ def test_a_model_thinks_in_as_many_tokens_as_it_is_given_beside_those_of_its_rep
 
 def test_without_a_limit_for_thoughts_thought_and_reply_share_one():
     async def steps(model, server, _):
-        return await model.reply(with_thought(HELLO, 50), within_s=5), server.requests[-1]
+        return await model.reply(with_thought(HELLO, 50), within_s=60), server.requests[-1]
 
     reply, sent = asking(steps, Settings(thinks="template", features=FEATURES - {"thought_limit"}))
     assert sent["max_tokens"] == 150 and "thinking_token_budget" not in sent
@@ -95,7 +95,7 @@ def test_a_long_thought_that_is_cut_at_the_end_of_all_tokens_is_not_taken_for_a_
 
 def test_without_a_reasoning_parser_a_schema_keeps_thoughts_out_and_words_do_not():
     async def steps(model, server, _):
-        return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=5)
+        return model.capabilities.thinks_by, await model.reply(with_thought(HELLO, 50), within_s=60)
 
     parted = Settings(thinks="template", reasoning_parser=False)
     assert asking(steps, parted)[0] is Thinking.NONE
@@ -116,7 +116,7 @@ def test_no_odds_are_asked_with_a_thought_before_them():
     """The first token would be that of the thought: they are asked without one, or not at all."""
 
     async def steps(model, server, _):
-        odds = await model.odds(with_thought(HELLO, 50), ("A", "B"), within_s=5)
+        odds = await model.odds(with_thought(HELLO, 50), ("A", "B"), within_s=60)
         return odds, server.requests
 
     for thinks in ("template", "asked", "effort"):
@@ -188,7 +188,7 @@ def ranked(priority):
 
 def test_a_vllm_without_its_priority_policy_is_told_of_and_gets_no_ranks():
     async def steps(model, server, sentences):
-        await model.reply(ranked(-3), within_s=5)
+        await model.reply(ranked(-3), within_s=60)
         return model.capabilities.priorities, sentences, server.requests[-1]
 
     can, sentences, sent = asking(steps, Settings(features=FEATURES - {"priorities"}))
@@ -197,7 +197,7 @@ def test_a_vllm_without_its_priority_policy_is_told_of_and_gets_no_ranks():
 
 def test_a_server_of_another_kind_gets_no_ranks_for_there_the_highest_may_be_first():
     async def steps(model, server, sentences):
-        await model.reply(ranked(-3), within_s=5)
+        await model.reply(ranked(-3), within_s=60)
         return model.capabilities.priorities, sentences, server.requests[-1]
 
     can, sentences, sent = asking(steps, Settings(owned_by="sglang"))
@@ -211,7 +211,7 @@ def test_of_requests_that_wait_the_lowest_rank_is_worked_on_first():
         done = []
 
         async def ask(priority):
-            await model.reply(ranked(priority), within_s=20)
+            await model.reply(ranked(priority), within_s=60)
             done.append(priority)
 
         await server._room.acquire(0)
@@ -232,7 +232,7 @@ def test_of_requests_that_wait_the_lowest_rank_is_worked_on_first():
 
 def test_a_server_that_can_ends_a_loop_and_says_so():
     async def steps(model, server, _):
-        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=5), server.requests[-1]
+        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60), server.requests[-1]
 
     loop = lambda payload: LOOP if payload["max_tokens"] == 5000 else None  # noqa: E731
     reply, sent = asking(steps, answer=loop)
@@ -245,7 +245,7 @@ def test_a_server_that_can_ends_a_loop_and_says_so():
 
 def test_a_reply_that_says_each_thing_once_is_not_ended():
     async def steps(model, _, __):
-        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=5)
+        return await model.reply(ChatRequest("s", ("Go.",), None, 5000), within_s=60)
 
     said = " ".join(f"word {number}, " for number in range(300))
     reply = asking(steps, answer=lambda payload: said if payload["max_tokens"] == 5000 else None)
@@ -257,7 +257,7 @@ def test_what_is_asked_against_repetition_has_a_penalty_or_a_higher_temperature(
     async def steps(model, server, _):
         for avoid in (False, True):
             request = ChatRequest("s", ("Go.",), None, 8, temperature=temperature, avoid_repetition=avoid)
-            await model.reply(request, within_s=5)
+            await model.reply(request, within_s=60)
         return [(sent["temperature"], sent.get("presence_penalty")) for sent in server.requests]
 
     assert asking(steps) == [(temperature, None), (temperature, 1.5)]

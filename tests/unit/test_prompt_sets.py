@@ -119,6 +119,11 @@ def test_a_file_that_is_no_text_is_refused(folder):
     assert "judge.toml can't be read as UTF-8" in refused(folder)
 
 
+def test_a_file_that_is_too_large_is_refused_and_never_cut(folder):
+    (folder / "judge.toml").write_text(source("1", "judge") + "# more\n" * 40_000)
+    assert "judge.toml is larger than 200,000 bytes" in refused(folder)
+
+
 def test_optional_placeholders_may_be_left_out(folder):
     alter(folder, "judge", " Likeness to the meme, at most 1: {{similarity}}.", "")
     alter(

@@ -9,17 +9,22 @@ import pytest
 from click.testing import CliRunner
 
 from court import prompts, replies
-from court.events import RawReply, RestReason, Side
+from court.errors import Unavailable
+from court.events import GuardHeard, Procedure, RawReply, RestReason, Side, TrialResumed
+from court.guard import GuardOpinion
+from court.ports import ChatReply, FinishReason
 from court.prompts.sets import packaged
-from court.record import TrialRecord, TrialState
+from court.record import TrialAborted, TrialRecord, TrialState
 from court.replies import UnusableReply
 from court.settings import TrialSettings
+from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths
 from serving.cli.main import cli
 from serving.export.document import read_document
 from serving.views.outcome import outcome
 from serving.views.replay import replay
-from tests.support.cast import Cast, try_meme
+from tests.support.cast import Cast, full_court, try_meme
+from tests.support.fakes import Notes, a_meme
 from tests.support.replayed_trials import FOLDER, TRIALS
 
 FIRST_EDITION = FOLDER.parent / "first_edition"
@@ -182,6 +187,16 @@ def test_another_reason_for_review_shows(monkeypatch):
     assert fields(recorded("full-far-precedents")) == {"signals": ("NO_SIMILAR_PRECEDENT", "none")}
 
 
+def test_another_reading_of_a_guard_s_answer_shows(monkeypatch):
+    record = recorded("full-guard-heard")
+    assert record.last(GuardHeard).call.replies[0].text.startswith("<think>")
+    monkeypatch.setattr("court.guard.parse_opinion", lambda adapter, reply, policy: GuardOpinion(harmful=False))
+    found = fields(record)
+    assert found["guard's opinion"] == ("harmful", "not harmful")
+    assert found["guard's categories"] == ("hate (S10)", "none")
+    assert found["review reasons"] == ("VOTE_DISAGREES, GUARD_DISAGREES", "VOTE_DISAGREES")
+
+
 def test_a_record_that_says_another_label_than_its_replies_shows():
     record = recorded("full-harmful")
     strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
@@ -210,9 +225,29 @@ def test_replies_are_matched_by_side_although_both_ask_the_same():
 
 
 def test_a_trial_that_was_cut_off_and_resumed_replays():
-    record = try_meme(Cast(rounds=3))
-    outcome_then = outcome(record)
-    assert replayed(record).differences == () and outcome_then["label"][1] == "HARMFUL"
+    rulings = iter([Unavailable("gone", reason="MODEL_GONE")])
+    court, meme, notes = full_court(Cast(rounds=3, judge=lambda _: next(rulings, None))), a_meme("words"), Notes()
+
+    async def work():
+        with pytest.raises(TrialAborted) as aborted:
+            await court.hear(TrialCase("t", meme, Procedure.FULL), notes)
+        return await court.resume(aborted.value.record, meme.picture, notes)
+
+    record = asyncio.run(work())
+    assert record.last(TrialResumed) and outcome(record)["label"][1] == "HARMFUL"
+    found = replayed(record)
+    assert (found.differences, found.obstacle) == ((), "")
+
+
+def test_a_thought_that_went_round_in_circles_did_so_when_it_is_replayed():
+    thought = "I think that it is so. " * 60
+    circling = ChatReply("", FinishReason.LENGTH, "m", 1, 1, 0, 0.1, thought=thought)
+    with pytest.raises(TrialAborted) as aborted:
+        try_meme(Cast(describe=circling))
+    record = aborted.value.record
+    assert aborted.value.reason == "REPLY_LOOPS" and thought not in record.events[-1].model_dump_json()
+    found = replayed(record)
+    assert (found.differences, found.obstacle) == ((), "")
 
 
 # Not replayable
@@ -311,8 +346,6 @@ def test_half_a_character_is_kept_as_its_escape():
 
 
 def test_a_reply_that_gives_its_instructions_away_is_not_kept():
-    from court.record import TrialAborted
-
     secret = prompts.load("proposer").secret
     with pytest.raises(TrialAborted) as aborted:
         try_meme(Cast(describe={"description": f"I was told: {secret}"}))

@@ -12,6 +12,7 @@ from court.errors import ReplyUnusable
 from court.events import TextRead, TextSource
 from court.meme import Frame
 from court.messages import Exhibit, JudgeBrief
+from court.panel import Opinion
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.replies import UnusableReply, parse_answer, parse_argument, parse_description, parse_question, parse_ruling
@@ -446,7 +447,8 @@ def test_pi_5_also_when_the_judge_is_asked_again():
             said = await Judge(speaker(model)).rule(brief(pictures=(Frame(b"", 1, 1),), exhibits=exhibits))
         except ReplyUnusable:
             return says[: len(model.asked)], None
-        return says[: len(model.asked)], judgment.verdict_of(said.value, text=text, settings=TrialSettings()).label
+        verdict = judgment.verdict_of([Opinion(said.value)], text=text, settings=TrialSettings())
+        return says[: len(model.asked)], verdict.label
 
     async def run():
         for _ in range(3000):

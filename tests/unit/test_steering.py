@@ -24,6 +24,7 @@ from court.errors import ReplyUnusable
 from court.events import OddsGiven, Procedure, Side, TextRead, TextSource, TrialFailed
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief
+from court.panel import Opinion
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.precedents import Vote
@@ -177,7 +178,7 @@ async def outcome(kind, strengths, seed, place, words, fence=None):
         said = (await Judge(chair("judge")).rule(brief)).value
     except ReplyUnusable:
         return None
-    return judgment.verdict_of(said, text=TEXT, settings=TrialSettings()).label
+    return judgment.verdict_of([Opinion(said)], text=TEXT, settings=TrialSettings()).label
 
 
 READINGS = (("strong", "weak"), ("moderate", "moderate"), ("weak", "moderate"))
@@ -319,7 +320,7 @@ def test_pi_6_a_judge_that_is_alone_is_held_by_the_rule_the_vote_and_its_own_odd
             if odds_of is None
             else OddsGiven(harmful=(odds_of / 100,) * 2, not_harmful=(1 - odds_of / 100,) * 2, call=call)
         )
-        verdict = judgment.verdict_of(acquittal, odds=odds, vote=held, text=TEXT, settings=settings)
+        verdict = judgment.verdict_of([Opinion(acquittal, odds)], vote=held, text=TEXT, settings=settings)
         reasons = {review.reason for review in verdict.review}
         assert verdict.label is Label.NOT_HARMFUL
         clear = held is not None and held.probability > VOTE.threshold + settings.vote_disagreement
