@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import say, study_options
+from eval.commands.options import study_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
             prompts,
         )
         study = study_of("ablate", chosen, **options)
-        results = [read_results(folder.root) for folder in hold(study, say)]
+        results = [read_results(folder.root) for folder in hold(study)]
         _tell(results, study.protocols, options["seed"], as_json)
     except CourtError as error:
         raise click.ClickException(error.message) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from eval.models.samples import Samples
     from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunFolder
+    from eval.runs.progress import Progress
     from eval.studies.arms import Arm, Study
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
+EXIT_UNFINISHED = 3
 
 
 def dataset_of(id_: str) -> Dataset:
@@ -311,23 +316,34 @@ def study_of(
     )
 
 
-def hold(study: Study, say: Callable[[str], None]) -> tuple[RunFolder, ...]:
+def hold(study: Study) -> tuple[RunFolder, ...]:
     """Holds a study and shows how far it is; Ctrl-C leaves it so that the same call goes on.
 
     Raises:
         CourtError: The study can't be run; see :func:`eval.studies.arms.run_study`.
     """
+    from eval.studies.arms import run_study
+
+    return run_watched(lambda progress: run_study(study, progress), "the same command goes on")
+
+
+def run_watched(work: Callable[[Progress], Coroutine[Any, Any, T]], goes_on: str) -> T:
+    """Does work that can be taken up again, and shows how far it is; a signal ends the command.
+
+    Args:
+        work: Work to do; it reports its progress.
+        goes_on: Words on how an interrupted command is taken up again.
+    """
     import sys
 
     from eval.runs.progress import watching
-    from eval.studies.arms import run_study
     from serving.cli.common import Interrupted, run_until_signal
 
     try:
         with watching(say) as progress:
-            return run_until_signal(run_study(study, progress))
+            return run_until_signal(work(progress))
     except Interrupted as error:
-        click.echo("Interrupted. What was judged is kept; the same command goes on.", err=True)
+        say(f"Interrupted. What was judged is kept: {goes_on}.")
         sys.exit(error.exit_code)
 
 

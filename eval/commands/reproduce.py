@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import patience_option, say
+from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched, say
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from eval.reproduce.targets import SizeName, Targets
     from serving.presets import Preset
 
-# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
-EXIT_UNFINISHED = 3
 # Repeats SIZES of eval.reproduce.stages, which is imported only when the command runs, so that --help needs none of it.
 _SIZES = ("3b", "7b", "32b")
 
@@ -253,25 +251,21 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
     from court.errors import Unavailable
     from eval.reproduce.hold import hold
-    from eval.runs.progress import Progress, watching
+    from eval.runs.progress import Progress
     from eval.runs.run import SERVER_GONE, UNFINISHED
-    from serving.cli.common import Interrupted, run_until_signal
 
-    async def held(progress: Progress) -> str:
+    async def work(progress: Progress) -> str:
         try:
             await hold(plan, servers, progress)
         except Unavailable as error:
-            if error.reason not in (SERVER_GONE, UNFINISHED):
+            # A vLLM that has died after it had answered may do better at its next start.
+            died = error.reason == "VLLM_ENDED" and any(run.judged for run in plan.planned())
+            if error.reason not in (SERVER_GONE, UNFINISHED) and not died:
                 raise
             return error.message
         return ""
 
-    try:
-        with watching(say) as progress:
-            return run_until_signal(held(progress))
-    except Interrupted as error:
-        say("Interrupted. What was judged is kept: the same command with --resume goes on.")
-        sys.exit(error.exit_code)
+    return run_watched(work, "the same command with --resume goes on")
 
 
 def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Outcome:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import patience_option, vllm_choice, vllm_options
+from eval.commands.options import EXIT_UNFINISHED, patience_option, vllm_choice, vllm_options
 
 if TYPE_CHECKING:
     from court.events import Procedure
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from eval.runs.run import Plan
     from serving.settings import Settings
 
-# Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
-EXIT_UNFINISHED = 3
 _BEGUN = (
     "dataset",
     "data",

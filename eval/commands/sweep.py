@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import say, study_options
+from eval.commands.options import study_options
 
 if TYPE_CHECKING:
     from eval.studies.sweeping import Candidate, Sweep
@@ -52,7 +52,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
         if len(dict(parsed)) < len(parsed):
             raise click.UsageError("Each setting has one --grid, with all its values.")
         study = study_of("sweep", grid(dict(parsed)), **options)
-        results = [read_results(folder.root) for folder in hold(study, say)]
+        results = [read_results(folder.root) for folder in hold(study)]
         sweeps = [rank(results, protocol, scores, seed=options["seed"]) for protocol in study.protocols]
     except CourtError as error:
         raise click.ClickException(error.message) from None

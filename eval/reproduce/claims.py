@@ -18,10 +18,8 @@ from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
 from eval.scores.compare import SURE, compare
 from eval.scores.metrics import RESAMPLES, Figure, card
-from eval.scores.resampling import Floats, interval
+from eval.scores.resampled_means import ResampledMeans, difference_of, mean_of
 
-_AT_ONCE = 500
-"""Resamples held in memory at once."""
 _ORDER = ("dull-judge", "no-advocates", "no-captioner", "no-precedents")
 """Ablations from the largest loss in accuracy to the smallest, as published."""
 
@@ -124,20 +122,18 @@ def _losses_in_order(judged: Judged) -> Claim:
     claim = f"accuracy is lost most in this order: {', '.join(_ORDER)}"
     if why := judged.lacks(*_ORDER):
         return Claim("C2", claim, ClaimVerdict.UNTESTED, why=why)
-    right = np.array([_right(judged.arms[arm], judged.protocol) for arm in _ORDER], dtype=np.float64)
-
-    def in_order(accuracies: Floats) -> Floats:
-        return np.asarray((np.diff(accuracies, axis=0) > 0).all(axis=0), dtype=np.float64)
-
-    observed = right.mean(axis=1)
-    share = float(in_order(_resampled(right, judged)).mean())
+    right = [_right(judged.arms[arm], judged.protocol) for arm in _ORDER]
+    # The same draws for all arms: what is hard for one is hard for the others.
+    means = ResampledMeans((meme for arm in right for meme, _ in arm), judged.resamples, judged.seed)
+    observed, drawn = zip(*map(means.of, right), strict=True)
+    share = float((np.diff(drawn, axis=0) > 0).all(axis=0).mean())
     part = ClaimPart(
         "share of resamples in which the four stand in that order",
         Figure(share, share, share),
         None,
         ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
     )
-    ranked = sorted(zip(observed.tolist(), _ORDER, strict=True))
+    ranked = sorted(zip(observed, _ORDER, strict=True))
     told = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
     return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {told}")
 
@@ -181,16 +177,16 @@ def _stance_saves_rounds(judged: Judged) -> Claim:
         return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
     late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms["post-stance"].judged}
     pairs = [
-        (early, late[one.meme.id])
+        (one.meme.id, early, late[one.meme.id])
         for one in judged.arms["full"].judged
         if (early := _rounds(one.prediction.sides)) and late.get(one.meme.id)
     ]
     parts = []
     for side in Side:
-        differences = [early[side] - after[side] for early, after in pairs if after is not None]
-        if not differences:
+        differences = [(meme, early[side] - after[side]) for meme, early, after in pairs]
+        figure = mean_of(differences, judged.resamples, judged.seed)
+        if figure is None:
             return Claim("C5", claim, ClaimVerdict.UNTESTED, why="no meme was examined in both")
-        figure = _mean(differences, judged)
         what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
         parts.append(ClaimPart(what, figure, None, _below(figure, 0.0)))
     return _whole("C5", claim, parts)
@@ -200,16 +196,14 @@ def _favoured_side_rests_sooner(judged: Judged) -> Claim:
     claim = "the side that the gold label favours needs fewer rounds"
     if why := judged.lacks("full"):
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why=why)
-    leads: dict[bool, list[float]] = {True: [], False: []}
+    leads: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
     for gold, one in judged.arms["full"].under(judged.protocol):
         if rounds := _rounds(one.prediction.sides):
-            leads[gold].append(rounds[Side.ACCUSER] - rounds[Side.DEFENDER])
-    if not leads[True] or not leads[False]:
+            leads[gold].append((one.meme.id, rounds[Side.ACCUSER] - rounds[Side.DEFENDER]))
+    harmful, benign = (mean_of(leads[gold], judged.resamples, judged.seed) for gold in (True, False))
+    difference = difference_of(leads[True], leads[False], resamples=judged.resamples, seed=judged.seed)
+    if harmful is None or benign is None or difference is None:
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
-    harmful, benign = _mean(leads[True], judged), _mean(leads[False], judged)
-    # Other memes on either side: drawn independently, unlike in a paired difference.
-    apart = _resampled(np.array([leads[True]]), judged)[0] - _resampled(np.array([leads[False]]), judged, 1)[0]
-    difference = Figure(harmful.value - benign.value, *interval(apart))
     told = "rounds of the Accuser less the Defender"
     parts = [
         ClaimPart(f"{told}, {len(leads[True]):,} harmful memes", harmful, None, _below(harmful, 0.0)),
@@ -246,36 +240,12 @@ def _above(figure: Figure, bound: float) -> ClaimVerdict:
     return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
 
 
-def _right(results: Results, protocol: Protocol) -> list[bool]:
-    """True for each meme that was judged rightly, in order of ids; a meme without a class is not."""
-    pairs = {one.meme.id: one.prediction.outcome.harmful is gold for gold, one in results.under(protocol)}
-    # In one order for all runs: columns are memes, and are drawn together.
-    return [pairs[meme] for meme in sorted(pairs)]
+def _right(results: Results, protocol: Protocol) -> list[tuple[str, float]]:
+    """1 for each meme that was judged rightly, else 0; a meme without a class is not."""
+    return [(one.meme.id, float(one.prediction.outcome.harmful is gold)) for gold, one in results.under(protocol)]
 
 
 def _rounds(sides: Mapping[str, object]) -> dict[Side, int]:
     """Rounds of both sides; empty where either asked nothing."""
     found = {side: getattr(sides.get(side), "rounds", 0) for side in Side}
     return found if all(found.values()) else {}
-
-
-def _mean(values: Sequence[float], judged: Judged) -> Figure:
-    array = np.array([values], dtype=np.float64)
-    return Figure(float(array.mean()), *interval(_resampled(array, judged)[0]))
-
-
-def _resampled(values: Floats, judged: Judged, stream: int = 0) -> Floats:
-    """Means over resampled memes: float of shape (rows, resamples), the same memes for all rows.
-
-    Args:
-        values: Float of shape (rows, memes).
-        judged: Gives seed and number of resamples.
-        stream: Another for an independent draw.
-    """
-    rng = np.random.default_rng([judged.seed, stream])
-    n = values.shape[1]
-    means = [
-        values[:, rng.integers(0, n, (min(_AT_ONCE, judged.resamples - done), n))].mean(axis=2)
-        for done in range(0, judged.resamples, _AT_ONCE)
-    ]
-    return np.concatenate(means, axis=1)

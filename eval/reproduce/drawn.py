@@ -14,6 +14,7 @@ from eval.datasets.known import SplitRole
 from eval.reproduce.benches import Bench
 from eval.reproduce.targets import SizeName, Target, Targets, published
 from eval.scores.metrics import score
+from eval.synthetic.draw import SIZE
 from eval.synthetic.make import KEY, Layout, SyntheticMeme, make, read_key
 from eval.synthetic.oracle import Ability, expected
 
@@ -83,8 +84,15 @@ def _shown(bench: Bench, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str
     return ((first.text, first.badge, first.harmful),)
 
 
-def draw_benches(data: Path, *, train: int, test: int, seed: int = 1) -> None:
+def draw_benches(data: Path, *, train: int, test: int, seed: int = 1, size: tuple[int, int] = SIZE) -> None:
     """Draws the three benchmarks of :func:`eval.reproduce.benches.drawn_benches`, where they are not there yet.
+
+    Args:
+        data: Directory of them all.
+        train: Memes of each that precedents come from.
+        test: Memes of each that are judged.
+        seed: Another seed, other memes.
+        size: Width and height of the pictures, in pixels.
 
     Raises:
         BadRequest: A directory is not empty and holds no drawn benchmark.
@@ -92,4 +100,4 @@ def draw_benches(data: Path, *, train: int, test: int, seed: int = 1) -> None:
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
     for place, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
-            make(data / name, layout, train=train, val=0, test=test, seed=seed + place)
+            make(data / name, layout, train=train, val=0, test=test, seed=seed + place, size=size)

@@ -20,8 +20,9 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
         As :func:`eval.studies.arms.run_study`: what was judged is kept, and the same call goes on.
     """
     begin(plan)
+    planned = plan.planned()
     for number, stage in enumerate(plan.stages, 1):
-        left = [each for each in plan.planned() if each.stage is stage and (not each.finished or plan.retry_failed)]
+        left = [each for each in planned if each.stage is stage and (not each.finished or plan.retry_failed)]
         if not left:
             progress.tell(f"{stage.size}, {stage.model}: finished before.")
             continue

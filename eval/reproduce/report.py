@@ -343,12 +343,10 @@ def _differences(outcome: Outcome, preset: Preset | None) -> Section:
         table, dot, name = value.setting.partition(".")
         now = trial[table].get(name) if dot else trial.get(table)
         kept = value.setting == "policy" or now == value.value
-        source = "as published" if value.source == "as published" else "not said; ours"
         here = json.dumps(value.value) if kept else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
-        rows.append([value.setting, here, source, value.why])
+        rows.append([value.setting, here, value.source_words, value.why])
     for other in preset.others:
-        source = "as published" if other.source == "as published" else "not said; ours"
-        rows.append([other.thing, other.here, source, f"the paper: {other.paper}"])
+        rows.append([other.thing, other.here, other.source_words, f"the paper: {other.paper}"])
     grid = Grid("Settings and choices", ["what", "here", "in the paper", "why"], rows, words=True)
     lines = ["Made of the preset that the runs were held with.", *_left_out(outcome)]
     return Section("differences", "Differences", title=title, lines=lines, tables=[grid])

@@ -269,6 +269,8 @@ class Reproduction:
             update={
                 **{"url": urls_of(served.url), "model": served.model, "roles": {}},
                 **({"api_key": served.api_key} if served.api_key else {}),
+                # The paper's court has no panel and no guard, whatever the user's own settings name.
+                **({"judges": (), "guard": None} if self.mode == "as-published" else {}),
             }
         )
         return Study(

@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue
 
 from court import replies
 from court.deadline import Deadline, gather_or_cancel
-from court.errors import BadInput, BadRequest, CourtError, Unavailable
+from court.errors import BadInput, BadRequest, CourtError, ReplyUnusable, Unavailable
 from court.events import Role
 from court.meme import Frame
 from court.messages import JudgeBrief, Messages, apart
@@ -31,7 +31,7 @@ from court.untrusted import Fence
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
 from eval.models.call_cache import HitCounter, stored_chairs
-from eval.models.prompts import load
+from eval.models.prompts import gave_away, load
 from eval.runs.attempt import PICTURE_MISSING, Attempt, Tried, ends_the_run
 from eval.runs.prediction import Cost, Outcome, Prediction
 
@@ -96,7 +96,8 @@ class ComparatorAttempt(Attempt):
         try:
             return Tried(await self._asked(meme, picture), False)
         except CourtError as error:
-            if ends_the_run(error):
+            # What was asked for can't be done: that is no outcome of this meme, and the next ones would end alike.
+            if ends_the_run(error) or isinstance(error, BadRequest):
                 raise
             failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
             after = error.retry_after if isinstance(error, Unavailable) else None
@@ -107,8 +108,7 @@ class ComparatorAttempt(Attempt):
         if image is None:
             raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
         decoded = await self.house.pictures.read(image)
-        if self.calls is None:
-            raise BadRequest("A comparator asks a model: it goes with the procedures full and cascade.")
+        assert self.calls is not None, "comparators ask models"
         asking = _Asking(
             attempt=self,
             meme=meme,
@@ -201,6 +201,7 @@ class _Asking:
             fence=self.fence,
             text=self.meme.text,
             meme_only=True,
+            prompts=self._court.prompts,
         )
         asked = brief.rule(self._court.settings.reply_chars)
         votes: list[bool] = []
@@ -228,10 +229,14 @@ class _Asking:
             parts=apart(parts),
             schema=replies.object_schema(wanted),
         )
-        said = await self._speaker(seed=self.attempt.seed).say(
-            Role.JUDGE, asked, lambda text, _: replies.parse(kind, text)
-        )
-        return said.value
+
+        def read(text: str, _: bool) -> _R:
+            # The speaker looks for the secrets of a trial's prompts, of which this is none.
+            if gave_away(prompt, text):
+                raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
+            return replies.parse(kind, text)
+
+        return (await self._speaker(seed=self.attempt.seed).say(Role.JUDGE, asked, read)).value
 
     def _speaker(self, *, seed: int, temperature: float | None = None) -> Speaker:
         assert self._court.chairs is not None and self.attempt.calls is not None, "comparators ask models"
@@ -245,6 +250,7 @@ class _Asking:
             fence=self.fence,
             deadline=self._deadline,
             reply_chars=self._court.settings.reply_chars,
+            batch=True,
         )
 
 

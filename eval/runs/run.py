@@ -171,6 +171,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             judge. What was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
+    if plan.comparator and (plan.text_only or plan.ray or plan.procedure is Procedure.SUMMARY):
+        raise BadRequest(
+            "A comparator shows each meme to a model from this process: it goes neither with texts alone, nor with "
+            "Ray, nor with the procedure summary."
+        )
     folder = RunFolder(plan.out)
     with _alone(plan.out):
         begun = folder.manifest() if (plan.out / MANIFEST).exists() else None

@@ -156,9 +156,8 @@ def arms_named(
             )
     if (models or prompts) and procedure is Procedure.SUMMARY:
         raise BadRequest(f"The procedure {procedure} asks no model: another one makes no difference.", field="arms")
-    if FULL_ARM not in chosen:
-        chosen.insert(0, FULL_ARM)  # what the others are compared with
-    arms = [ARMS[name] for name in dict.fromkeys(chosen)]
+    # First, wherever it was named: the others are compared with it, and equal compute spends what it spent.
+    arms = [ARMS[name] for name in dict.fromkeys((FULL_ARM, *chosen))]
     for model in models:
         role = "" if model.role == "all" else f"{model.role}="
         plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", f"{role}{model.model}")
@@ -194,7 +193,7 @@ class StudyManifest(BaseModel):
     format: int = FORMAT
     created: AwareDatetime
     kind: str
-    """``ablate`` or ``sweep``."""
+    """``ablate``, ``sweep`` or ``reproduce``."""
     dataset: str
     split: str
     procedure: Procedure
@@ -215,7 +214,7 @@ class Study:
 
     Attributes:
         out: The study's folder.
-        kind: ``ablate`` or ``sweep``.
+        kind: ``ablate``, ``sweep`` or ``reproduce``.
         dataset: Data set to judge.
         data: Directory of the data set.
         split: Which part of it.
@@ -374,7 +373,7 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
     if other.role == "all":
         # Roles keep how they speak, and nothing by which they would be somebody else.
         roles = {
-            name: RoleSettings(temperature=own.temperature, max_tokens=own.max_tokens)
+            name: own.model_copy(update={"url": None, "model": None, "api_key": None})
             for name, own in llm.roles.items()
         }
         return llm.model_copy(update={**named, "roles": roles})

@@ -48,8 +48,7 @@ def settings(as_json: bool, example: bool, preset: str | None) -> None:
     if chosen:
         click.echo(f"\n# preset {chosen.id}: {chosen.what}; digest {chosen.digest}")
         for value in chosen.values:
-            said = "as published" if value.source == "as published" else "not said; ours"
-            click.echo(f"# {value.setting} = {json.dumps(value.value)} ({said}): {value.why}")
+            click.echo(f"# {value.setting} = {json.dumps(value.value)} ({value.source_words}): {value.why}")
         for other in chosen.others:
             click.echo(f"# {other.thing}: {other.paper}. Here: {other.here}.")
 

@@ -20,23 +20,30 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PresetValue(_Table):
+class _Sourced(_Table):
+    source: Source
+
+    @property
+    def source_words(self) -> str:
+        """Origin of the value, as people are shown it."""
+        return "not said; ours" if self.source == "not said" else self.source
+
+
+class PresetValue(_Sourced):
     """One setting of a preset."""
 
     setting: str
     """Its name, with a dot between a table and its setting."""
     value: JsonValue
-    source: Source
     why: str
 
 
-class PresetRemark(_Table):
+class PresetRemark(_Sourced):
     """Something that a preset follows and that is no setting."""
 
     thing: str
     paper: str
     here: str
-    source: Source
 
 
 class Preset(_Table):

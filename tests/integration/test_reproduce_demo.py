@@ -54,9 +54,12 @@ def held(tmp_path_factory):
     # All runs of a paper take longer, on a busy machine, than a test may before it counts as hung.
     faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
-    draw_benches(root / "data", train=TRAIN, test=TEST)
+    draw_benches(root / "data", train=TRAIN, test=TEST, size=(320, 240))
     with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
         patched.setenv("MEMECOURT_HOME", str(root / "home"))
+        # Nothing is asked ahead: here servers and command share the processors, and what turns out to be superfluous
+        # is in no figure.
+        patched.setenv("MEMECOURT_LLM__CONCURRENCY", "1")
         told = json.loads(called(root, urls, "--json"))
         yield root, urls, told
 

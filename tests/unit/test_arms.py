@@ -235,6 +235,9 @@ def test_which_arms() -> None:
     assert [a.name for a in arms_named((), (), Procedure.SUMMARY)] == ["full", "random-precedents", "shuffled-labels"]
     chosen = arms_named(("dull-judge",), (ModelOf.parse("org/big-7b"),), Procedure.FULL)
     assert [arm.name for arm in chosen] == ["full", "dull-judge", "model-org-big-7b"]
+    # Equal compute spends what the full trials spent: these come first, wherever they are named.
+    chosen = arms_named(("equal-compute", "full"), (), Procedure.FULL)
+    assert [arm.name for arm in chosen] == ["full", "equal-compute"]
     with pytest.raises(BadRequest, match="no arm 'no-judge'"):
         arms_named(("no-judge",), (), Procedure.FULL)
     with pytest.raises(BadRequest, match="alters nothing"):
@@ -269,7 +272,7 @@ def test_settings_of_an_arm() -> None:
             url=("http://a/v1",),
             model="m",
             api_key=SecretStr("k"),
-            roles={"judge": RoleSettings(model="j", temperature=0.5)},
+            roles={"judge": RoleSettings(model="j", temperature=0.5, thinking=100)},
         )
     )
     dull = settings_of(base, ARMS["dull-judge"])
@@ -277,6 +280,7 @@ def test_settings_of_an_arm() -> None:
     other = settings_of(base, Arm(name="x", models=(ModelOf(model="n"),))).llm
     assert {other.of_role(role).model for role in ("proposer", "judge")} == {"n"}
     assert other.of_role("judge").temperature == 0.5 and other.of_role("judge").api_key == SecretStr("k")
+    assert other.of_role("judge").thinking == base.llm.of_role("judge").thinking != "off"
     judge = settings_of(base, Arm(name="x", models=(ModelOf(role="judge", model="n"),))).llm
     assert (judge.of_role("judge").model, judge.of_role("accuser").model) == ("n", "m")
     with pytest.raises(BadRequest, match="rounds_min is more"):

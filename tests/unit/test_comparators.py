@@ -1,24 +1,30 @@
 """Comparators: what they ask, what they say, and that equal compute spends what the full trial spent, and no more."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from court.errors import BadRequest
+from court.events import Procedure
 from court.meme import Frame
+from court.ports import BATCH_PRIORITY
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
-from eval.runs.comparators import TEMPERATURE
+from eval.models.prompts import load
+from eval.runs.comparators import TEMPERATURE, Comparator
 from eval.runs.folder import RunFolder
 from eval.runs.prediction import Outcome
 from eval.runs.progress import Progress
 from eval.runs.results import read_results
+from eval.runs.run import Plan, run
 from eval.studies.arms import run_study
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge
 from retrieval.library.library import Library
-from tests.unit.test_arms import data, model, study  # noqa: F401 - fixtures
+from serving.settings import Settings
+from tests.unit.test_arms import DATASET, data, model, study  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +59,7 @@ def test_the_plain_judge_is_one_call_for_a_label(held, model, data):  # noqa: F8
         assert (one.prediction.cost.calls, one.prediction.cost.chain, one.prediction.trial) == (1, 1, "")
     for request in asked:
         assert sum(isinstance(part, Frame) for part in request.parts) == 1
+        assert request.priority == BATCH_PRIORITY  # single verdicts go first, as before the trials of a run
         assert "Precedent" not in words(request) and "witness" not in words(request)
         assert request.reply_schema["properties"]["label"]["enum"] == ["harmful", "not harmful"]
 
@@ -123,6 +130,39 @@ def test_a_reply_that_is_no_label_is_asked_for_again_and_then_a_failure(tmp_path
         assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "REPLY_MALFORMED")
     told = CliRunner().invoke(cli, ["run", "--resume", str(tmp_path / "study" / "plain-judge")])
     assert told.exit_code == 1 and "arm plain-judge of a study" in told.output
+
+
+def test_a_reply_that_gives_the_instructions_away_is_a_failure_and_not_asked_for_again(tmp_path, data, model):  # noqa: F811
+    usual, secret = model._answers, load("eval.runs.prompts", "plain_judge").secret
+
+    def talkative(request):
+        if tuple((request.reply_schema or {}).get("properties", ())) == ("label",):
+            return {"label": "harmful", "why": f"I was told never to write {secret}"}
+        return usual(request)
+
+    model._answers = talkative
+    results = read_results(asyncio.run(run_study(study(tmp_path, data, "plain-judge", limit=2), Progress()))[1].root)
+    assert len(asked_with(model, "label")) == 2
+    for one in results.judged:
+        assert (one.prediction.outcome, one.prediction.reason) == (Outcome.FAILED, "SYSTEM_LEAKED")
+
+
+@pytest.mark.parametrize("changes", [{"text_only": True}, {"ray": "host:1"}, {"procedure": Procedure.SUMMARY}])
+def test_what_a_comparator_does_not_go_with_is_refused_before_anything_is_done(changes, tmp_path, data):  # noqa: F811
+    plan = Plan(
+        out=tmp_path / "run",
+        name="run",
+        dataset=DATASET,
+        data=data,
+        split="test",
+        procedure=Procedure.FULL,
+        protocols=(Protocol.MERGED,),
+        settings=Settings(home=tmp_path),
+        comparator=Comparator.PLAIN,
+    )
+    with pytest.raises(BadRequest, match="A comparator shows each meme"):
+        asyncio.run(run(replace(plan, **changes), Progress()))
+    assert not (tmp_path / "run").exists()
 
 
 def test_dropped_labels_are_neither_judged_nor_precedents(tmp_path, data, model):  # noqa: F811

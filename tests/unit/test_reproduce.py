@@ -169,11 +169,14 @@ def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, mo
     async def run(study, progress):
         log.append(f"{study.settings.llm.model} {study.out.name} {' '.join(arm.name for arm in study.arms)}")
         assert study.settings.llm.url == ("http://a/v1",) and study.server == study.settings.llm.model
+        assert study.settings.llm.judges == () and study.settings.llm.guard is None
 
     monkeypatch.setattr("eval.reproduce.hold.run_study", run)
     monkeypatch.setattr(Bench, "judged", lambda *_: [None] * 5)
     benches = public_benches(tmp_path)[:2]
-    settings = Settings(home=tmp_path, **load_preset("as-published").settings())
+    guard = {"url": "http://g/v1", "model": "g", "adapter": "llama-guard-4"}
+    others = {"judges": [{"model": "other"}], "guard": guard}
+    settings = Settings(**load_preset("as-published").settings(home=tmp_path, llm=others))
     stages = stages_of(["3b", "7b"], benches, tables=frozenset({1, 3}), figures=NONE_, models={"3b": "s", "7b": "m"})
     plan = Reproduction(
         out=tmp_path / "study",
@@ -413,11 +416,14 @@ def test_mistakes_are_told_before_anything_is_done(words, code, told_of, data, t
     assert not (tmp_path / "study").exists()
 
 
-def test_memes_without_an_answer_leave_the_report_unfinished_and_an_exit_code_that_says_so(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("reason", [UNFINISHED, "VLLM_ENDED"])
+def test_memes_without_an_answer_leave_the_report_unfinished_and_an_exit_code_that_says_so(
+    reason, data, tmp_path, monkeypatch
+):
     async def away(plan, servers, progress):
         begin(plan)
         write_run(plan.out / "7b" / "harm-c" / "full", results([Level.NOT_HARMFUL, Level.VERY_HARMFUL], [N, H]))
-        raise Unavailable("3 memes have no answer yet.", reason=UNFINISHED)
+        raise Unavailable("3 memes have no answer yet.", reason=reason)
 
     monkeypatch.setattr("eval.reproduce.hold.hold", away)
     drawn = ("--data", data, "--out", tmp_path / "study", "--dataset", "synthetic-harmeme", "--encoder", "builtin")
