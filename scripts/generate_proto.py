@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
 PROTO = Path(__file__).resolve().parent.parent / "proto"
@@ -20,19 +21,22 @@ GENERATED = ("court_pb2.py", "court_pb2.pyi", "court_pb2_grpc.py", "court_pb2_gr
 
 def generate(into: Path) -> None:
     """Writes the generated files below ``into``."""
+    _protoc(f"--python_out={into}", f"--mypy_out={into}", f"--grpc_python_out={into}", f"--mypy_grpc_out={into}")
+
+
+def described() -> FileDescriptorProto:
+    """Returns the contract's descriptor, with the comments that stand in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "court.binpb"
+        _protoc("--include_source_info", f"--descriptor_set_out={made}")
+        (file,) = FileDescriptorSet.FromString(made.read_bytes()).file
+    return file
+
+
+def _protoc(*options: str) -> None:
     # Google's own types, which the contract imports, come with grpcio-tools.
     well_known = Path(protoc.__file__).parent / "_proto"
-    arguments = [
-        "protoc",
-        f"-I{PROTO}",
-        f"-I{well_known}",
-        f"--python_out={into}",
-        f"--mypy_out={into}",
-        f"--grpc_python_out={into}",
-        f"--mypy_grpc_out={into}",
-        SOURCE,
-    ]
-    if status := protoc.main(arguments):
+    if status := protoc.main(["protoc", f"-I{PROTO}", f"-I{well_known}", *options, SOURCE]):
         sys.exit(status)
 
 

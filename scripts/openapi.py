@@ -9,14 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from generate_proto import PROTO, SOURCE
-from google.protobuf import descriptor_pb2
+from generate_proto import described
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
-from grpc_tools import protoc
 
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import TIMEOUT, USUAL_TIMEOUT_S
@@ -106,13 +102,7 @@ MODERATION_REQUEST = {
 
 def comments() -> dict[str, str]:
     """The comment on each part of the contract, by full name."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "set"
-        well_known = Path(protoc.__file__).parent / "_proto"
-        arguments = ["protoc", f"-I{PROTO}", f"-I{well_known}", "--include_source_info", f"-o{out}", SOURCE]
-        if status := protoc.main(arguments):
-            sys.exit(status)
-        (file,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
+    file = described()
     found = {}
     for location in file.source_code_info.location:
         if location.leading_comments and len(location.path) % 2 == 0:  # of a part, and not of the file

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import (
@@ -18,7 +16,6 @@ from google.protobuf.descriptor_pb2 import (
     EnumDescriptorProto,
     FieldDescriptorProto,
     FileDescriptorProto,
-    FileDescriptorSet,
 )
 
 from memecourt import client, verify
@@ -26,9 +23,8 @@ from memecourt.connection import Tls
 from memecourt.errors import CallError, JudgeError
 from memecourt.requests import judge_request
 from memecourt.retries import Retries
+from scripts.generate_proto import described
 
-_PROTO = Path(__file__).parent.parent / "proto"
-_CONTRACT = "memecourt/v1/court.proto"
 _SERVICE, _MESSAGE, _ENUM = 6, 4, 5
 """Numbers of the fields of a FileDescriptorProto: by these, comments say what they stand above."""
 _FIELD_OF_MESSAGE, _PART_OF_OTHERS, _PACKAGE = 2, 2, ".memecourt.v1."
@@ -101,15 +97,7 @@ def _link(type_name: str) -> str:
 
 def _contract() -> tuple[FileDescriptorProto, Mapping[tuple[int, ...], str]]:
     """The contract's descriptor, and its comments by the place that they stand above."""
-    from grpc_tools import protoc
-
-    with tempfile.TemporaryDirectory() as folder:
-        into = Path(folder) / "court.binpb"
-        well_known = Path(protoc.__file__).parent / "_proto"
-        asked = [f"-I{_PROTO}", f"-I{well_known}", "--include_source_info", f"--descriptor_set_out={into}", _CONTRACT]
-        if status := protoc.main(["protoc", *asked]):
-            raise RuntimeError(f"protoc ended with {status}")
-        (file,) = FileDescriptorSet.FromString(into.read_bytes()).file
+    file = described()
     comments = {
         tuple(one.path): "\n".join(line.removeprefix(" ") for line in one.leading_comments.splitlines()).strip()
         for one in file.source_code_info.location
