@@ -52,7 +52,6 @@ class Shell:
             input="y\n",
             capture_output=True,
             text=True,
-            timeout=600,
         )
         assert done.returncode in fine, f"{line}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
