@@ -94,7 +94,7 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
         run = _leading((share >= 0.3) & (margin >= 0.9))
         if run < 4 or run > 0.5 * n:
             continue
-        # Up to its last empty line: behind that, what is plain at the margin may be the picture.
+        # Cut at the last line without text: beyond it, a margin in the bar's colour may belong to the picture.
         clear = np.flatnonzero(share[:run] >= 0.98)
         cut = int(clear[-1]) + 1 if len(clear) else 0
         if side == 0:

@@ -70,13 +70,13 @@ def _message(message: DescriptorProto, at: tuple[int, ...], comments: Mapping[tu
     maps = {f"{_PACKAGE}{message.name}.{one.name}": one for one in message.nested_type if one.options.map_entry}
     for number, field in enumerate(message.field):
         said = comments[*at, _FIELD_OF_MESSAGE, number]
-        yield f"| `{field.name}` | {field.number} | {_type(field, maps)} | {_cell(said)} |\n"
+        yield f"| `{field.name}` | {field.number} | {_type(field, maps)} | {cell(said)} |\n"
 
 
 def _enum(enum: EnumDescriptorProto, at: tuple[int, ...], comments: Mapping[tuple[int, ...], str]) -> Iterator[str]:
     yield f"\n## {enum.name}\n\n{comments[at]}\n\n| value | number | |\n|---|--:|---|\n"
     for number, value in enumerate(enum.value):
-        yield f"| `{value.name}` | {value.number} | {_cell(comments[*at, _PART_OF_OTHERS, number])} |\n"
+        yield f"| `{value.name}` | {value.number} | {cell(comments[*at, _PART_OF_OTHERS, number])} |\n"
 
 
 def _type(field: FieldDescriptorProto, maps: Mapping[str, DescriptorProto]) -> str:
@@ -152,9 +152,8 @@ def _docs(thing: Any) -> str:
 
 def _prose(docstring: str) -> str:
     """A docstring as Markdown: its sections as lists, what it names as code."""
-    text = _ROLE.sub(r"`\1`", docstring).replace("``", "`")
     lines, section = [], ""
-    for line in text.splitlines():
+    for line in _marked(docstring).splitlines():
         if line.removesuffix(":") in _TITLES and line.endswith(":"):
             section = line.removesuffix(":")
             lines.append(f"**{section}**\n")
@@ -168,5 +167,11 @@ def _prose(docstring: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def cell(text: str) -> str:
+    """A text within a row of a table, with what a docstring names as code."""
+    return " ".join(_marked(text).replace("|", "\\|").split())
+
+
+def _marked(text: str) -> str:
+    """What a docstring names, as code in Markdown."""
+    return _ROLE.sub(r"`\1`", text).replace("``", "`")

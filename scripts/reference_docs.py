@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pydantic import BaseModel
 
 from court.events import EVENT_KINDS
 from eval.cli import cli as eval_cli
-from scripts.reference_api import api_pages
+from scripts.reference_api import api_pages, cell
 from serving.cli.main import cli
 from serving.cli.settings import attribute_docs
 from serving.settings import Settings
@@ -25,7 +24,6 @@ from serving.telemetry.metrics import Metrics
 
 # Fixed, so that pages do not depend on the terminal in which they are built.
 _WIDTH = 96
-_ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
 def pages() -> dict[str, str]:
@@ -73,7 +71,7 @@ def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
         # One that is worked out is told in words: it differs between machines.
         default = None if field.is_required() or field.default_factory else field.default
         shown = "" if default in (None, "", ()) else f"`{_plain(default)}`"
-        yield f"| `{prefix}{name.upper()}` | {shown} | {_cell(told.get(name, ''))} |\n"
+        yield f"| `{prefix}{name.upper()}` | {shown} | {cell(told.get(name, ''))} |\n"
 
 
 def _events() -> Iterator[str]:
@@ -89,7 +87,7 @@ def _events() -> Iterator[str]:
         if rows:
             yield "\n| field | |\n|---|---|\n"
         for name in rows:
-            yield f"| `{name}` | {_cell(told.get(name, ''))} |\n"
+            yield f"| `{name}` | {cell(told.get(name, ''))} |\n"
 
 
 def _metrics() -> Iterator[str]:
@@ -100,14 +98,10 @@ def _metrics() -> Iterator[str]:
     for family in sorted(Metrics(Settings()).registry.collect(), key=lambda each: each.name):
         if family.name.startswith("memecourt_"):
             suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-            yield f"| `{family.name}{suffix}` | {family.type} | {_cell(family.documentation)} |\n"
+            yield f"| `{family.name}{suffix}` | {family.type} | {cell(family.documentation)} |\n"
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, Path):
         return "~/…" if value.is_absolute() else str(value)
     return json.dumps(value, default=str)
-
-
-def _cell(text: str) -> str:
-    return " ".join(_ROLE.sub(r"`\1`", text).replace("|", "\\|").replace("``", "`").split())

@@ -283,7 +283,7 @@ def allow_open_files() -> None:
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
-            # Better with it, and not impossible without: a system that refuses is no reason not to serve.
+            # A system that refuses is no reason not to serve: with fewer files the server only takes fewer connections.
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

@@ -215,7 +215,7 @@ class CallCache(ABC):
                 # One who leaves, or runs out of time, must not end the call for the others.
                 return await asyncio.shield(flight.task)
         except TimeoutError:
-            # Of the call's own making: no sign that the time of this caller is over.
+            # A timeout that the call itself raised does not mean that the time of this caller is over.
             if not clock.expired():
                 raise
             raise Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW") from None

@@ -114,7 +114,7 @@ def parsed_size(words: str) -> tuple[int, int]:
         summary, full = (int(word) for word in words.split(","))
     except ValueError:
         summary = full = 0
-    # From 20 on there is a number of memes short of all that is 95 % of them, at which memory is read.
+    # Memory is read once 95 % of the memes are done: from 20 memes on, that is before the last one.
     if min(summary, full) < 20:
         raise BadRequest(f"{SIZE_VARIABLE} is {words!r}. Give two numbers of at least 20, as in 400,60.")
     return summary, full

@@ -127,7 +127,7 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
     for number in range(1, rested.rounds + 1):
         before += _number(asked.get(number)) + _number(answered.get(number))
         chains.append(before + _number(summed.get(number)))
-        # Then a question waits for the summary of the round before.
+        # Without overlap a question waits for the summary of the round before.
         if not overlap:
             before = chains[-1]
     return max(chains)

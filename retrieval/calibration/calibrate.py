@@ -178,7 +178,7 @@ def _calibrate(
         p = safeguarded_votes(held.near.similarities[part], held.near.harmful[part], choice.settings, guarded)
         strength, intercept, slope = scales[fold]
         z = intercept + slope * held.regression[strength, part]
-        # Bounded: where nobody speaks the vote is 1, whose log-odds are infinite.
+        # Bounded: the vote is 1 where no precedent is left to vote, and the log-odds of 1 are infinite.
         return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), held.near.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]

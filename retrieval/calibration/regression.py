@@ -44,7 +44,7 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
     """
     n, dim = x.shape
     design = np.concatenate([x, np.ones((n, 1))], axis=1)
-    # Not quite none for the intercept, so that the system can be solved whatever the vectors are.
+    # A trace on the intercept too, so that the system can be solved whatever the vectors are.
     penalty = np.append(np.full(dim, 1 / strength), 1e-9)
     w = np.zeros(dim + 1)
     share = y.mean()

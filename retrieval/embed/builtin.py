@@ -200,7 +200,7 @@ def _read_weights(path: Path) -> Mapping[str, NDArray[np.float32]]:
             return array if array.ndim == 1 or name.startswith("embeddings.") else array.T
 
         for name in file.keys():  # noqa: SIM118 - it is no mapping
-            # None of these has a say in a mean over tokens, but the segment, which is added below.
+            # A mean over tokens needs none of these but the segment (token_type), which is added below.
             if name.startswith(("pooler.", "embeddings.token_type", "embeddings.position_ids")):
                 continue
             if ".attention.self." not in name:

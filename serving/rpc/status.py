@@ -99,7 +99,7 @@ def _code_of(error: CourtError) -> code_pb2.Code.ValueType:
 
 
 def _retry_delay(root: CourtError, code: int) -> Duration | None:
-    # No delay where to come again could make a change twice (see calls.changing), and none after the caller's own
+    # No delay where coming again could make a change twice (see calls.changing), and none after the caller's own
     # deadline.
     if not isinstance(root, Unavailable) or root.retry_after is None or code == code_pb2.DEADLINE_EXCEEDED:
         return None

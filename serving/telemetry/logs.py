@@ -48,7 +48,7 @@ def set_up(log_format: Literal["text", "json"], stream: TextIO | None = None) ->
     root.setLevel(logging.WARNING)
     logging.getLogger("memecourt").setLevel(logging.INFO)
     logging.captureWarnings(True)
-    # No line tells of thread or process: they are looked up for none.
+    # No line names its thread or process, so that they need not be looked up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # By themselves both print the exception with its message, which may contain a meme's text.
     sys.unraisablehook = _unraisable

@@ -75,13 +75,13 @@ class Command:
 
 def pages() -> list[Path]:
     """All pages with console blocks that are written by hand."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    ours = (page for page in (ROOT / "docs").rglob("*.md") if "node_modules" not in page.parts)
+    return [ROOT / "README.md", *sorted(ours)]
 
 
 def blocks(page: Path, language: str = "console") -> list[str]:
     """The blocks of a page in that language."""
-    found = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [str(block) for block in found if "node_modules" not in page.parts]
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path) -> Iterator[Command]:

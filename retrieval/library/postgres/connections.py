@@ -144,7 +144,7 @@ class Connections:
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": str(_SILENT_MS),
-            # Last: what whoever wrote the address says of these, holds.
+            # Last: what the operator writes into the address overrides what stands above.
             **self._address.parameters(),
         }
         try:
