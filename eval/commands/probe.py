@@ -321,9 +321,6 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
         raise click.UsageError(f"[probe] in {given['models'].name} has no setting {', '.join(unknown)}.")
     return ProbePlan(
         out=given["out"] or _folder_of(given),
-        dataset=None,
-        data=Path(),
-        split="",
         samples=samples_of(given, table, "[probe] in the file of models"),
         target=given["target"],
         controllers=tuple(dict.fromkeys(given["controllers"])),

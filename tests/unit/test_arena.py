@@ -45,6 +45,7 @@ from eval.datasets.known import DATASETS
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
+from eval.models.samples import one_set
 from eval.synthetic.make import Layout, make
 from tests.support.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
 
@@ -622,8 +623,8 @@ def numbered(voice):
 def on_disk(out, data, strengths=THREE, **changes):
     settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
     spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
-    given = {"out": out, "name": "made", "settings": settings, "specs": spec, "dataset": DATASETS["synthetic-harmeme"]}
-    ask = Ask(**{**given, "data": data, "split": "test", **changes})
+    samples = one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None)
+    ask = Ask(out=out, name="made", settings=settings, specs=spec, samples=samples, **changes)
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
