@@ -185,6 +185,13 @@ class ArenaFolder:
         self._write(EVENTS, "".join(line(event) for event in events if event.meme in done))
         return done
 
+    def drop_cut_line(self) -> None:
+        """Drops a last line that a crash cut: the next event would be appended to it."""
+        path = self.root / EVENTS
+        if path.exists():
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+
     def append(self, events: Iterable[Event]) -> None:
         """Keeps events, before anything is done about them."""
         # Not synced to the disk: what a power cut loses happens again, from the store of calls.

@@ -105,6 +105,9 @@ def arena(context: click.Context, /, **given: Any) -> None:
     from eval.runs.repeats import repeats_in
 
     out: Path = given["out"]
+    # Before any model is asked: the error further down would come after all calls are paid for.
+    if given["by"] and given["repeats"] > 1 and not given["only_report"]:
+        raise click.UsageError("--by is for one arena: leave it out here, and report on the folder of a repeat.")
     try:
         # Before any model is asked, so that a fault in the file costs no calls.
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()

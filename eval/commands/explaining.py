@@ -117,7 +117,8 @@ async def _explain(
         raise click.UsageError("Missing option --data: the memes are shown to whoever explains.")
     losses = losses_of(manifest, folder.events(), most=given["most"], seed=manifest.seed)
     wanted = {loss.meme for loss in losses}
-    shown, _ = await read_memes(samples, seed=manifest.drawn_by)
+    # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those with questions.
+    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted)
     async with AsyncExitStack() as stack:
         stack.enter_context(alone(given["out"]))
         store = SqliteCallCache.open(given["calls"] or given["out"] / CALLS)
@@ -128,7 +129,7 @@ async def _explain(
         await explain_losses(
             folder,
             losses,
-            {meme.id: meme for meme in shown.memes if meme.id in wanted},
+            {meme.id: meme for meme in shown.memes},
             explainer=chairs[given["explainer"]],
             second=chairs[given["second"]] if given["second"] else None,
             seed=manifest.seed,

@@ -623,8 +623,8 @@ def numbered(voice):
 def on_disk(out, data, strengths=THREE, **changes):
     settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
     spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
-    samples = one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None)
-    ask = Ask(out=out, name="made", settings=settings, specs=spec, samples=samples, **changes)
+    given = {"out": out, "name": "made", "settings": settings, "specs": spec}
+    ask = Ask(**{**given, "samples": one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None), **changes})
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
