@@ -1,4 +1,4 @@
-"""The same judges under two references: shifts of each target's rating, its own family's apart, and spread of ratings.
+"""Contrasts of two settings of the bias study: shifts of ratings, of judges' own families apart, and their spread.
 
 Every judge judges the same battles in the same order under each setting, so that differences are paired: memes are
 drawn anew for both at once. Ratings are Bradley-Terry's, with a quarter of a tied battle added to each pair of models:

@@ -12,20 +12,14 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
-from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
+from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
 from eval.scores.resampled_means import mean_of
 
 GUIDELINES, CONTEXTS = "guidelines", "contexts"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
-    GUIDELINES: (
-        Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
-        Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
-        Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
-        Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
-        Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
-    ),
+    GUIDELINES: EXPLANATION_CRITERIA,
     CONTEXTS: (
         Criterion("context_diversity", "How different are the three people? (3: very)"),
         Criterion("realistic_views", "Could such people exist and see it so? (3: surely)"),

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from court.errors import BadRequest
-from eval.probe.folder import ERASED, MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
-from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
-from eval.reports.records import shrunk
+from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
+from eval.probe.pictures import small_pictures
+from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.reports.sections import Section
 from eval.scores.ratings import Rating
 from serving.docket.review.agreement import Kappa, cohen
@@ -19,13 +19,7 @@ from serving.docket.review.agreement import Kappa, cohen
 MINE, REFERENCES, SCORES, REWRITTEN_TEXTS = "mine", "references", "scores", "rewritten"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
     MINE: (Criterion("belongs", "Does the meme do this kind of harm? (0: no, 1: yes)", low=0, high=1),),
-    REFERENCES: (
-        Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
-        Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
-        Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
-        Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
-        Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
-    ),
+    REFERENCES: EXPLANATION_CRITERIA,
     SCORES: (
         Criterion(
             "score", "How good is the explanation, held against the reference? (1: wrong, 10: right in all)", 1, 10
@@ -86,7 +80,8 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
         raise BadRequest(f"{root} has nothing of that kind yet to rate.", reason="NOTHING_TO_RATE")
     drawn = rng.sample(items, min(most, len(items)))
     return tuple(
-        RatedItem(item.parts, item.origin, pictures=_pictures(root, memes[str(item.origin["meme"])])) for item in drawn
+        RatedItem(item.parts, item.origin, pictures=small_pictures(root, memes[str(item.origin["meme"])], _SIDE))
+        for item in drawn
     )
 
 
@@ -190,13 +185,7 @@ _KINDS: Mapping[str, Callable[[ProbeFolder, Mapping[str, ProbedMeme], random.Ran
     REWRITTEN_TEXTS: _rewritten,
 }
 _SIDE = 400
-
-
-def _pictures(root: Path, meme: ProbedMeme) -> tuple[bytes, ...]:
-    """Its pictures without the text, small; none where they are not in the folder any more."""
-    paths = [root / ERASED / name for name in meme.erased]
-    small = [shrunk(path.read_bytes(), _SIDE) for path in paths if path.is_file()]
-    return tuple(jpeg for jpeg in small if jpeg is not None)
+"""Longest side of a picture, in pixels."""
 
 
 def _yes(value: bool) -> str:
