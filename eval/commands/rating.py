@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from eval.commands.options import arena_samples
-from serving.access.private_files import hand_on
+from eval.commands.pages import command_line, write_page
 
 if TYPE_CHECKING:
     from eval.arena.rating import Pictures
@@ -250,9 +248,7 @@ def _show(
     from eval.reports.sections import as_page, as_text
 
     if given["html"]:
-        command = shlex.join(["memecourt-eval", *sys.argv[1:]])
-        given["html"].write_text(as_page(title, [], sections, command=command), encoding="utf-8")
-        hand_on(given["html"])
+        write_page(given["html"], as_page(title, [], sections, command=command_line()))
     if given["as_json"]:
         click.echo(json.dumps({"ratings": [asdict(one) for one in found], **more}))
         return

@@ -9,7 +9,7 @@ from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
-from eval.runs.repeats import prepare_repeats, repeat_folder
+from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
 
 ALL = "all"
@@ -80,8 +80,7 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
     Raises:
         BadRequest: There are fewer than two, or they are of different targets or memes.
     """
-    if len(reports) < 2:
-        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+    require_repeats(len(reports))
     first = reports[0]
     for other in reports[1:]:
         if (first.manifest.target, first.manifest.models, list(first.memes)) != (
@@ -103,16 +102,6 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
             _category(ALL, [report.overall for report in reports]),
         ),
     )
-
-
-def repeat_lead(probe: RepeatedProbe) -> list[str]:
-    """Sentences before the table."""
-    lead = [
-        f"{probe.target}: {len(probe.seeds)} repeats about the same memes, seeds {', '.join(map(str, probe.seeds))}."
-    ]
-    if not probe.finished:
-        lead.append("Not finished: these figures will change.")
-    return lead
 
 
 def repeat_section(probe: RepeatedProbe) -> Section:

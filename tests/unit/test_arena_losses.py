@@ -181,6 +181,7 @@ def test_the_command_reports_on_what_was_said(held, tmp_path):
         assert ran.exit_code == code, ran.output
         return ran.output
 
+    explained(held, losses_of(held.manifest(), held.folder.events(), most=12, seed=0), second="lark")
     told = said("--report")
     assert "Why battles were lost: in what" in told and "Two explainers agree on the error" in told
     page = (held.root / "losses.html").read_text()
