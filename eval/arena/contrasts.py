@@ -16,11 +16,10 @@ import numpy as np
 from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import MIDDLE, SCALE, Floats
 from eval.arena.ranking.bootstrap import draw_memes, tails
-from eval.arena.ranking.bradley_terry import fit
+from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL, Setting
 from eval.scores.metrics import Figure
 
-_PRIOR = 0.25
 Battle = tuple[str, int, str, str, str]
 """Meme, task, the two answers as they were shown, and the judge."""
 
@@ -176,7 +175,7 @@ def _ratings(
         meme, _, a, b, _ = battle
         won[meme_of[meme], place[a], place[b]] += scores[battle]
         won[meme_of[meme], place[b], place[a]] += 1 - scores[battle]
-    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + (_PRIOR / 2) * (1 - np.eye(n))
+    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + quarter_ties(n)
     return np.asarray(MIDDLE + SCALE * fit(tables))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
+from eval.arena.words import Relevance
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
@@ -197,7 +198,7 @@ def context_items(
     items = []
     for event in drawn:
         # The three of them in an order that does not tell which is to be near to the meme.
-        kinds = ["high", "moderate", "unrelated"]
+        kinds = list(map(str, Relevance))
         random.Random(f"people {seed} {event.meme}").shuffle(kinds)
         parts: list[tuple[str, str]] = []
         for number, kind in enumerate(kinds, 1):

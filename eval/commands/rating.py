@@ -15,6 +15,7 @@ from eval.commands.options import arena_samples
 from eval.commands.pages import command_line, write_page
 
 if TYPE_CHECKING:
+    from eval.arena.folder import ArenaManifest
     from eval.arena.rating import Pictures
     from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
     from eval.reports.sections import Section
@@ -88,7 +89,7 @@ def rate_arena(**given: Any) -> None:
         manifest, events = folder.manifest(), folder.events()
         texts = rating.guideline_texts(events)
         if given["sheet"]:
-            pictures = _pictures_of(given)
+            pictures = _pictures_of(given, manifest)
             if given["what"] == rating.CONTEXTS:
                 items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
             else:
@@ -178,15 +179,13 @@ def _rounds(text: str) -> range | None:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def _pictures_of(given: Mapping[str, Any]) -> Pictures:
+def _pictures_of(given: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
     """The memes' pictures, where the data set is at hand."""
     import asyncio
 
-    from eval.arena.folder import ArenaFolder
     from eval.models.samples import read_memes
     from eval.reports.records import shrunk
 
-    manifest = ArenaFolder(given["out"]).manifest()
     samples = arena_samples(manifest, given["data"], given["models"])
     if samples is None:
         click.echo("Raters are not shown the memes: name their data set with --data.", err=True)

@@ -13,8 +13,9 @@ from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme,
 from eval.probe.pictures import small_pictures
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.reports.sections import Section
+from eval.reports.words import places
 from eval.scores.ratings import Rating
-from serving.docket.review.agreement import Kappa, cohen
+from serving.docket.review.agreement import cohen
 
 MINE, REFERENCES, SCORES, REWRITTEN_TEXTS = "mine", "references", "scores", "rewritten"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
@@ -105,7 +106,14 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         words = [(_yes(agent > 0.5), _yes(mean > 0.5)) for agent, mean in pairs if mean != 0.5]
         rows: tuple[tuple[str, ...], ...] = (
             ("", "memes and categories", "accuracy", "κ", "published accuracy", "published κ"),
-            ("Miners and people’s majority", f"{len(words):,}", _share(words), _kappa(cohen(words)), "0.806", "0.767"),
+            (
+                "Miners and people’s majority",
+                f"{len(words):,}",
+                _share(words),
+                places(cohen(words).value),
+                "0.806",
+                "0.767",
+            ),
         )
         return Section("agents", "Beside people", rows, (f"Published: {PUBLISHED_SOURCE}, 200 memes.",))
     words = [(_failed(agent, threshold), _failed(mean, threshold)) for agent, mean in pairs]
@@ -115,9 +123,9 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         ("people", _mean([mean for _, mean in pairs]), _rate([other for _, other in words]), "6.18", "19.99"),
     )
     told = (
-        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {_kappa(cohen(words))} (people’s mean "
-        f"score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 on scores and .738 "
-        "on failures."
+        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {places(cohen(words).value)} "
+        f"(people’s mean score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 "
+        "on scores and .738 on failures."
     )
     return Section("agents", "Beside people", rows, (told,))
 
@@ -206,7 +214,3 @@ def _share(words: Sequence[tuple[str, str]]) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" if values else "–"
-
-
-def _kappa(kappa: Kappa) -> str:
-    return "–" if kappa.value is None else f"{kappa.value:.3f}"

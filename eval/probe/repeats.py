@@ -9,6 +9,7 @@ from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
+from eval.reports.words import percent
 from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
 
@@ -115,8 +116,8 @@ def repeat_section(probe: RepeatedProbe) -> Section:
         (
             one.name,
             *(_shown(one.score.mean), _shown(one.score.sd), *map(_shown, one.score.values)),
-            *(_percent(one.failure.mean), _percent(one.failure.sd)),
-            *(_percent(one.pooled.mean), _percent(one.pooled.sd), *map(_percent, one.pooled.values)),
+            *(percent(one.failure.mean), percent(one.failure.sd)),
+            *(percent(one.pooled.mean), percent(one.pooled.sd), *map(percent, one.pooled.values)),
         )
         for one in probe.categories
     ]
@@ -139,7 +140,3 @@ def _category(name: str, rows: Sequence[CategoryRow | None]) -> RepeatedCategory
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
