@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
+from eval.datasets.json_lines import read_json_lines
 from eval.models.samples import SampledSet
 
 FORMAT = 1
@@ -235,20 +236,4 @@ G = TypeVar("G", bound=BaseModel)
 
 def read_lines(path: Path, kind: type[G]) -> Sequence[G]:
     """The lines of a file of questions or of references. Raises BadRequest where one can't be read."""
-    read: list[G] = []
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            read.append(kind.model_validate_json(text))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise BadRequest(
-                f"{path.name}, line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.",
-                reason="FILE_UNREADABLE",
-            ) from None
-    return read
+    return [one for _, one in read_json_lines(path, kind)]

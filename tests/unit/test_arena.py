@@ -29,7 +29,7 @@ from eval.arena.events import (
     NotJudged,
     TaskFormulated,
 )
-from eval.arena.folder import FixedTask, HumanReference, line, read_lines
+from eval.arena.folder import FixedTask, HumanReference, line
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
@@ -685,4 +685,3 @@ def test_the_command_says_what_is_wrong_with_its_files(tmp_path, data):
     wrong = tmp_path / "tasks.jsonl"
     wrong.write_text('{"meme": "m", "rounds": []}\n')
     assert "tasks.jsonl, line 1: rounds" in said(good, "--data", str(data), "--tasks", str(wrong))
-    assert read_lines.__doc__
