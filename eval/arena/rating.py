@@ -6,7 +6,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -132,11 +132,7 @@ def guideline_texts(events: Sequence[Event]) -> tuple[GuidelineText, ...]:
     for key in sorted(texts):
         # Events may stand in any order, and rounds that failed have none: the last one there is the guideline.
         ordered = sorted(texts[key], key=lambda text: text.round)
-        found += ordered[:-1]
-        end = ordered[-1]
-        found.append(
-            GuidelineText(end.meme, end.task, end.round, background=end.background, reasoning=end.reasoning, last=True)
-        )
+        found += [*ordered[:-1], replace(ordered[-1], last=True)]
     return tuple(found)
 
 
