@@ -1,4 +1,4 @@
-"""The same judges under two references: shifts of each target's rating, its own family's apart, and spread of ratings.
+"""Contrasts of two settings of the bias study: shifts of ratings, of judges' own families apart, and their spread.
 
 Every judge judges the same battles in the same order under each setting, so that differences are paired: memes are
 drawn anew for both at once. Ratings are Bradley-Terry's, with a quarter of a tied battle added to each pair of models:
@@ -16,11 +16,10 @@ import numpy as np
 from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import MIDDLE, SCALE, Floats
 from eval.arena.ranking.bootstrap import draw_memes, tails
-from eval.arena.ranking.bradley_terry import fit
+from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL, Setting
 from eval.scores.metrics import Figure
 
-_PRIOR = 0.25
 Battle = tuple[str, int, str, str, str]
 """Meme, task, the two answers as they were shown, and the judge."""
 
@@ -176,7 +175,7 @@ def _ratings(
         meme, _, a, b, _ = battle
         won[meme_of[meme], place[a], place[b]] += scores[battle]
         won[meme_of[meme], place[b], place[a]] += 1 - scores[battle]
-    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + (_PRIOR / 2) * (1 - np.eye(n))
+    tables = (weights @ won.reshape(len(memes), n * n)).reshape(-1, n, n) + quarter_ties(n)
     return np.asarray(MIDDLE + SCALE * fit(tables))
 
 

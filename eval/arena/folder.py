@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
+from eval.datasets.json_lines import read_json_lines
 from eval.models.samples import SampledSet
 
 FORMAT = 1
@@ -185,6 +186,13 @@ class ArenaFolder:
         self._write(EVENTS, "".join(line(event) for event in events if event.meme in done))
         return done
 
+    def drop_cut_line(self) -> None:
+        """Drops a last line that a crash cut: the next event would be appended to it."""
+        path = self.root / EVENTS
+        if path.exists():
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+
     def append(self, events: Iterable[Event]) -> None:
         """Keeps events, before anything is done about them."""
         # Not synced to the disk: what a power cut loses happens again, from the store of calls.
@@ -228,20 +236,4 @@ G = TypeVar("G", bound=BaseModel)
 
 def read_lines(path: Path, kind: type[G]) -> Sequence[G]:
     """The lines of a file of questions or of references. Raises BadRequest where one can't be read."""
-    read: list[G] = []
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
-        raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
-    for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            read.append(kind.model_validate_json(text))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise BadRequest(
-                f"{path.name}, line {number}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}.",
-                reason="FILE_UNREADABLE",
-            ) from None
-    return read
+    return [one for _, one in read_json_lines(path, kind)]

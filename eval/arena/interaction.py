@@ -18,12 +18,9 @@ import numpy as np
 
 from eval.arena.ranking.battles import SCALE, Battles, Floats, Ints
 from eval.arena.ranking.bootstrap import draw_memes, tails
-from eval.arena.ranking.bradley_terry import fit
+from eval.arena.ranking.bradley_terry import fit, quarter_ties
 
 DEALS = 999
-_PRIOR = 0.25
-"""Tied battles that are added to each pair of models in each table, so that all tables have finite ratings, those of
-deals too. It is the same in every deal, so that the test keeps its level."""
 # Numbers in memory at once: 64 MiB of floats.
 _AT_ONCE = 1 << 23
 
@@ -186,7 +183,8 @@ def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
 
 def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats, Floats]:
     """Likelihood ratios, float of shape (deals,), and differences in points, (deals, groups, models)."""
-    prior = (_PRIOR / 2) * (1 - np.eye(n))
+    # The same in every deal, so that the test keeps its level.
+    prior = quarter_ties(n)
     everything = won.sum(axis=0).reshape(n, n) + prior
     # The same in every deal: a deal moves tasks between groups, and none out of all of them.
     together = _likelihood(everything[None], fit(everything[None]))[0]
@@ -209,7 +207,7 @@ def _intervals(
 ) -> tuple[Floats, Floats]:
     """Ends of the intervals of the differences, each float of shape (groups, models)."""
     n = int(np.sqrt(won.shape[1]))
-    prior = (_PRIOR / 2) * (1 - np.eye(n))
+    prior = quarter_ties(n)
     place = np.unique(meme, return_inverse=True)[1]
     # All tasks of a meme get the weight of their meme: the meme is what is drawn.
     drawn = draw_memes(int(place.max()) + 1, resamples, seed)[:, place]  # (resamples, tasks)

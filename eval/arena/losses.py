@@ -74,7 +74,7 @@ class LossReport:
     Attributes:
         models: Losses by model, in the order of the settings; those without any are left out.
         by_verdicts: Share of losses whose aspect the verdicts tell.
-        unexplained: Losses about which a model said nothing usable.
+        unexplained: Losses about which no model said anything usable.
         aspects: Agreement of two explainers on the aspect, where both were asked for one.
         errors: Agreement of the two on the error.
     """
@@ -173,6 +173,7 @@ async def explain_losses(
         raise BadRequest(
             f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
         )
+    folder.drop_cut_line()
     events = folder.events()
     said = {
         (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
@@ -272,7 +273,7 @@ def loss_report(
         seed: Seed of the bootstrap.
     """
     explained = [event for event in events if isinstance(event, LossExplained)]
-    by_battle: dict[tuple[object, ...], LossExplained] = {}
+    by_battle: dict[tuple[str, int, str, str], LossExplained] = {}
     for event in explained:
         if not event.second:  # where another model was asked later, the first one counts
             by_battle.setdefault((event.meme, event.task, event.winner, event.loser), event)
@@ -291,13 +292,14 @@ def loss_report(
                     errors=_shares([(e.meme, e.error) for e in own], tuple(LossError), resamples=resamples, seed=seed),
                 )
             )
+    silent = {(e.meme, e.task, e.winner, e.loser) for e in events if isinstance(e, LossNotExplained) and not e.second}
     pairs = [
         (by_battle[key], e) for e in explained if e.second and (key := (e.meme, e.task, e.winner, e.loser)) in by_battle
     ]
     return LossReport(
         models=tuple(models),
         by_verdicts=float(np.mean([not event.asked for event in first])),
-        unexplained=sum(isinstance(event, LossNotExplained) and not event.second for event in events),
+        unexplained=len(silent - by_battle.keys()),
         # Where the verdicts gave the aspect, nobody chose it, so that there is nothing to agree on.
         aspects=cohen([(one.aspect, other.aspect) for one, other in pairs if one.asked]),
         errors=cohen([(one.error, other.error) for one, other in pairs]),

@@ -6,26 +6,21 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
-from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
+from eval.arena.words import Relevance
+from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
 from eval.scores.resampled_means import mean_of
 
 GUIDELINES, CONTEXTS = "guidelines", "contexts"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
-    GUIDELINES: (
-        Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
-        Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
-        Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
-        Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
-        Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
-    ),
+    GUIDELINES: EXPLANATION_CRITERIA,
     CONTEXTS: (
         Criterion("context_diversity", "How different are the three people? (3: very)"),
         Criterion("realistic_views", "Could such people exist and see it so? (3: surely)"),
@@ -137,11 +132,7 @@ def guideline_texts(events: Sequence[Event]) -> tuple[GuidelineText, ...]:
     for key in sorted(texts):
         # Events may stand in any order, and rounds that failed have none: the last one there is the guideline.
         ordered = sorted(texts[key], key=lambda text: text.round)
-        found += ordered[:-1]
-        end = ordered[-1]
-        found.append(
-            GuidelineText(end.meme, end.task, end.round, background=end.background, reasoning=end.reasoning, last=True)
-        )
+        found += [*ordered[:-1], replace(ordered[-1], last=True)]
     return tuple(found)
 
 
@@ -203,7 +194,7 @@ def context_items(
     items = []
     for event in drawn:
         # The three of them in an order that does not tell which is to be near to the meme.
-        kinds = ["high", "moderate", "unrelated"]
+        kinds = list(map(str, Relevance))
         random.Random(f"people {seed} {event.meme}").shuffle(kinds)
         parts: list[tuple[str, str]] = []
         for number, kind in enumerate(kinds, 1):

@@ -11,7 +11,7 @@ from eval.arena.leaderboard import Leaderboard
 from eval.arena.run import Ask
 from eval.arena.words import OVERALL
 from eval.reports.sections import Section
-from eval.runs.repeats import prepare_repeats, repeat_folder
+from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
 
 
@@ -102,8 +102,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     Raises:
         BadRequest: There are fewer than two, or they are of different models or memes.
     """
-    if len(boards) < 2:
-        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+    require_repeats(len(boards))
     first = boards[0].manifest
     for board in boards[1:]:
         other = board.manifest
@@ -156,14 +155,6 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
         models=tuple(ordered),
         places=tuple(places),
     )
-
-
-def repeat_lead(board: RepeatedBoard) -> list[str]:
-    """Sentences before the table."""
-    lead = [f"{len(board.seeds)} repeats about the same memes, seeds {', '.join(map(str, board.seeds))}."]
-    if not board.finished:
-        lead.append("Not finished: these figures will change.")
-    return lead
 
 
 def repeat_section(board: RepeatedBoard) -> Section:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,16 +27,14 @@ from eval.arena.hold import ArenaPlan, hold
 from eval.arena.settings import ArenaSettings
 from eval.arena.speakers import ROLES, prompt_of
 from eval.arena.words import Relevance, Setting
-from eval.datasets.known import Dataset
 from eval.models.call_cache import SqliteCallCache
 from eval.models.memes import ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
-from eval.models.samples import SampledSet, Samples, one_set, read_memes
+from eval.models.samples import SampledSet, Samples, read_memes
 from eval.runs import environment as about
+from eval.runs.sole_use import refuse_others, sole_use
 from serving.version import SOFTWARE
-
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,7 @@ class Ask:
         name: Name of the arena.
         settings: Settings of the arena.
         specs: The models that it needs.
-        dataset: Which data set; None where ``samples`` are named.
-        data: Directory of the data set.
-        split: Which part of it.
-        limit: Largest number of memes, drawn by label; None for all.
+        samples: The memes that it is about.
         seed: Seed of that sample and of all else that is drawn.
         concurrency: Memes under way at once.
         tasks: A file of questions that come with a set; None where the controller writes them.
@@ -61,7 +55,6 @@ class Ask:
         command: Command line of the run.
         vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
-        samples: Memes of several data sets, or some of one; in place of the first four that name one.
         sample_seed: Seed of the sample, where it is another than that of all else.
     """
 
@@ -69,10 +62,7 @@ class Ask:
     name: str
     settings: ArenaSettings
     specs: Mapping[str, ModelSpec]
-    dataset: Dataset | None = None
-    data: Path = Path()
-    split: str = ""
-    limit: int | None = None
+    samples: Samples
     seed: int = 0
     concurrency: int = 4
     tasks: Path | None = None
@@ -81,17 +71,12 @@ class Ask:
     command: str = ""
     vllm: Sequence[str] = ()
     vllm_flags: Sequence[str] = ()
-    samples: Samples | None = None
     sample_seed: int | None = None
 
     @property
-    def drawn(self) -> Samples:
-        """The memes that the arena is about."""
-        if self.samples is not None:
-            return self.samples
-        if self.dataset is None:
-            raise ValueError("name a data set, or samples of several")
-        return one_set(self.dataset, self.data, self.split, limit=self.limit)
+    def drawn_by(self) -> int:
+        """Seed of the sample of memes."""
+        return self.seed if self.sample_seed is None else self.sample_seed
 
 
 _TOKENS_IN, _TOKENS_OUT = 1500, 300
@@ -159,8 +144,8 @@ async def run(
     # The lock comes before everything that reads or writes the folder.
     with alone(ask.out):
         shown, sets = await read_memes(
-            ask.drawn,
-            seed=ask.seed if ask.sample_seed is None else ask.sample_seed,
+            ask.samples,
+            seed=ask.drawn_by,
             keep=(lambda meme: meme in asked_about) if given else (lambda _: True),
         )
         if not shown.memes:
@@ -173,7 +158,7 @@ async def run(
         # Memes without a picture are counted below; here are only those that the sample lacks.
         absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
-            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.drawn.split}.")
+            tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.samples.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
         begin(*foretold(ask, len(shown.memes), len(given)))
@@ -220,10 +205,10 @@ def _manifest(
     return ArenaManifest(
         name=ask.name,
         created=datetime.now(UTC),
-        dataset=ask.drawn.dataset,
-        split=ask.drawn.split,
+        dataset=ask.samples.dataset,
+        split=ask.samples.split,
         data=shown.files,
-        limit=ask.drawn.limit,
+        limit=ask.samples.limit,
         seed=ask.seed,
         sample_seed=ask.sample_seed,
         samples=sets,
@@ -279,16 +264,8 @@ def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
     """Keeps others off the folder. Raises BadRequest where it holds something else, or is in use."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK).open("a") as lock:
-        try:
-            # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadRequest(f"Another process is at the arena in {out} now.", reason="RUN_IN_USE") from None
+    with sole_use(out, "arena"):
         # Under the lock, so that of two that begin in the same empty folder the second one finds it in use.
-        if not ArenaFolder(out).begun and any(path.name != _LOCK for path in out.iterdir()):
-            raise BadRequest(
-                f"{out} is not empty and holds no arena. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
-            )
+        if not ArenaFolder(out).begun:
+            refuse_others(out, "arena")
         yield

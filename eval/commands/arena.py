@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,8 @@ import click
 
 from eval.commands.explaining import explain
 from eval.commands.options import vllm_turns_options
+from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
-from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +104,9 @@ def arena(context: click.Context, /, **given: Any) -> None:
     from eval.runs.repeats import repeats_in
 
     out: Path = given["out"]
+    # Before any model is asked: the error further down would come after all calls are paid for.
+    if given["by"] and given["repeats"] > 1 and not given["only_report"]:
+        raise click.UsageError("--by is for one arena: leave it out here, and report on the folder of a repeat.")
     try:
         # Before any model is asked, so that a fault in the file costs no calls.
         humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
@@ -155,29 +157,24 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
     from eval.reports.sections import as_page
 
     sections = group_sections(groups, [row.model for row in board.board("overall").rows])
-    page = out / GROUP_PAGE
-    command = shlex.join(["memecourt-eval", *sys.argv[1:]])
-    page.write_text(as_page(f"Boards by group: {board.manifest.name}", [], sections, command=command), encoding="utf-8")
-    hand_on(page)
+    title = f"Boards by group: {board.manifest.name}"
+    write_page(out / GROUP_PAGE, as_page(title, [], sections, command=command_line()))
     return sections
 
 
 def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from eval.arena.repeats import repeat_lead, repeat_section, repeated_board
-    from eval.reports.sections import as_page, as_text
+    from eval.arena.repeats import repeat_section, repeated_board
+    from eval.runs.repeats import repeat_lead
 
     repeated = repeated_board(boards)
-    lead, section = repeat_lead(repeated), repeat_section(repeated)
+    figures = {**asdict(repeated), "repeats": [figures_of(board) for board in boards]} if as_json else None
+    lead = repeat_lead(repeated.seeds, finished=repeated.finished)
     page = out / PAGE
-    page.write_text(as_page("Leaderboard over repeats", lead, [section]), encoding="utf-8")
-    hand_on(page)
-    if as_json:
-        click.echo(json.dumps({**asdict(repeated), "repeats": [figures_of(board) for board in boards]}))
-        return
-    click.echo(as_text(lead, [section]))
-    click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
+    show_sections("Leaderboard over repeats", lead, [repeat_section(repeated)], page=page, figures=figures)
+    if not as_json:
+        click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat.")
 
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
@@ -252,7 +249,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
         tasks=given["tasks"],
         references=given["references"],
         calls=given["calls"],
-        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        command=command_line(),
         vllm=given["vllm"],
         vllm_flags=given["vllm_flags"],
     )
@@ -262,6 +259,5 @@ def _page(board: Leaderboard, out: Path) -> Path:
     from eval.arena.page import as_html
 
     page = out / PAGE
-    page.write_text(as_html(board), encoding="utf-8")
-    hand_on(page)
+    write_page(page, as_html(board))
     return page

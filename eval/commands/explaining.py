@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import arena_samples
-from serving.access.private_files import hand_on
+from eval.commands.pages import command_line, show_sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +49,6 @@ def explain(**given: Any) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.loss_words import loss_sections
     from eval.arena.losses import loss_report
-    from eval.reports.sections import as_page, as_text
 
     try:
         folder = ArenaFolder(given["out"])
@@ -63,18 +60,19 @@ def explain(**given: Any) -> None:
         report = loss_report(manifest, folder.events(), seed=manifest.seed)
         if report is None:
             raise click.ClickException("No loss has been explained yet.")
-        sections = loss_sections(report)
-        command = shlex.join(["memecourt-eval", *sys.argv[1:]])
         page = given["out"] / PAGE
-        page.write_text(as_page(f"Lost battles: {manifest.name}", [], sections, command=command), encoding="utf-8")
-        hand_on(page)
+        show_sections(
+            f"Lost battles: {manifest.name}",
+            [],
+            loss_sections(report),
+            page=page,
+            figures=asdict(report) if given["as_json"] else None,
+            command=command_line(),
+        )
     except CourtError as error:
         raise click.ClickException(error.message) from None
-    if given["as_json"]:
-        click.echo(json.dumps(asdict(report)))
-        return
-    click.echo(as_text([], sections))
-    click.echo(f"{page} shows it.")
+    if not given["as_json"]:
+        click.echo(f"{page} shows it.")
 
 
 def _ask(given: dict[str, Any]) -> None:
@@ -117,7 +115,8 @@ async def _explain(
         raise click.UsageError("Missing option --data: the memes are shown to whoever explains.")
     losses = losses_of(manifest, folder.events(), most=given["most"], seed=manifest.seed)
     wanted = {loss.meme for loss in losses}
-    shown, _ = await read_memes(samples, seed=manifest.drawn_by)
+    # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those with questions.
+    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted)
     async with AsyncExitStack() as stack:
         stack.enter_context(alone(given["out"]))
         store = SqliteCallCache.open(given["calls"] or given["out"] / CALLS)
@@ -128,7 +127,7 @@ async def _explain(
         await explain_losses(
             folder,
             losses,
-            {meme.id: meme for meme in shown.memes if meme.id in wanted},
+            {meme.id: meme for meme in shown.memes},
             explainer=chairs[given["explainer"]],
             second=chairs[given["second"]] if given["second"] else None,
             seed=manifest.seed,

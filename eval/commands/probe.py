@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import vllm_turns_options
+from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_probe
-from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,24 +177,18 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     from court.errors import CourtError
     from eval.probe.compare import compare_probes
     from eval.probe.compared_words import comparison_lead, comparison_sections
-    from eval.reports.sections import as_page, as_text
 
     try:
         comparison = compare_probes(probes, threshold=threshold)
-        lead, sections = comparison_lead(comparison), comparison_sections(comparison)
-        if html is not None:
-            html.write_text(as_page("Targets compared", lead, sections), encoding="utf-8")
-            hand_on(html)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
-    if as_json:
         cells = [
             {"target": target, "category": category, **asdict(cell)}
             for (target, category), cell in comparison.cells.items()
         ]
-        click.echo(json.dumps({**asdict(replace(comparison, cells={})), "cells": cells}))
-        return
-    click.echo(as_text(lead, sections))
+        figures = {**asdict(replace(comparison, cells={})), "cells": cells} if as_json else None
+        lead, sections = comparison_lead(comparison), comparison_sections(comparison)
+        show_sections("Targets compared", lead, sections, page=html, figures=figures)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
 
 
 probe.add_command(rate_probe)
@@ -204,19 +197,16 @@ probe.add_command(rate_probe)
 def _tell_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from eval.probe.repeats import repeat_lead, repeat_section, repeated_probe
-    from eval.reports.sections import as_page, as_text
+    from eval.probe.repeats import repeat_section, repeated_probe
+    from eval.runs.repeats import repeat_lead
 
     repeated = repeated_probe(reports)
-    lead, section = repeat_lead(repeated), repeat_section(repeated)
+    figures = {**asdict(repeated), "repeats": [figures_of(report) for report in reports]} if as_json else None
+    lead = repeat_lead(repeated.seeds, finished=repeated.finished, of=repeated.target)
     page = out / PAGE
-    page.write_text(as_page("Weaknesses over repeats", lead, [section]), encoding="utf-8")
-    hand_on(page)
-    if as_json:
-        click.echo(json.dumps({**asdict(repeated), "repeats": [figures_of(report) for report in reports]}))
-        return
-    click.echo(as_text(lead, [section]))
-    click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts.")
+    show_sections("Weaknesses over repeats", lead, [repeat_section(repeated)], page=page, figures=figures)
+    if not as_json:
+        click.echo(f"{page} shows it, and {PAGE} in each repeat's folder the repeat, with rewritten texts.")
 
 
 def figures_of(report: ProbeReport) -> dict[str, Any]:
@@ -321,9 +311,6 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
         raise click.UsageError(f"[probe] in {given['models'].name} has no setting {', '.join(unknown)}.")
     return ProbePlan(
         out=given["out"] or _folder_of(given),
-        dataset=None,
-        data=Path(),
-        split="",
         samples=samples_of(given, table, "[probe] in the file of models"),
         target=given["target"],
         controllers=tuple(dict.fromkeys(given["controllers"])),
@@ -333,7 +320,7 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
         concurrency=given["concurrency"],
         per_category=given["per_category"],
         seed_set=read_seeds(given["seeds_from"]) if given["seeds_from"] else None,
-        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        command=command_line(),
     )
 
 
@@ -348,6 +335,5 @@ def _page(report: ProbeReport, out: Path) -> Path:
     from eval.probe.page import as_html
 
     page = out / PAGE
-    page.write_text(as_html(report, out), encoding="utf-8")
-    hand_on(page)
+    write_page(page, as_html(report, out))
     return page

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from eval.commands.options import arena_samples
-from serving.access.private_files import hand_on
+from eval.commands.pages import command_line, write_page
 
 if TYPE_CHECKING:
+    from eval.arena.folder import ArenaManifest
     from eval.arena.rating import Pictures
     from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
     from eval.reports.sections import Section
@@ -90,7 +89,7 @@ def rate_arena(**given: Any) -> None:
         manifest, events = folder.manifest(), folder.events()
         texts = rating.guideline_texts(events)
         if given["sheet"]:
-            pictures = _pictures_of(given)
+            pictures = _pictures_of(given, manifest)
             if given["what"] == rating.CONTEXTS:
                 items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
             else:
@@ -180,15 +179,13 @@ def _rounds(text: str) -> range | None:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def _pictures_of(given: Mapping[str, Any]) -> Pictures:
+def _pictures_of(given: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
     """The memes' pictures, where the data set is at hand."""
     import asyncio
 
-    from eval.arena.folder import ArenaFolder
     from eval.models.samples import read_memes
     from eval.reports.records import shrunk
 
-    manifest = ArenaFolder(given["out"]).manifest()
     samples = arena_samples(manifest, given["data"], given["models"])
     if samples is None:
         click.echo("Raters are not shown the memes: name their data set with --data.", err=True)
@@ -250,9 +247,7 @@ def _show(
     from eval.reports.sections import as_page, as_text
 
     if given["html"]:
-        command = shlex.join(["memecourt-eval", *sys.argv[1:]])
-        given["html"].write_text(as_page(title, [], sections, command=command), encoding="utf-8")
-        hand_on(given["html"])
+        write_page(given["html"], as_page(title, [], sections, command=command_line()))
     if given["as_json"]:
         click.echo(json.dumps({"ratings": [asdict(one) for one in found], **more}))
         return

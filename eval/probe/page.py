@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from eval.probe import figures
-from eval.probe.folder import ERASED, StepOutcome
-from eval.probe.report import ProbeReport, UnexplainedMeme
+from eval.probe.folder import StepOutcome
+from eval.probe.pictures import small_pictures
+from eval.probe.report import ProbeReport
 from eval.reports.page import Drawn, need_page, render
-from eval.reports.records import shrunk
 
 SHOWN = 100
 """Failures that are shown one by one; all are in the probe's files."""
@@ -36,7 +36,8 @@ def as_html(report: ProbeReport, root: Path) -> str:
         style="weakness.css",
         report=report,
         failures=failures,
-        pictures={one.meme: _pictures(report, one, root) for one in failures},
+        # By meme: one that has failed in several categories or steps is made small once.
+        pictures={meme: small_pictures(root, report.memes[meme], _SIDE) for meme in {one.meme for one in failures}},
         key={row.name: f"c{number}" for number, row in enumerate(report.categories)},
         outcomes=list(StepOutcome),
         drawn=[
@@ -58,13 +59,3 @@ def as_html(report: ProbeReport, root: Path) -> str:
             ),
         ],
     )
-
-
-def _pictures(report: ProbeReport, failure: UnexplainedMeme, root: Path) -> list[bytes]:
-    small = []
-    for name in report.memes[failure.meme].erased:
-        path = root / ERASED / name
-        jpeg = shrunk(path.read_bytes(), _SIDE) if path.is_file() else None
-        if jpeg is not None:
-            small.append(jpeg)
-    return small

@@ -9,23 +9,18 @@ from pathlib import Path
 from statistics import fmean
 
 from court.errors import BadRequest
-from eval.probe.folder import ERASED, MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
-from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
-from eval.reports.records import shrunk
+from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, Mined, ProbedMeme, ProbeFolder, Scored, Step
+from eval.probe.pictures import small_pictures
+from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
 from eval.reports.sections import Section
+from eval.reports.words import places
 from eval.scores.ratings import Rating
-from serving.docket.review.agreement import Kappa, cohen
+from serving.docket.review.agreement import cohen
 
 MINE, REFERENCES, SCORES, REWRITTEN_TEXTS = "mine", "references", "scores", "rewritten"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
     MINE: (Criterion("belongs", "Does the meme do this kind of harm? (0: no, 1: yes)", low=0, high=1),),
-    REFERENCES: (
-        Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
-        Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
-        Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
-        Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
-        Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
-    ),
+    REFERENCES: EXPLANATION_CRITERIA,
     SCORES: (
         Criterion(
             "score", "How good is the explanation, held against the reference? (1: wrong, 10: right in all)", 1, 10
@@ -86,7 +81,8 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
         raise BadRequest(f"{root} has nothing of that kind yet to rate.", reason="NOTHING_TO_RATE")
     drawn = rng.sample(items, min(most, len(items)))
     return tuple(
-        RatedItem(item.parts, item.origin, pictures=_pictures(root, memes[str(item.origin["meme"])])) for item in drawn
+        RatedItem(item.parts, item.origin, pictures=small_pictures(root, memes[str(item.origin["meme"])], _SIDE))
+        for item in drawn
     )
 
 
@@ -110,7 +106,14 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         words = [(_yes(agent > 0.5), _yes(mean > 0.5)) for agent, mean in pairs if mean != 0.5]
         rows: tuple[tuple[str, ...], ...] = (
             ("", "memes and categories", "accuracy", "κ", "published accuracy", "published κ"),
-            ("Miners and people’s majority", f"{len(words):,}", _share(words), _kappa(cohen(words)), "0.806", "0.767"),
+            (
+                "Miners and people’s majority",
+                f"{len(words):,}",
+                _share(words),
+                places(cohen(words).value),
+                "0.806",
+                "0.767",
+            ),
         )
         return Section("agents", "Beside people", rows, (f"Published: {PUBLISHED_SOURCE}, 200 memes.",))
     words = [(_failed(agent, threshold), _failed(mean, threshold)) for agent, mean in pairs]
@@ -120,9 +123,9 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         ("people", _mean([mean for _, mean in pairs]), _rate([other for _, other in words]), "6.18", "19.99"),
     )
     told = (
-        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {_kappa(cohen(words))} (people’s mean "
-        f"score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 on scores and .738 "
-        "on failures."
+        f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {places(cohen(words).value)} "
+        f"(people’s mean score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 "
+        "on scores and .738 on failures."
     )
     return Section("agents", "Beside people", rows, (told,))
 
@@ -190,13 +193,7 @@ _KINDS: Mapping[str, Callable[[ProbeFolder, Mapping[str, ProbedMeme], random.Ran
     REWRITTEN_TEXTS: _rewritten,
 }
 _SIDE = 400
-
-
-def _pictures(root: Path, meme: ProbedMeme) -> tuple[bytes, ...]:
-    """Its pictures without the text, small; none where they are not in the folder any more."""
-    paths = [root / ERASED / name for name in meme.erased]
-    small = [shrunk(path.read_bytes(), _SIDE) for path in paths if path.is_file()]
-    return tuple(jpeg for jpeg in small if jpeg is not None)
+"""Longest side of a picture, in pixels."""
 
 
 def _yes(value: bool) -> str:
@@ -217,7 +214,3 @@ def _share(words: Sequence[tuple[str, str]]) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" if values else "–"
-
-
-def _kappa(kappa: Kappa) -> str:
-    return "–" if kappa.value is None else f"{kappa.value:.3f}"

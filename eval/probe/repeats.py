@@ -9,7 +9,8 @@ from court.errors import BadRequest
 from eval.probe.report import CategoryRow, ProbeReport
 from eval.probe.run import ProbePlan
 from eval.reports.sections import Section
-from eval.runs.repeats import prepare_repeats, repeat_folder
+from eval.reports.words import percent
+from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
 
 ALL = "all"
@@ -80,8 +81,7 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
     Raises:
         BadRequest: There are fewer than two, or they are of different targets or memes.
     """
-    if len(reports) < 2:
-        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+    require_repeats(len(reports))
     first = reports[0]
     for other in reports[1:]:
         if (first.manifest.target, first.manifest.models, list(first.memes)) != (
@@ -105,16 +105,6 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
     )
 
 
-def repeat_lead(probe: RepeatedProbe) -> list[str]:
-    """Sentences before the table."""
-    lead = [
-        f"{probe.target}: {len(probe.seeds)} repeats about the same memes, seeds {', '.join(map(str, probe.seeds))}."
-    ]
-    if not probe.finished:
-        lead.append("Not finished: these figures will change.")
-    return lead
-
-
 def repeat_section(probe: RepeatedProbe) -> Section:
     """Means and spreads as a table."""
     count = range(1, len(probe.seeds) + 1)
@@ -126,8 +116,8 @@ def repeat_section(probe: RepeatedProbe) -> Section:
         (
             one.name,
             *(_shown(one.score.mean), _shown(one.score.sd), *map(_shown, one.score.values)),
-            *(_percent(one.failure.mean), _percent(one.failure.sd)),
-            *(_percent(one.pooled.mean), _percent(one.pooled.sd), *map(_percent, one.pooled.values)),
+            *(percent(one.failure.mean), percent(one.failure.sd)),
+            *(percent(one.pooled.mean), percent(one.pooled.sd), *map(percent, one.pooled.values)),
         )
         for one in probe.categories
     ]
@@ -150,7 +140,3 @@ def _category(name: str, rows: Sequence[CategoryRow | None]) -> RepeatedCategory
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"

@@ -8,7 +8,6 @@ asked before is not asked again, and the first call that is new is the one that 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +21,9 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
-from eval.datasets.known import Dataset
 from eval.models.memes import ShownMeme, ShownMemes
 from eval.models.metered import MeteredModel
-from eval.models.samples import SampledSet, Samples, one_set, read_memes
+from eval.models.samples import SampledSet, Samples, read_memes
 from eval.probe.agents import ProbeModels, Subject, prompt_digests
 from eval.probe.erasing import erase
 from eval.probe.folder import (
@@ -49,6 +47,7 @@ from eval.probe.seeds import SeedSet, seed_content
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.runs import environment as about
 from eval.runs.progress import Progress
+from eval.runs.sole_use import LOCK, refuse_others, sole_use
 from serving.version import SOFTWARE
 
 NOTICE = (
@@ -57,9 +56,8 @@ NOTICE = (
 )
 """What is said before a probe starts."""
 
-_LOCK = ".lock"
 # The command opens the store of calls before the probe writes its manifest.
-_OURS = {_LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
+_OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 """What may be there before a probe has begun."""
 
 
@@ -69,19 +67,15 @@ class ProbePlan:
 
     Attributes:
         out: The probe's folder; an empty one, or one in which this probe was begun.
-        dataset: Data set of the memes; None where ``samples`` are named. Their labels are for the report alone.
-        data: Directory of the data set.
-        split: Which part of it.
+        samples: The memes that it is about. Their labels are for the report alone.
         target: Name in the run of the model that is probed.
         controllers: Names of the models that probe; the first is the senior one.
-        limit: Largest number of memes, drawn by label; None for all.
         seed: Seed of that sample, of seeds, and of replies that are draws.
         limits: Limits of the refinement.
         batch: Memes that are sorted by the same categories.
         concurrency: Memes, pairs and categories at once.
         taxonomy: To begin with.
         command: Command line of the run.
-        samples: Memes of several data sets, or some of one; in place of dataset, data, split and limit.
         sample_seed: Seed of the sample, and of the memes of large categories, where it is another than that of all
             else.
         per_category: Largest number of memes of a category that are scored, drawn by seed; None for all.
@@ -89,34 +83,21 @@ class ProbePlan:
     """
 
     out: Path
-    dataset: Dataset | None
-    data: Path
-    split: str
+    samples: Samples
     target: str
     controllers: tuple[str, ...]
-    limit: int | None = None
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
     batch: int = 8
     concurrency: int = 8
     taxonomy: tuple[Category, ...] = BEGIN
     command: str = ""
-    samples: Samples | None = None
     sample_seed: int | None = None
     per_category: int | None = None
     seed_set: SeedSet | None = None
 
     @property
-    def drawn(self) -> Samples:
-        """The memes that the probe is about."""
-        if self.samples is not None:
-            return self.samples
-        if self.dataset is None:
-            raise ValueError("name a data set, or samples of several")
-        return one_set(self.dataset, self.data, self.split, limit=self.limit)
-
-    @property
-    def draw(self) -> int:
+    def drawn_by(self) -> int:
         """Seed of the sample of memes."""
         return self.seed if self.sample_seed is None else self.sample_seed
 
@@ -141,7 +122,7 @@ async def probe(
     bench = ProbeModels(chairs[plan.target], tuple(chairs[name] for name in plan.controllers))
     folder = ProbeFolder(plan.out)
     with _alone(plan.out):
-        shown, sets = await read_memes(plan.drawn, seed=plan.draw)
+        shown, sets = await read_memes(plan.samples, seed=plan.drawn_by)
         if shown.without_picture:
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
         manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
@@ -174,7 +155,7 @@ async def _go_through(
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
     if plan.per_category is not None:
-        mined = capped(mined, plan.per_category, plan.draw)
+        mined = capped(mined, plan.per_category, plan.drawn_by)
 
     pairs = await narrate(bench, subjects, mined, taxonomy, concurrency=plan.concurrency)
     known = {subject.id: subject for subject in subjects}
@@ -326,11 +307,11 @@ def _manifest(
     chairs = {chair.name: chair for chair in (bench.target, *bench.controllers)}
     return ProbeManifest(
         created=datetime.now(UTC),
-        dataset=plan.drawn.dataset,
-        split=plan.drawn.split,
+        dataset=plan.samples.dataset,
+        split=plan.samples.split,
         data=shown.files,
         without_picture=shown.without_picture,
-        limit=plan.drawn.limit,
+        limit=plan.samples.limit,
         seed=plan.seed,
         sample_seed=plan.sample_seed,
         samples=sets,
@@ -366,22 +347,14 @@ def _require_same(begun: ProbeManifest, now: ProbeManifest) -> None:
 
 def refuse_place(out: Path) -> None:
     """Raises BadRequest where a folder holds something else than a probe."""
-    if out.exists() and not ProbeFolder(out).begun and any(path.name not in _OURS for path in out.iterdir()):
-        raise BadRequest(
-            f"{out} is not empty and holds no probe. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
-        )
+    if not ProbeFolder(out).begun:
+        refuse_others(out, "probe", _OURS)
 
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Keeps others off the folder. Raises BadRequest where it is not empty and holds no probe, or is in use."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK).open("a") as lock:
-        try:
-            # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadRequest(f"Another process is at the probe in {out} now.", reason="RUN_IN_USE") from None
+    with sole_use(out, "probe"):
         # Once more under the lock: the folder may have been filled since the command looked.
         refuse_place(out)
         yield

@@ -47,8 +47,8 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
     """A page: all have the same look, and the same script unless they need their own.
 
     Args:
-        template: Its file. It stands for itself, with ``{{ style }}`` and ``{{ script }}`` within their elements and
-            their digests, ``{{ style_digest }}`` and ``{{ script_digest }}``, in its security policy.
+        template: Its file. It extends ``base.html``, which has head, bar and help of all pages, and the security
+            policy with the digests of style and script.
         package: Package whose ``templates`` are searched first, then those of the benchmark's report.
         style: A file of further rules, found likewise; none where empty.
         script: File of the script, found likewise.

@@ -39,6 +39,16 @@ class Criterion:
     high: int = 3
 
 
+EXPLANATION_CRITERIA = (
+    Criterion("conciseness", "Does it say what it says without repetition or filler? (3: nothing could go)"),
+    Criterion("informativeness", "Does it tell what one has to know to see the harm? (3: nothing is missing)"),
+    Criterion("persuasiveness", "Do its reasons convince? (3: fully)"),
+    Criterion("readability", "Is it easy to read and well ordered? (3: at once)"),
+    Criterion("soundness", "Is it right about the meme, without errors or leaps? (3: in all)"),
+)
+"""Criteria by which MemeArena and AdamMeme had texts rated that explain the harm in a meme."""
+
+
 @dataclass(frozen=True, slots=True)
 class RatedItem:
     """Something to be rated.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from court.errors import BadRequest
+from eval.datasets.json_lines import read_json_lines
 from eval.reports.rating_sheet import SheetKey
 from eval.reports.sections import Section
 from eval.scores.ratings import CriterionRatings, Rating
@@ -25,19 +24,7 @@ def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
     """
     found = []
     for path in paths:
-        try:
-            lines = path.read_text("utf-8").splitlines()
-        except (OSError, ValueError):
-            raise BadRequest(f"{path} can't be read.", reason="FILE_UNREADABLE") from None
-        for number, text in enumerate(lines, 1):
-            if not text.strip():
-                continue
-            try:
-                one = Rating.model_validate_json(text)
-            except ValidationError as error:
-                fault = error.errors()[0]
-                told = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-                raise BadRequest(f"{path.name}, line {number}: {told}.", reason="FILE_UNREADABLE") from None
+        for number, one in read_json_lines(path, Rating):
             # An unknown criterion gets a range that no score lies in.
             low, high = key.criteria.get(one.criterion, (1, 0))
             if one.item not in key.items or not low <= one.score <= high:

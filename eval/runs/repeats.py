@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
@@ -53,3 +54,24 @@ def prepare_repeats(out: Path, what: str) -> Path:
             reason="OUT_NOT_EMPTY",
         )
     return out / CALLS
+
+
+def require_repeats(count: int) -> None:
+    """Raises BadRequest where there are fewer repeats than can be compared."""
+    if count < 2:
+        raise BadRequest("Repeats are compared where there are at least two.", reason="REPEATS_MISSING")
+
+
+def repeat_lead(seeds: Sequence[int], *, finished: bool, of: str = "") -> list[str]:
+    """Sentences before a table of repeats.
+
+    Args:
+        seeds: Seed of each repeat.
+        finished: True if all repeats are.
+        of: Name of what is measured, such as the target of a probe; none is named where empty.
+    """
+    name = f"{of}: " if of else ""
+    lead = [f"{name}{len(seeds)} repeats about the same memes, seeds {', '.join(map(str, seeds))}."]
+    if not finished:
+        lead.append("Not finished: these figures will change.")
+    return lead

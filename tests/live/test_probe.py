@@ -18,6 +18,7 @@ from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import MeteredModel
+from eval.models.samples import one_set
 from eval.probe.folder import MARK, REWRITTEN, ProbeFolder, ScoringOutcome, Sorted, Step, StepOutcome
 from eval.probe.refining import Limits
 from eval.probe.report import read_report
@@ -118,9 +119,7 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
 
     plan = ProbePlan(
         out=tmp_path / "probe",
-        dataset=DATASETS["fhm"],
-        data=data,
-        split="dev_seen",
+        samples=one_set(DATASETS["fhm"], data, "dev_seen", limit=None),
         target="target",
         controllers=("controller",),
         limits=Limits(steps=2, seeds=1),

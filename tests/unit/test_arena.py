@@ -29,7 +29,7 @@ from eval.arena.events import (
     NotJudged,
     TaskFormulated,
 )
-from eval.arena.folder import FixedTask, HumanReference, line, read_lines
+from eval.arena.folder import FixedTask, HumanReference, line
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
@@ -45,6 +45,7 @@ from eval.datasets.known import DATASETS
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
+from eval.models.samples import one_set
 from eval.synthetic.make import Layout, make
 from tests.support.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
 
@@ -622,8 +623,8 @@ def numbered(voice):
 def on_disk(out, data, strengths=THREE, **changes):
     settings = ArenaSettings(targets=tuple(strengths), judges=("ash", "beech"), controller="ash", resamples=200)
     spec = {name: ModelSpec(url=("http://127.0.0.1:9/v1",), model=name) for name in strengths}
-    given = {"out": out, "name": "made", "settings": settings, "specs": spec, "dataset": DATASETS["synthetic-harmeme"]}
-    ask = Ask(**{**given, "data": data, "split": "test", **changes})
+    given = {"out": out, "name": "made", "settings": settings, "specs": spec}
+    ask = Ask(**{**given, "samples": one_set(DATASETS["synthetic-harmeme"], data, "test", limit=None), **changes})
 
     async def go():
         store = SqliteCallCache.open(out.parent / "store.sqlite")
@@ -684,4 +685,3 @@ def test_the_command_says_what_is_wrong_with_its_files(tmp_path, data):
     wrong = tmp_path / "tasks.jsonl"
     wrong.write_text('{"meme": "m", "rounds": []}\n')
     assert "tasks.jsonl, line 1: rounds" in said(good, "--data", str(data), "--tasks", str(wrong))
-    assert read_lines.__doc__

@@ -12,7 +12,7 @@ from court.errors import BadRequest
 from eval.arena.folder import FixedTask, line
 from eval.arena.group_words import group_sections
 from eval.arena.groups import LEAST_TASKS, boards_by, groups_of
-from eval.arena.interaction import _PRIOR, _dealt, holm, interaction, step_down
+from eval.arena.interaction import _dealt, holm, interaction, step_down
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import Battles, wins
 from eval.arena.ranking.bradley_terry import fit
@@ -64,7 +64,7 @@ def test_the_likelihood_ratio_is_that_of_battles_one_by_one():
     table, unit, group = simulated(3)
 
     def likelihood(part):
-        won = wins(part) + (_PRIOR / 2) * (1 - np.eye(4))
+        won = wins(part) + (1 - np.eye(4)) / 8  # a quarter of a tied battle for each pair
         theta = fit(won[None])[0]
         chance = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
         return sum(won[i, j] * np.log(chance[i, j]) for i in range(4) for j in range(4) if i != j)

@@ -15,8 +15,12 @@ from eval.arena.leaderboard import leaderboard
 from eval.arena.losses import ASPECTS, explain_losses, loss_report, losses_of
 from eval.arena.words import DIMENSIONS, LossError, Verdict
 from eval.cli import cli
+from eval.datasets.known import DATASETS
 from eval.models.metered import MeteredModel
+from eval.models.samples import one_set, read_memes
+from eval.synthetic.make import Layout, make
 from tests.support.arena_world import STRENGTHS, Arena, Memory, Voice
+from tests.unit.test_arena import on_disk
 from tests.unit.test_arena_judges import judged
 
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}
@@ -177,6 +181,7 @@ def test_the_command_reports_on_what_was_said(held, tmp_path):
         assert ran.exit_code == code, ran.output
         return ran.output
 
+    explained(held, losses_of(held.manifest(), held.folder.events(), most=12, seed=0), second="lark")
     told = said("--report")
     assert "Why battles were lost: in what" in told and "Two explainers agree on the error" in told
     page = (held.root / "losses.html").read_text()
@@ -193,3 +198,54 @@ def test_the_command_reports_on_what_was_said(held, tmp_path):
     arena.hold()
     ran = CliRunner().invoke(cli, ["arena", "explain", "--out", str(arena.root), "--report"])
     assert ran.exit_code == 1 and "No loss has been explained yet" in ran.output
+
+
+def test_a_line_that_a_crash_cut_spoils_no_later_one(tmp_path):
+    arena = Arena(tmp_path, memes=2, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS})
+    arena.hold()
+    losses = losses_of(arena.manifest(), arena.folder.events(), most=1, seed=0)
+    before = arena.folder.events()
+    with (arena.root / "events.jsonl").open("a") as file:
+        file.write('{"kind": "LossExpl')
+    explained(arena, losses)
+    events = arena.folder.events()
+    assert events[: len(before)] == before and len(events) > len(before)
+
+
+def test_a_loss_that_another_model_explained_later_is_no_unexplained_one(tmp_path):
+    arena = Arena(tmp_path, memes=2, voices={name: Faulty(name, STRENGTHS) for name in STRENGTHS})
+    arena.hold()
+    losses = losses_of(arena.manifest(), arena.folder.events(), most=1, seed=0)
+    explained(arena, losses[:1], name="owl", says=lambda request, usual: "?")
+    assert loss_report(arena.manifest(), arena.folder.events()) is None
+    explained(arena, losses[:1], name="finch")
+    assert loss_report(arena.manifest(), arena.folder.events(), resamples=10).unexplained == 0
+
+
+def test_memes_with_questions_are_found_again_though_the_sample_was_limited(tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    make(data, Layout.HARMEME, train=4, val=0, test=4)
+
+    def ids(limit):
+        shown, _ = asyncio.run(read_memes(one_set(DATASETS["synthetic-harmeme"], data, "test", limit=limit), seed=0))
+        return [meme.id for meme in shown.memes]
+
+    meme = next(one for one in ids(None) if one not in ids(1))
+    tasks, models, out = tmp_path / "tasks.jsonl", tmp_path / "arena.toml", tmp_path / "arena"
+    tasks.write_text("".join(json.dumps({"meme": meme, "rounds": [f"Who is it about, {n}?"]}) + "\n" for n in range(3)))
+    models.write_text('[models.owl]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
+    on_disk(out, data, samples=one_set(DATASETS["synthetic-harmeme"], data, "test", limit=1), tasks=tasks)
+    scripted = ScriptedModel(lambda request: {"why": "it overlooks something", "error": "text", **aspect_of(request)})
+
+    async def chairs(chosen, store, *_, **__):
+        return {name: MeteredModel(name, scripted, store=store) for name in chosen}
+
+    monkeypatch.setattr("eval.models.open.open_chairs", chairs)
+    options = ["--out", str(out), "--models", str(models), "--data", str(data), "--explainer", "owl"]
+    ran = CliRunner().invoke(cli, ["arena", "explain", *options])
+    assert ran.exit_code == 0 and scripted.asked, ran.output
+
+
+def aspect_of(request):
+    asked = request.reply_schema["properties"]
+    return {"aspect": asked["aspect"]["enum"][0]} if "aspect" in asked else {}

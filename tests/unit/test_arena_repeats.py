@@ -85,6 +85,8 @@ def test_the_command_reports_on_all_repeats(three):
     assert (three / "repeat-2" / "leaderboard.html").exists()
     ran = CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--by", "gold"])
     assert ran.exit_code == 2 and "folder of a repeat" in ran.output
+    ran = CliRunner().invoke(cli, ["arena", "--out", str(three / "new"), "--repeats", "2", "--by", "gold"])
+    assert ran.exit_code == 2 and "--by is for one arena" in ran.output and not (three / "new").exists()
     told = json.loads(CliRunner().invoke(cli, ["arena", "--report", "--out", str(three), "--json"]).output)
     assert len(told["repeats"]) == 3 and told["models"][0]["rating"]["mean"] > told["models"][2]["rating"]["mean"]
 

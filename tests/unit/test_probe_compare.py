@@ -224,7 +224,7 @@ def test_another_target_begins_its_searches_with_the_same_memes(tmp_path, data):
 def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
     plan = a_plan(tmp_path / "probe", data, seed=3)
     plans = repeats_of(plan, 3)
-    assert [(one.seed, one.draw, one.out.name) for one in plans] == [
+    assert [(one.seed, one.drawn_by, one.out.name) for one in plans] == [
         (3, 3, "repeat-1"),
         (4, 3, "repeat-2"),
         (5, 3, "repeat-3"),

@@ -13,6 +13,7 @@ from court.errors import BadRequest, Unavailable
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.models.metered import BudgetSpent, Limit
+from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, prompt_of
 from eval.probe.folder import MARK, MINED, REWRITTEN, SCORED, ProbeFolder, Scored, Sorted, Step, StepOutcome
 from eval.probe.page import as_html
@@ -38,9 +39,7 @@ def data(tmp_path_factory):
 def a_plan(out, data, **changes):
     plan = ProbePlan(
         out=out,
-        dataset=DATASETS["fhm"],
-        data=data,
-        split="dev_seen",
+        samples=one_set(DATASETS["fhm"], data, "dev_seen", limit=None),
         target="target",
         controllers=("c0",),
         limits=Limits(steps=3, seeds=1),
@@ -202,7 +201,7 @@ def test_it_goes_on_only_with_what_it_was_begun_with(whole, data, tmp_path):
     for changes, named in (
         ({"seed": 1}, "seed"),
         ({"limits": Limits(steps=4, seeds=1)}, "steps"),
-        ({"limit": 4}, "limit"),
+        ({"samples": one_set(DATASETS["fhm"], data, "dev_seen", limit=4)}, "limit"),
         ({"batch": 1}, "batch"),
     ):
         with pytest.raises(BadRequest, match=named) as caught:

@@ -27,6 +27,18 @@ class NoMaximum(CourtError):
     default_reason = "NO_MAXIMUM"
 
 
+def quarter_ties(n: int) -> Floats:
+    """Wins by a quarter of a tied battle of each pair of models: added to any table, they give it finite ratings.
+
+    Args:
+        n: Number of models.
+
+    Returns:
+        float of shape (n, n).
+    """
+    return np.asarray((1 - np.eye(n)) / 8)
+
+
 def fit(won: Floats) -> Floats:
     """Log-odds of models, their mean 0.
 

@@ -1,0 +1,60 @@
+"""Pages that commands write, and the command line that these and manifests name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from serving.access.private_files import hand_on
+
+if TYPE_CHECKING:
+    from eval.reports.sections import Section
+
+
+def command_line() -> str:
+    """The command as it was called."""
+    return shlex.join(["memecourt-eval", *sys.argv[1:]])
+
+
+def write_page(path: Path, html: str) -> None:
+    """Writes a page.
+
+    The process writes files for their owner alone; a page is to be shown to others, as the umask allows.
+    """
+    path.write_text(html, encoding="utf-8")
+    hand_on(path)
+
+
+def show_sections(
+    title: str,
+    lead: Sequence[str],
+    sections: Sequence[Section],
+    *,
+    page: Path | None,
+    figures: Mapping[str, Any] | None,
+    command: str = "",
+) -> None:
+    """Writes sections as a page, and shows them in the terminal, or figures as JSON in their place.
+
+    Args:
+        title: Title of the page.
+        lead: Sentences before the first section.
+        sections: Sections in order.
+        page: Path of the page; none is written where it is None.
+        figures: Figures for other programs; the sections are shown where they are None.
+        command: Command line that the page names; none is named where it is empty.
+
+    Raises:
+        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
+    """
+    from eval.reports.sections import as_page, as_text
+
+    if page is not None:
+        write_page(page, as_page(title, lead, sections, command=command))
+    click.echo(as_text(lead, sections) if figures is None else json.dumps(figures))

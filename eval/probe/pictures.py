@@ -1,0 +1,21 @@
+"""Pictures of a probe's memes as its pages show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eval.probe.folder import ERASED, ProbedMeme
+from eval.reports.records import shrunk
+
+
+def small_pictures(root: Path, meme: ProbedMeme, side: int) -> tuple[bytes, ...]:
+    """The meme's pictures without its text as small JPEG files; those that are not in the folder any more are left out.
+
+    Args:
+        root: The probe's folder.
+        meme: Meme whose pictures are shown.
+        side: Longest side, in pixels.
+    """
+    paths = [root / ERASED / name for name in meme.erased]
+    small = (shrunk(path.read_bytes(), side) for path in paths if path.is_file())
+    return tuple(jpeg for jpeg in small if jpeg is not None)
