@@ -173,5 +173,5 @@ def cell(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """What a docstring names, as code in Markdown."""
+    """Marks names in a docstring as code in Markdown."""
     return _ROLE.sub(r"`\1`", text).replace("``", "`")

@@ -8,6 +8,7 @@ from court.events import (
     AFTERWARDS,
     AnswerGiven,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     QuestionAsked,
@@ -101,18 +102,19 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
 def chain_of(record: TrialRecord) -> int:
     """Calls on the longest chain of which each waits for the one before, by what the verdict rests on.
 
-    ``D``, then by the longer side its questions and answers in turn and the last summary, then the judgment, or its
-    two calls for odds where those are more. Without overlap every summary stands in the chain. A reply that had to be
-    asked for twice counts twice.
+    ``D``, then by the longer side its questions and answers in turn and the last summary, then a guard's opinion, then
+    the judgment, or its two calls for odds where those are more. Without overlap every summary stands in the chain. A
+    reply that had to be asked for twice counts twice.
     """
-    described = record.last(Described)
+    described, heard = record.last(Described), record.last(GuardHeard)
     judged = 0
     rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
     for ruled in rulings:  # those of a panel sit side by side
         judged = max(judged, _number(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = max(_side_chain(record, side, overlap) for side in Side)
-    return (_number(described.call) if described else 0) + longest + judged
+    guarded = _number(heard.call) if heard else 0
+    return (_number(described.call) if described else 0) + longest + guarded + judged
 
 
 def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:

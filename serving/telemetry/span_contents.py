@@ -18,6 +18,7 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    GuardHeard,
     JudgeRuled,
     ModelCall,
     PrecedentsCited,
@@ -139,6 +140,8 @@ def _reply_json(event: AnyEvent, call: ModelCall) -> str:
             return _json({"answer": event.answer})
         case Summarised() | SummarisedAhead():
             return _json({"summary": event.summary, "justification": event.justification})
+        case GuardHeard():
+            return _json({"harmful": event.harmful, "categories": list(event.categories), "reason": event.reason})
         case VerdictGiven(odds=odds) | JudgeRuled(odds=odds) if odds is not None and odds.call == call:
             return _json({"harmful": odds.harmful, "not_harmful": odds.not_harmful})
         case JudgeRuled():

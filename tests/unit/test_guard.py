@@ -26,12 +26,14 @@ from court.untrusted import Fence
 from court.verdict import Label, ReviewReason
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as Behaviour
+from eval.runs.from_record import chain_of
 from serving.cli.records import render
 from serving.export.page import page
 from serving.export.pdf import pdf
 from serving.export.source import ExportSource
 from serving.models.connect import connect_models
 from serving.settings import Settings
+from serving.telemetry.span_contents import of_call
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.replay import replay
@@ -249,6 +251,14 @@ def test_its_messages_and_the_judge_s_are_made_again_from_the_record(adapter):
     for call in messages_of(record, record.last(VerdictGiven)):
         assert call.exact, call.why
         assert opinion_words(event).splitlines()[0] in str(call.requests[0].parts)
+
+
+def test_it_is_a_call_of_the_chain_that_a_verdict_rests_on_and_its_span_has_its_opinion():
+    record, *_ = heard(HARMFUL[GuardAdapter.LLAMA_GUARD_4])
+    assert chain_of(record) == chain_of(try_meme(Cast())) + 1
+    event = record.last(GuardHeard)
+    said = json.loads(of_call(record, event, event.call, "")["output.value"])
+    assert said == {"harmful": True, "categories": list(event.categories), "reason": event.reason}
 
 
 def test_its_opinion_can_be_read_wherever_a_record_is_shown():
