@@ -49,6 +49,7 @@ def seeds(trial_id):
         "Judge": judged,
         "JudgeStream": wire.JudgeStreamRequest(request=judge_request(IMAGE, text="cat", request_id="s")),
         "WatchTrial": wire.WatchTrialRequest(trial_id=trial_id),
+        "GetVerdict": wire.GetVerdictRequest(trial_id=trial_id),
         "GetTrial": wire.GetTrialRequest(trial_id=trial_id),
         "ListTrials": wire.ListTrialsRequest(page_size=2, filter=wire.TrialFilter(namespace="n")),
         "ExportTrials": wire.ExportTrialsRequest(filter=wire.TrialFilter(labels=[wire.LABEL_HARMFUL], reviewed=True)),

@@ -157,6 +157,10 @@ def apart(request):
     return ours, theirs
 
 
+LOOPING = "harmless words, " * 25
+"""What is asked for again where a model says it, for it says the same over and over."""
+
+
 def specials_in(text):
     """Control tokens in a text, as it stands and as whoever normalises it or drops what is unseen would read it."""
     seen = "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Mn"))
@@ -181,9 +185,13 @@ def swept(texts):
         nonlocal checked
         fence, recorder = Fence(MARK), Recorder()
         pattern = {}
-        async for role, what, request in prompts_with("harmless words", recorder, fence):
-            ours, theirs = apart(request)
-            pattern[role, what] = ours, [part for part in ours if not isinstance(part, str)], len(theirs)
+        # What is ours around a repair is one of two things: a reply that repeats itself is told so.
+        for harmless in ("harmless words", LOOPING):
+            async for role, what, request in prompts_with(harmless, recorder, fence):
+                ours, theirs = apart(request)
+                pictures = [part for part in ours if not isinstance(part, str)]
+                usual, *_ = pattern.setdefault((role, what), ([], pictures, len(theirs)))
+                usual.append(ours)
         for kind, text in texts:
             async for role, what, request in prompts_with(text, recorder, fence):
                 where = (kind, text[:40], role, what)
@@ -194,7 +202,7 @@ def swept(texts):
                     wrong["system"].append(where)
                 if [part for part in ours if not isinstance(part, str)] != pictures:
                     wrong["pictures"].append(where)
-                if ours != usual or len(theirs) != fences:
+                if ours not in usual or len(theirs) != fences:
                     wrong["fence"].append(where)
                 for body in theirs:
                     if body not in clean:
@@ -352,8 +360,11 @@ def trial_with(text, *, ocr):
 @pytest.mark.slow
 @pytest.mark.parametrize("ocr", [False, True], ids=["caption", "read off the picture"])
 def test_pi_1_to_3_in_whole_trials(ocr):
-    plain = trial_with("harmless words", ocr=ocr)
-    usual = {role: [apart(request)[0] for request in plain.requests(role)] for role in plain.models}
+    plain, looping = trial_with("harmless words", ocr=ocr), trial_with(LOOPING, ocr=ocr)
+    usual = {
+        role: [apart(request)[0] for cast in (plain, looping) for request in cast.requests(role)]
+        for role in plain.models
+    }
     trials = requests = 0
     for _, injection in INJECTIONS:
         text = "".join(c for c in marked(injection, MARK) if not 0xD800 <= ord(c) < 0xE000)
