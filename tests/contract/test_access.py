@@ -64,8 +64,8 @@ class Echo:
 
 
 @asynccontextmanager
-async def a_server(*given, certificates=None, **options):
-    server, _ = await make_server(Methods(*(given or services()), **options))
+async def a_server(*given, certificates=None, reflect=True, **options):
+    server, _ = await make_server(Methods(*(given or services()), **options), reflect=reflect)
     if certificates:
         port = server.add_secure_port("localhost:0", certificates.credentials())
     else:
