@@ -95,7 +95,7 @@ class Evidence:
             return []
         began = time.perf_counter()
         # A text that was read off the picture may have misread letters, so that the finder allows a few to differ.
-        searching = self.duplicates.near(self.meme.picture, text.text, self.meme.text is None, self.namespace)
+        searching = self.duplicates.find(self.meme.picture, text.text, self.meme.text is None, self.namespace)
         late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
         near = await run_within(searching, self.deadline.at_most(self.settings.find_s), late)
         found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}

@@ -18,7 +18,7 @@ from court.errors import Overrun
 from court.events import Described, GuardHeard, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
-from court.guard import Guard, opinion_words
+from court.guard import GuardWitness, opinion_words
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.panel import Opinion, spokesman_of
@@ -261,7 +261,7 @@ class FullTrial:
         heard = self._recorder.recall(GuardHeard)
         if heard is None:
             self._recorder.step = "guard"
-            guard = Guard(
+            guard = GuardWitness(
                 speaker=self._speaker(self.models.guard.model),
                 guard=self.models.guard,
                 frames=self._frames,

@@ -197,7 +197,7 @@ def opinion_words(heard: GuardHeard) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class GuardWitness:
     """A guard within one trial."""
 
     speaker: Speaker

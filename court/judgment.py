@@ -309,7 +309,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         values: Further values of its event.
     """
 
-    def given(events: Sequence[AnyEvent]) -> EventDraft:
+    def draft(events: Sequence[AnyEvent]) -> EventDraft:
         # A callable draft: the recorder passes all events before it, those of the same write included, so that signs of
         # steering in the very last ones count too.
         found = steering_in(events)
@@ -319,7 +319,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         seen = with_parts_not_judged(seen, opened.meme if opened else None)
         return EventDraft(VerdictGiven, {"verdict": seen, "steering": found, **values})
 
-    await clerk.note_all(*before, given)
+    await clerk.note_all(*before, draft)
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:

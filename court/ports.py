@@ -131,7 +131,7 @@ class PrecedentFinder(Protocol):
 class DuplicateFinder(Protocol):
     """Finds memes tried before that are nearly the one on trial."""
 
-    async def near(
+    async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
         """The trials of memes that are nearly this one, or this one, nearest first; none where nothing is near.

@@ -131,7 +131,7 @@ class Recorder:
         if not telling.cancelled() and telling.exception() is None:
             for event in events:
                 if not self._reported_before(event):
-                    self.tally.told(event)
+                    self.tally.count_stored(event)
                 self._events.append(event)
         if cancelled is not None:
             try:

@@ -41,7 +41,7 @@ class UsageMeter:
         """A call was cancelled, or failed."""
         self._made["unanswered"] += 1
 
-    def told(self, event: Event) -> None:
+    def count_stored(self, event: Event) -> None:
         """An event that was kept tells of its calls."""
         self._told.update(_reported_by(event))
 

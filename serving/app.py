@@ -132,7 +132,7 @@ async def serve(
         )
         house = await _unless(stopping, opening)
         if house is not None:
-            if isinstance(place := settings.docket_place, Path) and not stack.enter_context(held_alone(place)):
+            if isinstance(place := settings.docket_place, Path) and not stack.enter_context(lock_docket(place)):
                 tell(
                     f"Another server of this machine serves the docket {place} too: its trials are listed here, and "
                     "each answers its own callers."
@@ -175,7 +175,7 @@ def _tell_receivers(
 
 
 @contextmanager
-def held_alone(docket: Path) -> Iterator[bool]:
+def lock_docket(docket: Path) -> Iterator[bool]:
     """True if no other server of this machine holds this file of a docket; until the block is left, this one does.
 
     Several may serve one docket. That is told, for it is seldom meant where each was started by hand.

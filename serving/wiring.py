@@ -266,14 +266,14 @@ async def parts_alone(
 
     open_set(settings.trial.prompts)  # messages of trials in its words are made again with it
 
-    def told(event: VerdictReviewed) -> None:
+    def count_review(event: VerdictReviewed) -> None:
         reviewed(event.outcome)
 
     near = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
         REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
-        REVIEWED: told,
+        REVIEWED: count_review,
         NEAR: near,
     }
     library = settings.library or _starter(settings)

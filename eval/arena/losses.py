@@ -184,7 +184,7 @@ async def explain_losses(
         (e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in events if isinstance(e, Answered)
     }
     rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
-    asked = _asked(losses, explainer=explainer, second=second, seed=seed)
+    asked = _assignments(losses, explainer=explainer, second=second, seed=seed)
     turn, done = asyncio.Semaphore(concurrency), 0
 
     async def one(loss: Loss, chair: MeteredModel, again: bool) -> None:
@@ -208,7 +208,7 @@ async def explain_losses(
     await gather_or_cancel(*(one(*each) for each in asked))
 
 
-def _asked(
+def _assignments(
     losses: Sequence[Loss], *, explainer: MeteredModel, second: MeteredModel | None, seed: int
 ) -> list[tuple[Loss, MeteredModel, bool]]:
     """Pairs each loss with who is asked, and whether as the second one; nobody explains a battle of its own."""

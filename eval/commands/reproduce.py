@@ -15,7 +15,7 @@ from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched,
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
-    from eval.reproduce.outcome import Outcome
+    from eval.reproduce.outcome import Reproduced
     from eval.reproduce.stages import PlannedRun, Reproduction, Servers
     from eval.reproduce.targets import SizeName, Targets
     from serving.presets import Preset
@@ -268,7 +268,7 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
     return run_watched(work, "the same command with --resume goes on")
 
 
-def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Outcome:
+def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanced: bool) -> Reproduced:
     """Scores what was judged and writes the three files."""
     import asyncio
 
@@ -358,7 +358,7 @@ def _stored(plan: Reproduction) -> int:
     return asyncio.run(count())
 
 
-def _tell(outcome: Outcome, as_json: bool) -> None:
+def _tell(outcome: Reproduced, as_json: bool) -> None:
     from eval.reproduce import report
     from eval.scores.tables import table
 

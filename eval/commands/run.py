@@ -112,7 +112,7 @@ def run(**given: Any) -> None:
     except CourtError as error:
         raise click.ClickException(error.message) from None
 
-    async def held(progress: Progress) -> str:
+    async def run_to_end(progress: Progress) -> str:
         """Why the run is not finished; empty where it is."""
         try:
             await hold(plan, progress)
@@ -127,7 +127,7 @@ def run(**given: Any) -> None:
     unfinished, interrupted = "", 0
     with watching(lambda line: click.echo(line, err=True)) as progress:
         try:
-            unfinished = asyncio_run(held(progress))
+            unfinished = asyncio_run(run_to_end(progress))
         except Interrupted as error:
             interrupted = error.exit_code
     if interrupted:

@@ -168,10 +168,10 @@ def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[fl
     if memes < _count(place / "data" / "test.jsonl"):
         new = (*new, "--limit", memes)
     if procedure == "summary":
-        return job.held(new, (), None, killed_at), 0.0
+        return job.finish(new, (), None, killed_at), 0.0
     counting = Counting()
     with counting.listening() as url:
-        held = job.held(new, ("--llm-url", url, "--model", "stand-in"), counting, killed_at)
+        held = job.finish(new, ("--llm-url", url, "--model", "stand-in"), counting, killed_at)
     stats = counting.server.stats
     return held, stats.answered * SPEED.call_s + stats.output_tokens * SPEED.output_token_s
 
@@ -216,7 +216,7 @@ class Counting:
             loop.call_soon_threadsafe(end.set)
             thread.join()
 
-    def kept(self, store: Path) -> set[str]:
+    def stored_calls(self, store: Path) -> set[str]:
         """Which calls a store holds the replies of; none where there is no store."""
         if not store.exists():
             return set()
@@ -282,7 +282,7 @@ class Job:
     _memory: list[tuple[int, int]] = field(default_factory=list)  # memes judged, bytes
     _first: list[float] = field(default_factory=list)  # seconds to the first meme, per process that took it up
 
-    def held(
+    def finish(
         self, new: Sequence[object], servers: Sequence[str], counting: Counting | None, killed_at: Sequence[float]
     ) -> SessionCost:
         """Held to its end.
@@ -307,7 +307,7 @@ class Job:
                 asked += len(fresh)
                 # Those that the store had when this process began, and those that it sent twice itself.
                 again += len(before & set(fresh)) + len(fresh) - len(set(fresh))
-                before = counting.kept(self.out / CALLS)
+                before = counting.stored_calls(self.out / CALLS)
                 lost += len(set(fresh) - before) if share is not None else 0
             begin = ("--resume", self.out)
         after_tenth = [(done / self.memes, used) for done, used in self._memory if done / self.memes >= 0.1]

@@ -16,7 +16,7 @@ from eval.runs.run import judged_memes
 
 
 @dataclass(frozen=True)
-class Bench:
+class Benchmark:
     """A split of a data set that a paper's figures are compared on.
 
     Attributes:
@@ -44,7 +44,7 @@ class Bench:
         return judged_memes(read.memes, limit, seed, dropped)
 
 
-def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: bool = True) -> tuple[Bench, ...]:
+def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: bool = True) -> tuple[Benchmark, ...]:
     """The paper's data sets, where they are published; FHM on both splits that have public labels.
 
     Args:
@@ -53,12 +53,12 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
         drops: True if memes that are somewhat harmful are no precedents either.
     """
 
-    def harmeme(name: str, dataset: str) -> Bench:
-        return Bench(name, name, DATASETS[dataset], data=data, split="test", protocol=Protocol.EXTREME, drops=drops)
+    def harmeme(name: str, dataset: str) -> Benchmark:
+        return Benchmark(name, name, DATASETS[dataset], data=data, split="test", protocol=Protocol.EXTREME, drops=drops)
 
-    def fhm(split: str) -> Bench:
+    def fhm(split: str) -> Benchmark:
         name = f"fhm-{split.replace('_', '-')}"
-        return Bench(name, "fhm", DATASETS["fhm"], data=data, split=split, protocol=Protocol.PLAIN, drops=False)
+        return Benchmark(name, "fhm", DATASETS["fhm"], data=data, split=split, protocol=Protocol.PLAIN, drops=False)
 
     return (
         harmeme("harm-c", "harm-c"),
@@ -68,18 +68,18 @@ def public_benches(data: Path, *, harm_p: Literal["v1", "v0"] = "v1", drops: boo
     )
 
 
-def drawn_benches(data: Path) -> tuple[Bench, ...]:
+def drawn_benches(data: Path) -> tuple[Benchmark, ...]:
     """Drawn benchmarks in the place of the paper's: folders ``harm-c``, ``harm-p`` and ``fhm`` of synthetic memes."""
     harmeme, fhm = DATASETS["synthetic-harmeme"], DATASETS["synthetic-fhm"]
     levels = {"split": "test", "protocol": Protocol.EXTREME, "drops": True}
     return (
-        Bench("harm-c", "harm-c", harmeme, data=data / "harm-c", **levels),  # type: ignore[arg-type]
-        Bench("harm-p", "harm-p", harmeme, data=data / "harm-p", **levels),  # type: ignore[arg-type]
-        Bench("fhm", "fhm", fhm, data=data / "fhm", split="test_seen", protocol=Protocol.PLAIN, drops=False),
+        Benchmark("harm-c", "harm-c", harmeme, data=data / "harm-c", **levels),  # type: ignore[arg-type]
+        Benchmark("harm-p", "harm-p", harmeme, data=data / "harm-p", **levels),  # type: ignore[arg-type]
+        Benchmark("fhm", "fhm", fhm, data=data / "fhm", split="test_seen", protocol=Protocol.PLAIN, drops=False),
     )
 
 
-def present(benches: Sequence[Bench]) -> tuple[tuple[Bench, ...], dict[str, str]]:
+def present(benches: Sequence[Benchmark]) -> tuple[tuple[Benchmark, ...], dict[str, str]]:
     """The benches whose data are there, and of the others why they are not, by name.
 
     Raises:

@@ -70,7 +70,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedArms:
     """Runs on the bench that the claims are about.
 
     Attributes:
@@ -93,7 +93,7 @@ class Judged:
         return f"not run: {', '.join(missing)}" if missing else ""
 
 
-def claims_of(judged: Judged) -> tuple[Claim, ...]:
+def claims_of(judged: JudgedArms) -> tuple[Claim, ...]:
     """All claims, tested where the runs for it are there."""
     return (
         _parts_are_worth_something(judged),
@@ -101,7 +101,7 @@ def claims_of(judged: Judged) -> tuple[Claim, ...]:
         _larger_is_better(judged),
         _late_stance_is_below_chance(judged),
         _stance_saves_rounds(judged),
-        _favoured_side_rests_sooner(judged),
+        _favoured_side_stops_sooner(judged),
         Claim(
             "C7",
             "ExplainHM is beaten on all three data sets",
@@ -111,14 +111,14 @@ def claims_of(judged: Judged) -> tuple[Claim, ...]:
     )
 
 
-def _parts_are_worth_something(judged: Judged) -> Claim:
+def _parts_are_worth_something(judged: JudgedArms) -> Claim:
     claim = "the full court is better than without precedents, advocates or questions, and than a dull Judge"
     if why := judged.lacks("full", *_ORDER):
         return Claim("C1", claim, ClaimVerdict.UNTESTED, why=why)
     return _whole("C1", claim, [_better(judged, judged.arms["full"], judged.arms[arm]) for arm in _ORDER])
 
 
-def _losses_in_order(judged: Judged) -> Claim:
+def _losses_in_order(judged: JudgedArms) -> Claim:
     claim = f"accuracy is lost most in this order: {', '.join(_ORDER)}"
     if why := judged.lacks(*_ORDER):
         return Claim("C2", claim, ClaimVerdict.UNTESTED, why=why)
@@ -138,7 +138,7 @@ def _losses_in_order(judged: Judged) -> Claim:
     return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {told}")
 
 
-def _larger_is_better(judged: Judged) -> Claim:
+def _larger_is_better(judged: JudgedArms) -> Claim:
     claim = "a larger model is better: 3B < 7B < 32B, and the last step is small (published: 1.14 points)"
     if len(judged.sizes) < 3:
         have = ", ".join(judged.sizes) or "none"
@@ -152,7 +152,7 @@ def _larger_is_better(judged: Judged) -> Claim:
     return _whole("C3", claim, parts)
 
 
-def _late_stance_is_below_chance(judged: Judged) -> Claim:
+def _late_stance_is_below_chance(judged: JudgedArms) -> Claim:
     claim = "sides that learn their stance only at the summary are far below the full court, and below chance"
     if why := judged.lacks("full", "post-stance"):
         return Claim("C4", claim, ClaimVerdict.UNTESTED, why=why)
@@ -171,7 +171,7 @@ def _late_stance_is_below_chance(judged: Judged) -> Claim:
     return _whole("C4", claim, parts)
 
 
-def _stance_saves_rounds(judged: Judged) -> Claim:
+def _stance_saves_rounds(judged: JudgedArms) -> Claim:
     claim = "sides that know their stance from the start need fewer rounds"
     if why := judged.lacks("full", "post-stance"):
         return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
@@ -192,7 +192,7 @@ def _stance_saves_rounds(judged: Judged) -> Claim:
     return _whole("C5", claim, parts)
 
 
-def _favoured_side_rests_sooner(judged: Judged) -> Claim:
+def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
     claim = "the side that the gold label favours needs fewer rounds"
     if why := judged.lacks("full"):
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why=why)
@@ -213,7 +213,7 @@ def _favoured_side_rests_sooner(judged: Judged) -> Claim:
     return _whole("C6", claim, parts, decided_by=parts[-1:])
 
 
-def _better(judged: Judged, better: Results, worse: Results, what: str = "") -> ClaimPart:
+def _better(judged: JudgedArms, better: Results, worse: Results, what: str = "") -> ClaimPart:
     """The lead of one run over another in accuracy, by McNemar's test."""
     found = compare(better, worse, judged.protocol, resamples=judged.resamples, seed=judged.seed)
     verdict = ClaimVerdict.OPEN

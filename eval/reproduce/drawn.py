@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.datasets.known import SplitRole
-from eval.reproduce.benches import Bench
+from eval.reproduce.benches import Benchmark
 from eval.reproduce.targets import SizeName, Target, Targets, published
 from eval.scores.metrics import score
 from eval.synthetic.draw import SIZE
@@ -40,7 +40,7 @@ def drawn_model(size: SizeName) -> str:
     return f"oracle-{size}"
 
 
-def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: int = 0) -> Targets:
+def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, seed: int = 0) -> Targets:
     """The paper's rows with the figures that the stand-ins must have.
 
     Args:
@@ -65,7 +65,7 @@ def drawn_targets(benches: Sequence[Bench], *, limit: int | None = None, seed: i
     return Targets(paper="The oracle on drawn memes", targets=tuple(rows))
 
 
-def _expected(bench: Bench, row: Target, limit: int | None, seed: int) -> tuple[list[bool], list[bool]]:
+def _expected(bench: Benchmark, row: Target, limit: int | None, seed: int) -> tuple[list[bool], list[bool]]:
     key = {meme.id: meme for meme in read_key(bench.data)}
     follow = () if row.arm == "no-precedents" else _shown(bench, list(key.values()))
     gold, said = [], []
@@ -77,7 +77,7 @@ def _expected(bench: Bench, row: Target, limit: int | None, seed: int) -> tuple[
     return gold, said
 
 
-def _shown(bench: Bench, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
+def _shown(bench: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:
     """A precedent as any other: of all of them, text and badge say how they are labelled."""
     (train,) = bench.dataset.of_role(SplitRole.TRAIN)
     first = next(meme for meme in memes if meme.split == train.name and not meme.planted)

@@ -31,7 +31,7 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
         async with servers(stage) as served:
             for name in stage.runs:
                 progress.tell(f"{stage.size}, {name}:")
-                await run_study(plan.study(stage, plan.bench(name), served), progress)
+                await run_study(plan.study(stage, plan.split_named(name), served), progress)
 
 
 def begin(plan: Reproduction) -> None:

@@ -10,8 +10,8 @@ from court.errors import BadRequest
 from court.events import Side
 from eval.datasets.sample import sample
 from eval.reports.courses import Rounds, rounds_of
-from eval.reproduce.benches import Bench
-from eval.reproduce.claims import Claim, Judged, claims_of
+from eval.reproduce.benches import Benchmark
+from eval.reproduce.claims import Claim, JudgedArms, claims_of
 from eval.reproduce.hold import read_manifest
 from eval.reproduce.stages import POST_STANCE, SIZES, Reproduction, ReproductionManifest
 from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
@@ -103,7 +103,7 @@ class RowOutcome:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduced:
     """Everything that is reported of a reproduction.
 
     Attributes:
@@ -131,7 +131,9 @@ class Outcome:
     finished: bool
 
 
-def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, resamples: int = RESAMPLES) -> Outcome:
+def outcome_of(
+    plan: Reproduction, targets: Targets, *, balanced: bool = False, resamples: int = RESAMPLES
+) -> Reproduced:
     """Reads what was judged so far, and scores it.
 
     Args:
@@ -157,7 +159,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
     ]
     compared = {(row.size, row.bench, row.arm) for row in rows}
     rows += [
-        scoring.row(None, plan.bench(bench), results, size=size, arm=arm)
+        scoring.row(None, plan.split_named(bench), results, size=size, arm=arm)
         for (size, bench, arm), results in runs.items()
         if (size, bench, arm) not in compared
     ]
@@ -168,9 +170,9 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False, 
     sizes: dict[str, Results] = {
         size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
     }
-    judged = Judged(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=resamples)
+    judged = JudgedArms(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=resamples)
     full = {bench: results for (size, bench, arm), results in runs.items() if size == largest and arm == FULL_ARM}
-    return Outcome(
+    return Reproduced(
         plan=plan,
         manifest=manifest,
         targets=targets,
@@ -210,7 +212,7 @@ class _Scoring:
     resamples: int
 
     def row(
-        self, target: Target | None, bench: Bench, results: Results | None, *, size: str = "", arm: str = ""
+        self, target: Target | None, bench: Benchmark, results: Results | None, *, size: str = "", arm: str = ""
     ) -> RowOutcome:
         size, arm = (target.size, target.arm) if target else (size, arm)
         scored = None
@@ -265,7 +267,7 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
     return Reached.WITHIN, "both figures lie in our intervals"
 
 
-def _balanced(results: Results, bench: Bench, target: Target | None, seed: int) -> BalancedFigures | None:
+def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: int) -> BalancedFigures | None:
     """Scores all memes of the rarer class with as many of the other; None where one class has no meme."""
     by_class: dict[bool, list[str]] = {True: [], False: []}
     said = {}

@@ -17,7 +17,7 @@ from eval.reports.page import Drawn
 from eval.reports.records import read_records
 from eval.reproduce.claims import Claim, ClaimPart
 from eval.reproduce.document import Document, Grid, Section
-from eval.reproduce.outcome import BALANCED_DRAWS, FIGURE_4_MEME, BalancedFigures, Outcome, RowOutcome
+from eval.reproduce.outcome import BALANCED_DRAWS, FIGURE_4_MEME, BalancedFigures, Reproduced, RowOutcome
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import Figure as Estimate
 from serving.presets import Preset
@@ -33,7 +33,7 @@ _TITLES = {
 _SETS = ("Harm-C", "Harm-P", "FHM")
 
 
-async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
+async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
     """The report.
 
     Args:
@@ -63,7 +63,7 @@ async def document_of(outcome: Outcome, preset: Preset | None) -> Document:
     return Document(f"{outcome.targets.paper}, reproduced", lead, sections)
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: Reproduced) -> dict[str, Any]:
     """The figures of a reproduction; no word of a meme or a model."""
     return {
         "paper": outcome.targets.paper,
@@ -103,7 +103,7 @@ def _row_json(row: RowOutcome) -> dict[str, Any]:
     }
 
 
-def _table(outcome: Outcome, number: int | None) -> Section:
+def _table(outcome: Reproduced, number: int | None) -> Section:
     rows = [row for row in outcome.rows if row.table == number]
     heads = ["row", "data", "model", "memes (harmful)", "published acc / F1", "accuracy", "macro-F1", "difference"]
     heads += ["calls a meme", "tokens a meme", "beside the published"]
@@ -154,7 +154,7 @@ def _percent(figure: Estimate | None) -> str:
     return f"{100 * figure.value:.2f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
 
 
-def _baselines(outcome: Outcome) -> Section:
+def _baselines(outcome: Reproduced) -> Section:
     rows = [
         [name, *(f"{accuracy:.2f} / {macro_f1:.2f}" for accuracy, macro_f1 in pairs)]
         for name, pairs in outcome.targets.baselines.items()
@@ -165,7 +165,7 @@ def _baselines(outcome: Outcome) -> Section:
     return Section("baselines", "Baselines", title="Baselines that the paper quotes", lines=lines, tables=tables)
 
 
-def _claims(outcome: Outcome) -> Section:
+def _claims(outcome: Reproduced) -> Section:
     rows = [list(cells) for claim in outcome.claims for cells in _claim_rows(claim)]
     line = (
         "Tests of each claim on the memes that were judged here, with the largest model that was run. Several tests at "
@@ -190,7 +190,7 @@ def _value(part: ClaimPart) -> str:
     return f"{figure.value:+.3f} ({figure.low:+.3f} to {figure.high:+.3f})"
 
 
-async def _figure_3(outcome: Outcome) -> Section:
+async def _figure_3(outcome: Reproduced) -> Section:
     title = "Figure 3: questions with the stance from the start, and without"
     if outcome.asked is None:
         lines = ["Needs the arms full and post-stance of the largest model."]
@@ -243,7 +243,7 @@ def _nth(questions: Sequence[str], number: int) -> str:
     return questions[number] if number < len(questions) else words.NOTHING
 
 
-async def _figure_4(outcome: Outcome) -> Section:
+async def _figure_4(outcome: Reproduced) -> Section:
     title = "Figure 4: the chain of one meme of Harm-P"
     if outcome.chain is None:
         return Section("figure-4", "Figure 4", title=title, lines=["Needs the full court on Harm-P."])
@@ -292,7 +292,7 @@ def _rounds_in_words(one: Judged) -> str:
     return f"{', '.join(f'{side.lower()} {one.prediction.sides[side].rounds} rounds' for side in Side)}."
 
 
-def _figure_5(outcome: Outcome) -> Section:
+def _figure_5(outcome: Reproduced) -> Section:
     title = "Figure 5: rounds by side and gold label"
     rows = [
         [
@@ -316,7 +316,7 @@ def _figure_5(outcome: Outcome) -> Section:
     return Section("figure-5", "Figure 5", title=title, lines=lines, tables=tables, drawn=drawn)
 
 
-def _left_out(outcome: Outcome) -> Iterator[str]:
+def _left_out(outcome: Reproduced) -> Iterator[str]:
     """Sentences on what the rule against near copies cost each bench in precedents."""
     for bench, results in outcome.full.items():
         if results.manifest is not None:
@@ -328,7 +328,7 @@ def _left_out(outcome: Outcome) -> Iterator[str]:
             )
 
 
-def _differences(outcome: Outcome, preset: Preset | None) -> Section:
+def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
     title = "What differs from the paper"
     if preset is None:
         line = (

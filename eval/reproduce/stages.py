@@ -24,7 +24,7 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.settings import TrialSettings
 from eval.models.vllm_session import vllm_session
-from eval.reproduce.benches import Bench
+from eval.reproduce.benches import Benchmark
 from eval.reproduce.targets import SizeName
 from eval.runs.folder import CALLS, RunFolder
 from eval.studies.arms import ARMS, FULL_ARM, Arm, Study
@@ -125,7 +125,7 @@ def started_servers(tell: Callable[[str], None], *, flags: Sequence[str], pictur
 
 def stages_of(
     sizes: Sequence[SizeName],
-    benches: Sequence[Bench],
+    benches: Sequence[Benchmark],
     *,
     tables: frozenset[int],
     figures: frozenset[int],
@@ -209,7 +209,7 @@ class PlannedRun:
     """
 
     stage: Stage
-    bench: Bench
+    bench: Benchmark
     arm: str
     memes: int
     fewest: int
@@ -244,7 +244,7 @@ class Reproduction:
     mode: Mode
     settings: Settings
     preset_digest: str
-    benches: tuple[Bench, ...]
+    benches: tuple[Benchmark, ...]
     stages: tuple[Stage, ...]
     limit: int | None = None
     seed: int = 0
@@ -254,7 +254,7 @@ class Reproduction:
     allow_missing: bool = False
     retry_failed: bool = False
 
-    def bench(self, name: str) -> Bench:
+    def split_named(self, name: str) -> Benchmark:
         """The bench of a name."""
         return next(bench for bench in self.benches if bench.name == name)
 
@@ -262,7 +262,7 @@ class Reproduction:
         """Folder of a run."""
         return RunFolder(self.out / size / bench / arm)
 
-    def study(self, stage: Stage, bench: Bench, served: Served) -> Study:
+    def study(self, stage: Stage, bench: Benchmark, served: Served) -> Study:
         """The study of a stage on a bench."""
         # The same model in all roles; a key of the settings is for the servers that are named with it.
         llm = self.settings.llm.model_copy(
@@ -298,7 +298,7 @@ class Reproduction:
         """Runs in the order in which they are made. Raises BadRequest if a split can't be read."""
         found = []
         memes = {
-            name: len(self.bench(name).judged(self.limit, self.seed))
+            name: len(self.split_named(name).judged(self.limit, self.seed))
             for name in dict.fromkeys(name for stage in self.stages for name in stage.runs)
         }
         for stage in self.stages:
@@ -309,7 +309,7 @@ class Reproduction:
                     found.append(
                         PlannedRun(
                             stage=stage,
-                            bench=self.bench(name),
+                            bench=self.split_named(name),
                             arm=arm,
                             memes=memes[name],
                             fewest=fewest * memes[name],
@@ -326,7 +326,7 @@ class Reproduction:
         return tuple(place for place in places if place.exists())
 
 
-def arms_of(stage: Stage, bench: Bench) -> tuple[Arm, ...]:
+def arms_of(stage: Stage, bench: Benchmark) -> tuple[Arm, ...]:
     """Arms of a stage on a bench."""
     return tuple(ARMS[name] for name in stage.runs[bench.name])
 

@@ -18,11 +18,11 @@ _ROUNDING = 0.005 + 1e-9
 """Largest distance, in percent, of a figure from its value rounded to two places."""
 
 
-class _Row(BaseModel):
+class _TargetRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Target(_Row):
+class Target(_TargetRow):
     """One published row: figures in percent."""
 
     id: str
@@ -35,7 +35,7 @@ class Target(_Row):
     macro_f1: float = Field(ge=0, le=100)
 
 
-class Targets(_Row):
+class Targets(_TargetRow):
     """Everything that a paper publishes of itself, and baselines that it quotes."""
 
     paper: str

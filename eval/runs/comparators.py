@@ -94,7 +94,7 @@ class ComparatorAttempt(Attempt):
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
     ) -> Tried:
         try:
-            return Tried(await self._asked(meme, picture), False)
+            return Tried(await self._predict(meme, picture), False)
         except CourtError as error:
             # What was asked for can't be done: that is no outcome of this meme, and the next ones would end alike.
             if ends_the_run(error) or isinstance(error, BadRequest):
@@ -103,13 +103,13 @@ class ComparatorAttempt(Attempt):
             after = error.retry_after if isinstance(error, Unavailable) else None
             return Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
 
-    async def _asked(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
+    async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
         image = await picture()
         if image is None:
             raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
         decoded = await self.house.pictures.read(image)
         assert self.calls is not None, "comparators ask models"
-        asking = _Asking(
+        asking = _MemeCalls(
             attempt=self,
             meme=meme,
             frames=decoded.frames,
@@ -132,7 +132,7 @@ class ComparatorAttempt(Attempt):
 
 
 @dataclass(slots=True)
-class _Asking:
+class _MemeCalls:
     """The calls about one meme."""
 
     attempt: ComparatorAttempt

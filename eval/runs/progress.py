@@ -21,7 +21,7 @@ _EVERY_S = 30.0
 
 
 @dataclass(slots=True)
-class RunTally:
+class RunningScore:
     """Tally of a run so far.
 
     Attributes:
@@ -100,16 +100,16 @@ class Progress:
     def step(self, name: str, done: int, total: int) -> None:
         """Reports the progress of a step of the preparation."""
 
-    def begin(self, tally: RunTally) -> None:
+    def begin(self, tally: RunningScore) -> None:
         """Memes are judged from here on."""
 
-    def judged(self, tally: RunTally) -> None:
+    def judged(self, tally: RunningScore) -> None:
         """One more has a prediction."""
 
-    def tick(self, tally: RunTally) -> None:
+    def tick(self, tally: RunningScore) -> None:
         """A second has gone by."""
 
-    def end(self, tally: RunTally) -> None:
+    def end(self, tally: RunningScore) -> None:
         """No more are judged: all are, or the run was broken off."""
 
 
@@ -140,25 +140,25 @@ class ProgressLines(Progress):
         if self._due():
             self._say(f"{name}: {done:,} of {total:,}")
 
-    def begin(self, tally: RunTally) -> None:
+    def begin(self, tally: RunningScore) -> None:
         """At once."""
         self._last = self._now()
         self._say(f"{tally.total:,} memes, {tally.done:,} of them judged before.")
 
-    def judged(self, tally: RunTally) -> None:
+    def judged(self, tally: RunningScore) -> None:
         """Now and then."""
         self.tick(tally)
 
-    def tick(self, tally: RunTally) -> None:
+    def tick(self, tally: RunningScore) -> None:
         """Now and then."""
         if self._due():
             self._say(self._line(tally))
 
-    def end(self, tally: RunTally) -> None:
+    def end(self, tally: RunningScore) -> None:
         """At once."""
         self._say(self._line(tally))
 
-    def _line(self, tally: RunTally) -> str:
+    def _line(self, tally: RunningScore) -> str:
         words = tally.words(self._now())
         return f"{tally.done:,} of {tally.total:,} judged{': ' if words else ''}{words}"
 
@@ -207,22 +207,22 @@ class ProgressBar(Progress):
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
         self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
 
-    def begin(self, tally: RunTally) -> None:
+    def begin(self, tally: RunningScore) -> None:
         """Starts the bar."""
         self._bars.start()
         self._judging = self._bars.add_task("judged", total=tally.total, completed=tally.done, words="")
 
-    def judged(self, tally: RunTally) -> None:
+    def judged(self, tally: RunningScore) -> None:
         """One further."""
         self.tick(tally)
 
-    def tick(self, tally: RunTally) -> None:
+    def tick(self, tally: RunningScore) -> None:
         """Rate and time left change."""
         if self._judging is not None:
             words = tally.words(time.monotonic())
             self._bars.update(self._judging, completed=tally.done, words=words)  # type: ignore[arg-type]
 
-    def end(self, tally: RunTally) -> None:
+    def end(self, tally: RunningScore) -> None:
         """The last figures; what is judged next begins a bar of its own."""
         self.tick(tally)
         self._judging = None

@@ -194,7 +194,7 @@ class Cluster:
         # As objects: each node gets them once, and the keys in the settings stand in no argument that Ray displays.
         commission = ray.put(_commission(run, trier, settings, control))
         library = ray.put(await asyncio.to_thread(packed, settings.library))
-        desk = await asyncio.to_thread(_desk, pictures, None if trier.calls is None else calls)
+        desk = await asyncio.to_thread(_coordinator, pictures, None if trier.calls is None else calls)
         pump = _Pump(self._dataset(orders, {"commission": commission, "library": library, "desk": desk}))
         try:
             async for judged in received(pump.rows(), waiting, trier.house.docket.writer):
@@ -340,7 +340,7 @@ class _Pump:
             self._loop.call_soon_threadsafe(self._rows.put_nowait, row)
 
 
-def _desk(pictures: Mapping[str, Path], calls: Path | None) -> Any:
+def _coordinator(pictures: Mapping[str, Path], calls: Path | None) -> Any:
     """The desk, on this machine; it takes no processor away."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -42,7 +42,7 @@ from eval.runs.comparators import Comparator, ComparatorAttempt, settings_of_com
 from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
-from eval.runs.progress import Progress, RunTally
+from eval.runs.progress import Progress, RunningScore
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
@@ -539,7 +539,7 @@ class _Judging:
         )
         self._left: Counter[str] = Counter()
         self._trials: Mapping[str, Sequence[str]] = {}
-        self._tally = RunTally(plan.protocols[0], total=len(material.memes))
+        self._tally = RunningScore(plan.protocols[0], total=len(material.memes))
         self._failures = 0  # in a row, for want of something
 
     async def all(self) -> None:

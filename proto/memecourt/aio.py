@@ -276,7 +276,7 @@ class _Stream:
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         # Few until the server says how many it works on: what waits there uses up its timeout.
-        self._book.not_told_yet()
+        self._book.limit_until_known()
         self._changed = asyncio.Condition()
         self._open = 0  # streams
         self._closed: set[int] = set()  # those that take nothing more
@@ -382,7 +382,7 @@ class _Stream:
         try:
             metadata = await call.initial_metadata()
             async with self._changed:
-                self._book.told(metadata)
+                self._book.set_limit_from(metadata)
                 self._changed.notify_all()
             async for response in call:
                 async with self._changed:

@@ -386,7 +386,7 @@ class _Stream:
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
         # Few until the server says how many it works on: what waits there uses up its timeout.
-        self._book.not_told_yet()
+        self._book.limit_until_known()
         self._changed = threading.Condition()  # guards all that follows, and the book
         self._open: dict[int, grpc.Call] = {}  # streams, by their numbers
         self._closed: set[int] = set()  # numbers of streams that take nothing more
@@ -492,7 +492,7 @@ class _Stream:
         try:
             said = call.initial_metadata()
             with self._changed:
-                self._book.told(said)
+                self._book.set_limit_from(said)
                 self._changed.notify_all()
             for response in call:
                 with self._changed:

@@ -113,11 +113,11 @@ class Book:
         """True if another request may be taken."""
         return len(self._asked) + len(self.outcomes) < min(self._at_once, self._bound)
 
-    def not_told_yet(self) -> None:
+    def limit_until_known(self) -> None:
         """Keeps few requests in flight until :meth:`told`."""
         self._bound = _BEFORE_TOLD
 
-    def told(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+    def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Takes note of how many requests a server works on at once, as its first words in a stream say.
 
         More in flight would wait there, while their time passes. A server that does not say leaves it to the caller.
@@ -285,7 +285,7 @@ class Book:
             message = f"There was no verdict within {self._timeout:g} s."
             if asked.failure is not None:
                 message += f" It was answered before with {asked.failure}"
-            message += self._endings.told("Streams")
+            message += self._endings.describe("Streams")
             self._tell(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 
     def _tell(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:

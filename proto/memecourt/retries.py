@@ -134,7 +134,7 @@ class Endings:
         """Forgets the errors so far."""
         self._ended.clear()
 
-    def told(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """In words, the last at the end; empty where there were none. ``what`` has ended: attempts, or streams."""
         if not self._ended:
             return ""
@@ -245,5 +245,5 @@ class Attempts:
                 self._endings.add(error)
                 return wait
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            error.message += self._endings.told("Attempts")
+            error.message += self._endings.describe("Attempts")
         raise error

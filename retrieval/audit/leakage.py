@@ -137,10 +137,10 @@ async def find_leaks(
         tell("judged texts", start + len(part), len(judged))
     for place, one in seen.items():
         vectors[place, encoder.identity.text_dim :] = one.vector
-    return await asyncio.to_thread(_find_near, library, judged, seen=seen, vectors=vectors, nearness=nearness)
+    return await asyncio.to_thread(_find_copies, library, judged, seen=seen, vectors=vectors, nearness=nearness)
 
 
-def _find_near(
+def _find_copies(
     whole: Library,
     judged: Sequence[Row],
     seen: Mapping[int, ImportedPicture],

@@ -119,7 +119,7 @@ class DeltaBuilder:
         row = self._base.row_of(id_)
         return None if row is None or row in self._hidden else row
 
-    def said_of(self, row: int) -> LabelledMeme | None:
+    def overlaid_meme(self, row: int) -> LabelledMeme | None:
         """The meme in this row, where the base does not say it."""
         return self._memes[row - self._base.size] if row >= self._base.size else self._said.get(row)
 
@@ -188,7 +188,7 @@ class DeltaBuilder:
             new = [meme.flags for meme in self._memes[len(before.memes) :]]
             flags = np.concatenate([old, np.array(new, dtype=np.uint8)])
             for row in self._touched:
-                meme = self.said_of(row)
+                meme = self.overlaid_meme(row)
                 assert meme is not None
                 flags[row] = meme.flags
             flags.flags.writeable = False

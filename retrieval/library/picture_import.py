@@ -99,7 +99,7 @@ async def embed_pictures_of(
             except _NoPicture as why:
                 return str(why)
 
-    async def look(batch: Sequence[int]) -> dict[int, EmbeddedPicture]:
+    async def embed_batch(batch: Sequence[int]) -> dict[int, EmbeddedPicture]:
         pictures: dict[int, Picture] = {}
         found: dict[int, EmbeddedPicture] = {}
         for place, result in zip(batch, await asyncio.gather(*(fetch(wanted[p]) for p in batch)), strict=True):
@@ -121,7 +121,7 @@ async def embed_pictures_of(
         for number in range(len(batches)):
             # Those that have not begun yet, up to so many ahead.
             for later in batches[number + len(begun) : number + 1 + _AHEAD]:
-                begun.append(asyncio.create_task(look(later)))
+                begun.append(asyncio.create_task(embed_batch(later)))
             found = await begun.popleft()
             # In order, so that the same memes make the same file of pictures.
             seen |= await asyncio.to_thread(_keep, found, spool)

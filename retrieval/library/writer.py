@@ -62,7 +62,7 @@ class _Draft:
 
     def live(self, id_: str) -> tuple[int, LabelledMeme] | None:
         row = self.delta.row_of(id_)
-        return None if row is None else (row, self.delta.said_of(row) or self.library.read([row])[0])
+        return None if row is None else (row, self.delta.overlaid_meme(row) or self.library.read([row])[0])
 
     def changes_of(self, meme: str) -> list[Change]:
         return [*self.library.base.table.changes(meme), *self.delta.changes_of(meme)]

@@ -55,7 +55,7 @@ class PdqIndex:
             np.concatenate([np.empty(0, np.int64), *(rows for _, rows in kept)]),
         )
 
-    def near(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
+    def within(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
         """Rows of which a hash differs from one of these in at most ``radius`` bits, and in how many the nearest does.
 
         Args:
@@ -71,7 +71,7 @@ class PdqIndex:
             raise ValueError(f"a radius is 0 to {BITS} bits, not {radius}")
         near: dict[int, int] = {}
         for block in self._blocks if len(hashes) else ():
-            for row, bits in block.near(hashes, radius):
+            for row, bits in block.within(hashes, radius):
                 near[row] = min(bits, near.get(row, bits))
         return near
 
@@ -89,7 +89,7 @@ class _Block:
         """A copy: FAISS has its own, and there is no second one to keep."""
         return np.asarray(faiss.vector_to_array(self._index.xb)).reshape(-1, BYTES)  # type: ignore[attr-defined]
 
-    def near(self, hashes: NDArray[np.uint8], radius: int) -> list[tuple[int, int]]:
+    def within(self, hashes: NDArray[np.uint8], radius: int) -> list[tuple[int, int]]:
         with one_thread():
             # FAISS finds what is nearer than the radius, not what is at it.
             _, distances, places = self._index.range_search(np.ascontiguousarray(hashes), radius + 1)

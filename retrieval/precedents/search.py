@@ -126,7 +126,7 @@ def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> F
         if shelf.tuning.safeguards.per_cluster is not None:
             # Else the next of its kind would speak for it.
             crowd = _ClusterCap(1)
-            crowd.look(*shelf.halves([row]))
+            crowd.scan(*shelf.halves([row]))
             crowd.join(0, meme.harmful)
         without = _findings(shelf, query, wanted, _LeftOut(id_, duplicate_key(meme), crowd))
         if not _acquits(without):
@@ -163,7 +163,7 @@ class _ClusterCap:
         self._alike: list[list[int]] = []
         """For each row of the run, the places of all that are nearly the same."""
 
-    def look(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
+    def scan(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
         """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
         # Only what was chosen stays: what was passed over counts against nobody.
         kept = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
@@ -377,7 +377,7 @@ class _Ranking:
             if comparing:
                 halves = self._shelf.halves(rows)
                 for one in comparing:
-                    one.look(*halves)
+                    one.scan(*halves)
             for place, meme in enumerate(self._shelf.read(rows), start):
                 key = duplicate_key(meme)
                 if self._is_silenced(meme, key):

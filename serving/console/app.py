@@ -19,7 +19,7 @@ from serving.access.callers import NotAllowed
 from serving.access.exposure import only_here
 from serving.access.tokens import Tokens
 from serving.console import exports, pages, review
-from serving.console.guard import Guard, guarded
+from serving.console.guard import RequestGuard, guarded
 from serving.console.registry import Console, Page
 from serving.console.rendering import render
 from serving.console.visitors import Sessions
@@ -75,7 +75,7 @@ def create_app(
     routes.append(Mount("/static", _Files(directory=_STATIC), name="static"))
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, hosts=own_names(host, origin))],
+        middleware=[Middleware(RequestGuard, hosts=own_names(host, origin))],
         exception_handlers={CourtError: _refusal, HTTPException: _http_error},
     )
     app.state.console = Console(

@@ -44,7 +44,7 @@ _HSTS = "max-age=31536000"
 _log = logging.getLogger("memecourt.console")
 
 
-class Guard:
+class RequestGuard:
     """Refuses hosts that are not ours, and adds to every answer what keeps a browser from being used against us."""
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str] | None = None) -> None:

@@ -116,7 +116,7 @@ class _Paper:
         self._write(str(value), size=9.5)
         self.pdf.ln(_LINE)
 
-    def said(self, text: str, size: float = 10) -> None:
+    def quote(self, text: str, size: float = 10) -> None:
         """Prints quoted speech, with a bar beside it."""
         before = self.pdf.l_margin
         self.pdf.set_left_margin(before + 5)
@@ -147,12 +147,12 @@ class _Paper:
                 if value:
                     self.fact(name.capitalize(), value)
             case Speech(text=text):
-                self.said(text)
+                self.quote(text)
             case Precedent():
                 self.heading(f"{piece.id}: {word(piece.label)}", 2)
                 if piece.id in pictures:
                     self.picture(blurred(pictures[piece.id]), 25)
-                self.said(piece.text)
+                self.quote(piece.text)
                 filed = f"  filed under {', '.join(piece.categories)}" if piece.categories else ""
                 self.line(f"{similarities(piece)}{filed}", soft=True)
             case str():
@@ -190,10 +190,10 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
         paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
     source = {"CALLER": "given by the caller", "OCR": "read off the picture", "NONE": "there is none"}
     paper.heading(f"Text, {source[told.told.source]}" if told.told.source else "Text", 2)
-    paper.said(told.told.text or "–")
+    paper.quote(told.told.text or "–")
     if told.told.description:
         paper.heading("Description", 2)
-        paper.said(told.told.description)
+        paper.quote(told.told.description)
     _sides(paper, told)
     paper.heading("Precedents")
     for event in record.events:
@@ -221,7 +221,7 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     if kept.receipt is not None:
         paper.heading("Where it stands in the docket")
         paper.line(f"The verdict is entry {kept.receipt.number} of a log that the docket signed:")
-        paper.said(kept.receipt.checkpoint, 8)
+        paper.quote(kept.receipt.checkpoint, 8)
     paper.pdf.ln(4)
     paper.line(
         f"Exported {now:%Y-%m-%d %H:%M} UTC from a docket of MemeCourt. This is a copy: the record is the docket's.",
@@ -232,10 +232,10 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
 def _messages_page(paper: _Paper, said: Iterable[str]) -> None:
     empty = True
     for one in said:
-        paper.said(one)
+        paper.quote(one)
         empty = False
     if empty:
-        paper.said("–")
+        paper.quote("–")
 
 
 def _sides(paper: _Paper, told: TrialView) -> None:
@@ -247,7 +247,7 @@ def _sides(paper: _Paper, told: TrialView) -> None:
         if argument:
             rested = f"; it rested: {argument.rested}" if argument.rested else ""
             paper.heading(f"{side.capitalize()}: what it went to the Judge with{rested}", 2)
-            paper.said(argument.justification)
+            paper.quote(argument.justification)
     for one in told.told.rounds:
         for side in Side:
             turn = one.turns[side]
@@ -284,10 +284,10 @@ def _messages(paper: _Paper, kept: ExportSource) -> None:
                 paper.line(made.why)
             for request in made.requests:
                 paper.line("System message", soft=True)
-                paper.said(request.system, 8)
+                paper.quote(request.system, 8)
                 paper.line("User message", soft=True)
                 for part in request.parts:
-                    paper.said(_picture(part) if isinstance(part, PictureShown) else part.rstrip("\n"), 8)
+                    paper.quote(_picture(part) if isinstance(part, PictureShown) else part.rstrip("\n"), 8)
 
 
 def _picture(shown: PictureShown) -> str:

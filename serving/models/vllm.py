@@ -106,7 +106,7 @@ class VllmServer:
             await self._group.stop(self.settings.grace)
 
     async def __aenter__(self) -> Self:
-        await self._look_for_vllm()
+        await self._find_vllm()
         self._start()
         try:
             await self._until_it_answers()
@@ -126,7 +126,7 @@ class VllmServer:
         assert self._group is not None, "not started"
         return self._group
 
-    async def _look_for_vllm(self) -> None:
+    async def _find_vllm(self) -> None:
         if not hasattr(os, "waitid"):
             raise NotLoaded("Starting vLLM needs Linux, or macOS with Python 3.13 or newer.", reason="VLLM_MISSING")
         # Not in the working directory: a folder called vllm is none.

@@ -251,7 +251,7 @@ class ReceiveBudget:
         return self._idle_s
 
     @property
-    def held(self) -> int:
+    def bytes_in_use(self) -> int:
         """Bytes that requests have now, those included that are kept free for what is being read; not pictures."""
         return self._held
 
@@ -261,7 +261,7 @@ class ReceiveBudget:
         return self._pictures
 
     @property
-    def most_held(self) -> int:
+    def peak_bytes(self) -> int:
         """The most that they ever had at once."""
         return self._most_held
 

@@ -82,7 +82,7 @@ class CourtService:
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
         self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
         held = self._memory
-        telemetry.observe(bytes=lambda: held.held + held.pictures)
+        telemetry.observe(bytes=lambda: held.bytes_in_use + held.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -208,11 +208,11 @@ class CourtService:
             def tried(request: wire.JudgeRequest) -> Judging:
                 ask, token = self._request_of(request, context), request.client_token
 
-                async def told(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
+                async def respond(within_s: float | None) -> tuple[bytes, wire.JudgeResponse]:
                     answer = await sitting.reception.answer(ask, within_s=within_s, patient=True)
                     return await self._response_to(sitting, answer, ask, token)
 
-                return told
+                return respond
 
             await judge_stream(
                 context,

@@ -68,9 +68,9 @@ class Heartbeat:
     async def beat(self) -> None:
         """Counts on, and looks at the others. Raises Unavailable."""
         await self._store.beat(self.server)
-        await self.look()
+        await self.refresh()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Looks at the others. Raises Unavailable."""
         counts = await self._store.heartbeats()
         now = self._clock()
@@ -102,7 +102,7 @@ class Heartbeat:
             # With the count that was read: a server that comes back at this moment is not removed.
             await self._store.retire(server, count)
 
-    async def rest(self) -> None:
+    async def retire(self) -> None:
         """This server goes, and holds nothing any more: the others need not wait to see that. Raises Unavailable."""
         await self._store.retire(self.server)
 

@@ -230,7 +230,7 @@ class TrialsInFlight:
             await place.take()
         decoded = await self._decoders.read(call.ask.image, call.file, call.ask.namespace)
         call.picture_seconds += decoded.seconds
-        self._known.seen(call.file, decoded.picture.pixels_sha256)
+        self._known.remember_pixels(call.file, decoded.picture.pixels_sha256)
         place.keep(decoded.picture)
         return decoded.picture
 

@@ -90,9 +90,9 @@ class StoredFingerprint:
 
     def to_bytes(self) -> bytes:
         """Serialises the fingerprint: format, hashes, then the values held in memory."""
-        return bytes([_FORMAT, len(self.hashes)]) + self.hashes.tobytes() + self.held()
+        return bytes([_FORMAT, len(self.hashes)]) + self.hashes.tobytes() + self.pack()
 
-    def held(self) -> bytes:
+    def pack(self) -> bytes:
         """All but the hashes, packed."""
         namespace, text = self.namespace.encode(), self.words.text.encode("utf-8", "surrogatepass")
         # Compression makes short texts longer. A flag says which of the two is stored.
@@ -315,10 +315,10 @@ class NearDuplicateIndex:
                 break
         self._done = number
 
-    async def near(
+    async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
-        """Finds near-duplicates; see :meth:`court.ports.DuplicateFinder.near`.
+        """Finds near-duplicates; see :meth:`court.ports.DuplicateFinder.find`.
 
         Cited are the nearest five of those found harmful and the nearest five of the rest, those with the same text
         before others. Pictures are laid over each other only where the texts agree, and of the nearest three; of the
@@ -446,7 +446,7 @@ class NearDuplicateIndex:
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
         """Finds trials with a near picture: equal texts first, then the nearest, then the latest."""
-        near = shelf.index.near(hashes.reshape(-1, BYTES), self._nearness.radius)
+        near = shelf.index.within(hashes.reshape(-1, BYTES), self._nearness.radius)
         if not near:
             return []
         mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in near.items())

@@ -30,7 +30,7 @@ class CachedAnswer:
         file: SHA-256 of the picture file.
         payload: Digest of what was asked.
         key: Key under which the meme is known.
-        held: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.held`.
+        held: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
         trial_id: Id of the trial with the verdict.
     """
 

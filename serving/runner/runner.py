@@ -147,7 +147,7 @@ class TrialRunner:
             with suppress(CourtError):  # the docket is away: others see for themselves that this server is gone
                 # The last ends before the heartbeat goes: once it is gone, other servers take over at once.
                 await self._loose_ends.reap()
-                await self._pulse.rest()
+                await self._pulse.retire()
 
     def close(self) -> None:
         """From now on no request is taken any more, and no trial that was cut off; those that were go on."""
@@ -228,7 +228,7 @@ class TrialRunner:
             Unavailable: The docket is not there now, or the court is not in session.
         """
         # The same object means the same versions: this compares them all without a digest.
-        if not self._open or self._known.held(given.ask.procedure) is not given.held:
+        if not self._open or self._known.versions_in_use(given.ask.procedure) is not given.held:
             return None
         self._quarantine.require(given.file, text_given=given.ask.text is not None)
         record = await self._known.at_hand(given.key)
@@ -313,7 +313,7 @@ class TrialRunner:
         digest = self._digest_at_hand(call)
         if digest is None:
             return None
-        held, key = self._known.held(call.ask.procedure), self._known.key(call.ask, digest)
+        held, key = self._known.versions_in_use(call.ask.procedure), self._known.key(call.ask, digest)
         record = await self._known.at_hand(key)
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
@@ -362,7 +362,7 @@ class TrialRunner:
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
         # Only after the picture is decoded: what is loaded may change while this call waits for that.
-        key, held = self._key(call, digest), self._known.held(call.ask.procedure)
+        key, held = self._key(call, digest), self._known.versions_in_use(call.ask.procedure)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             # The same request has come to another server first: both give the answer of the trial that is claimed.
@@ -370,7 +370,7 @@ class TrialRunner:
                 return await self._follow(call, claim)
             if self._known.answers(earlier, key):
                 return self._answered_again(call, earlier, key, held)
-            return self._answered(call, earlier, near=await self._is_near(call, earlier))
+            return self._answered(call, earlier, near=await self._differs_in_pixels(call, earlier))
         claim, answer = await self._join(call, key)
         return await self._due(call, claim, answer, digest=digest, key=key)
 
@@ -451,7 +451,7 @@ class TrialRunner:
             if flight is None:
                 found = await self._stored_outcome(call, claim)
                 if isinstance(found, TrialRecord):
-                    return self._answered(call, found, near=await self._is_near(call, found))
+                    return self._answered(call, found, near=await self._differs_in_pixels(call, found))
                 if found is None:  # another server is at it
                     await call.place.leave()
                     await asyncio.sleep(pause)
@@ -548,7 +548,7 @@ class TrialRunner:
                 record = found[trial_id] = await self._trials.record(trial_id)
             except TrialUnknown:
                 return False  # erased just now
-            return reusable(record) and self._known.held_alike(record, call.ask)
+            return reusable(record) and self._known.same_versions(record, call.ask)
 
         read = call.ask.text is None
         try:
@@ -558,7 +558,7 @@ class TrialRunner:
             raise
         return None if trial_id is None else found[trial_id]
 
-    async def _is_near(self, call: Call, record: TrialRecord) -> bool:
+    async def _differs_in_pixels(self, call: Call, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""
         meme = record.opened.meme
         if meme.bytes_sha256 == call.file.hex():

@@ -109,7 +109,7 @@ class VerdictCache:
         """Returns the versions with which a trial that began now would be run."""
         return self._now(procedure).versions
 
-    def held(self, procedure: Procedure) -> object:
+    def versions_in_use(self, procedure: Procedure) -> object:
         """Returns the same object for as long as a new trial would be run with the same versions."""
         return self._now(procedure)
 
@@ -117,7 +117,7 @@ class VerdictCache:
         """Digest of the pixels in a file of that digest, if it has been decoded lately."""
         return self._pixels.get(file)
 
-    def seen(self, file: bytes, pixels_sha256: str) -> None:
+    def remember_pixels(self, file: bytes, pixels_sha256: str) -> None:
         """A file was decoded."""
         self._pixels.keep(file, pixels_sha256)
 
@@ -150,7 +150,7 @@ class VerdictCache:
         """True if a trial's verdict may answer other requests whose meme has that key."""
         return reusable(record) and self.key_of(record) == key
 
-    def held_alike(self, record: TrialRecord, ask: TrialRequest) -> bool:
+    def same_versions(self, record: TrialRecord, ask: TrialRequest) -> bool:
         """True if a trial was run with what a trial of this request would be run with now, its meme aside."""
         text = record.text
         token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)

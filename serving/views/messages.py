@@ -119,9 +119,9 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
             calls.append((call, lambda: [told.ask_guard(event)]))
         case VerdictGiven() | JudgeRuled():
             if event.call is not None:
-                calls.append((event.call, lambda: [told.bench().rule(told.settings.reply_chars)]))
+                calls.append((event.call, lambda: [told.judge_brief().rule(told.settings.reply_chars)]))
             if event.odds is not None:
-                calls.append((event.odds.call, lambda: told.bench().odds()))
+                calls.append((event.odds.call, lambda: told.judge_brief().odds()))
     return tuple(_made_again(told, call, asked) for call, asked in calls)
 
 
@@ -217,7 +217,7 @@ class _RecordedSoFar:
             return ()
         return precedents_for(side, cited.findings, self.settings)
 
-    def bench(self) -> JudgeBrief[PictureShown]:
+    def judge_brief(self) -> JudgeBrief[PictureShown]:
         """Rebuilds the brief for the Judge."""
         accuser, defender = (self._justification(side) for side in Side)
         # The experiment that swaps the sides shows each argument to the Judge under the other's name.

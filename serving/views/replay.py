@@ -93,7 +93,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
     if reason := _no_outcome(record):
         return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
     try:
-        again = await _held_again(record)
+        again = await _rerun(record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
     found = changes(record, again)
@@ -106,7 +106,7 @@ class _Obstacle(Exception):
     """A trial can't be replayed; says why."""
 
 
-async def _held_again(record: TrialRecord) -> TrialRecord:
+async def _rerun(record: TrialRecord) -> TrialRecord:
     """The record that today's code makes of a trial. Raises _Obstacle."""
     settings = _settings(record)
     _require_replayable(record)
@@ -253,7 +253,7 @@ class _RecordedDuplicates:
         found = record.last(NearDuplicatesFound)
         self._found = found.duplicates if found else ()
 
-    async def near(
+    async def find(
         self, picture: Picture | None, text: str, text_read: bool, namespace: str
     ) -> Sequence[NearDuplicate]:
         return self._found
@@ -323,10 +323,10 @@ def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply
         task = call.prompt_id.rpartition("/")[2]
         judge: int = event.judge if isinstance(event, JudgeRuled) else 1
         place = CallPlace(call.role, task, call.prompt_digest, side=side, round=number, judge=judge)
-        yield place, _said(event, call)
+        yield place, _raw_replies(event, call)
 
 
-def _said(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
+def _raw_replies(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
     if call.replies:
         return call.replies
     # Of the first of two replies the record has had its beginning all along.

@@ -43,7 +43,7 @@ _TELLS: Mapping[Label, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """Outcome of a trial.
 
     Attributes:
@@ -119,7 +119,7 @@ class TrialView:
 
     record: TrialRecord
     told: Transcript
-    outcome: Outcome
+    outcome: TrialOutcome
     curves: Mapping[Side, Markup]
     steps: Sequence[Step]
     costs: Costs
@@ -171,19 +171,19 @@ def view_of(record: TrialRecord) -> TrialView:
     )
 
 
-def outcome_of(record: TrialRecord) -> Outcome:
+def outcome_of(record: TrialRecord) -> TrialOutcome:
     """Returns the outcome of a trial: the reviewer's word if there is one."""
     review = record.last(VerdictReviewed)
     verdict = record.verdict
     if verdict is None:
         if record.state is TrialState.FAILED:
-            return Outcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
-        return Outcome("Being held", "open", overruled=False, review=None)
+            return TrialOutcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
+        return TrialOutcome("Being held", "open", overruled=False, review=None)
     overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
     label = review.label if review is not None and overruled else verdict.label
     title = f"Overruled: {_TELLS[label].lower()}" if overruled else _TELLS[label]
     kind = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "benign", Label.UNDECIDED: "doubt"}[label]
-    return Outcome(title, kind, overruled, review)
+    return TrialOutcome(title, kind, overruled, review)
 
 
 def _curves(told: Transcript) -> Mapping[Side, Markup]:

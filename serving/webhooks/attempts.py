@@ -46,7 +46,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceiverAnswer:
     """Answer of a receiver.
 
     Attributes:
@@ -100,7 +100,7 @@ class Receiver:
                 field="webhooks",
             ) from None
 
-    async def send(self, message: Message) -> Answer:
+    async def send(self, message: Message) -> ReceiverAnswer:
         """Makes one attempt, signed now."""
         # At each attempt anew: receivers refuse a timestamp that is some minutes old.
         body, timestamp = message.body(), int(self._clock().timestamp())
@@ -122,11 +122,13 @@ class Receiver:
                     await _read_some(response)
                 return answer
         except TimeoutError:
-            return Answer(Outcome.FAILED, "no answer in time")
+            return ReceiverAnswer(Outcome.FAILED, "no answer in time")
         except AddressRefused:
-            return Answer(Outcome.FAILED, "the name leads to an address that is not public (allow_private is off)")
+            return ReceiverAnswer(
+                Outcome.FAILED, "the name leads to an address that is not public (allow_private is off)"
+            )
         except httpx2.HTTPError as error:
-            return Answer(Outcome.FAILED, _words(error))
+            return ReceiverAnswer(Outcome.FAILED, _words(error))
 
     async def aclose(self) -> None:
         """Closes all connections."""
@@ -140,18 +142,18 @@ def next_attempt(attempts: int, now: datetime) -> datetime | None:
     return now + timedelta(seconds=AFTER_S[attempts - 1] * random.uniform(1.0, 1.0 + JITTER))
 
 
-def _answer_in(response: httpx2.Response) -> Answer:
+def _answer_in(response: httpx2.Response) -> ReceiverAnswer:
     status = response.status_code
     if response.is_success:
-        return Answer(Outcome.DELIVERED)
+        return ReceiverAnswer(Outcome.DELIVERED)
     if status == 410:
-        return Answer(Outcome.GONE, "status 410")
+        return ReceiverAnswer(Outcome.GONE, "status 410")
     pause = 0.0
     if status in _THROTTLED:
         asked = retry_after(response.headers)
         # 503 alone says that it failed; with a time in it, that it has too much to do.
         pause = min(asked or (0.0 if status == 503 else _PAUSE_S), _LONGEST_PAUSE_S)
-    return Answer(Outcome.FAILED, f"status {status}", pause)
+    return ReceiverAnswer(Outcome.FAILED, f"status {status}", pause)
 
 
 async def _read_some(response: httpx2.Response) -> None:

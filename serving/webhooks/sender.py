@@ -22,7 +22,7 @@ from serving.docket.open import Docket
 from serving.docket.ports import Delivery, Hook
 from serving.runner.heartbeat import Heartbeat
 from serving.telemetry import Telemetry
-from serving.webhooks.attempts import CONNECTIONS, Answer, Outcome, Receiver, next_attempt
+from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds
 
 LOOK_S = 0.5
@@ -59,7 +59,7 @@ class _Attempted:
     """
 
     delivery: Delivery
-    answer: Answer | None
+    answer: ReceiverAnswer | None
 
 
 class HookSender:
@@ -246,7 +246,7 @@ class HookSender:
         return True
 
     def _tell(
-        self, hook: Hook, answers: Sequence[Answer], kept: Sequence[Delivery], given_up: Sequence[Delivery]
+        self, hook: Hook, answers: Sequence[ReceiverAnswer], kept: Sequence[Delivery], given_up: Sequence[Delivery]
     ) -> None:
         for answer in answers:
             outcome = "delivered" if answer.outcome is Outcome.DELIVERED else "failed"
@@ -297,7 +297,7 @@ async def send_webhooks(
         with suppress(CourtError):
             # Only after the senders have ended, or another server would send the same at the same time.
             await docket.hooks.release(pulse.server)
-            await pulse.rest()
+            await pulse.retire()
         for receiver in receivers:
             await receiver.aclose()
 

@@ -123,7 +123,7 @@ async def a_scene(
         await server.stop(0)
         healthy.end()
         await docket.close()
-    assert service.memory.held == 0, "memory of a request was not given back"
+    assert service.memory.bytes_in_use == 0, "memory of a request was not given back"
     assert reception.admission.running == reception.admission.waiting == 0, "a place was lost"
 
 

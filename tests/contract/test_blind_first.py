@@ -9,7 +9,7 @@ from sqlalchemy import delete
 from court.events import NearDuplicate, NearDuplicatesFound
 from court.verdict import Label, ReviewReason, Strength
 from serving.console.app import PAGES
-from serving.docket.review.blinding import has_seen_verdict
+from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.store import review_tables as desk_tables
 from tests.support.desk_pages import PICTURE, form_of, play_pages, said
@@ -92,7 +92,7 @@ async def visited(it, ended):
         answer = await ada.client.request(method, path, **options)
         if answer.status_code == 303:
             answer = await ada.get(answer.headers["location"])
-        blind = not await it.docket.auditor.read(lambda connection: has_seen_verdict(connection, "a", "ada"))
+        blind = not await it.docket.auditor.read(lambda connection: verdict_was_shown(connection, "a", "ada"))
         text = re.sub(r"\b[0-9a-f]{64}\b|shown=[\w-]+|/sharp/[\w-]+", "", answer.text)
         found[method, path] = answer.status_code, text, blind
     return found

@@ -97,7 +97,7 @@ def test_who_asks_for_a_verdict_that_there_is_not_yet_stays_blind(tmp_path):
         ada = await it.person("ada")
         await ada.post("/desk/cases/a/see")
         await ada.get("/trials/a")
-        return await it.desk.has_seen("a", "ada")
+        return await it.desk.knows_verdict("a", "ada")
 
     assert play(tmp_path, work) is False
 
@@ -120,7 +120,7 @@ def test_who_only_reads_is_not_kept_from_verdicts(tmp_path):
         vic = await it.person("vic")
         found = said(await vic.get("/desk/find"))
         trial = said(await vic.get("/trials/a"))
-        return found, trial, await it.desk.has_seen("a", "vic")
+        return found, trial, await it.desk.knows_verdict("a", "vic")
 
     found, trial, noted = play(tmp_path, work)
     assert "0.55" in found and RATIONALE in trial and not noted

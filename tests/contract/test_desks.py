@@ -50,7 +50,7 @@ def test_two_servers_share_the_queue_the_locks_and_what_is_drawn(place):
                 (await theirs.case(mine)).holds,
                 await it.desk.saved("ada"),
                 (await theirs.agreement()).judgements,
-                [case.trial_id for case, *_ in await theirs.alike(found[0], limit=50)],
+                [case.trial_id for case, *_ in await theirs.same_memes(found[0], limit=50)],
             )
         finally:
             await other.close()

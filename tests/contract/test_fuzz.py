@@ -291,12 +291,12 @@ async def fuzz(path, count):
         other = await it.judge.Judge(judge_request(IMAGE, text="dog", try_anew=True), timeout=WITHIN_S)
         record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=other.verdict_id), timeout=WITHIN_S)
         for _ in range(200):  # what ends beside its call
-            if len(asyncio.all_tasks()) <= before and not it.court.memory.held:
+            if len(asyncio.all_tasks()) <= before and not it.court.memory.bytes_in_use:
                 break
             await asyncio.sleep(0.05)
         left = (
             len(asyncio.all_tasks()) - before,
-            it.court.memory.held,
+            it.court.memory.bytes_in_use,
             it.reception.admission.running,
             it.reception.admission.waiting,
         )

@@ -241,7 +241,7 @@ def test_what_is_malformed_is_refused_and_says_what_is_wrong(tmp_path):
         for name, (asked, status, expected) in REFUSED.items():
             answer = await client.post("/v1/judge", **asked)
             assert reason(answer, status) == expected, (name, answer.text)
-        assert court.court.memory.held == 0
+        assert court.court.memory.bytes_in_use == 0
 
     with_api(tmp_path, scene)
 
@@ -255,7 +255,7 @@ def test_a_body_that_is_too_large_is_413_whether_its_length_is_announced_or_not(
             answer = await client.post("/v1/judge", **asked)
             assert reason(answer, 413) == "BODY_TOO_LARGE"
             assert "retry-after" not in answer.headers
-        assert court.court.memory.held == 0
+        assert court.court.memory.bytes_in_use == 0
 
     async def pieces(size):
         for _ in range(size // 2**16 + 1):
@@ -282,7 +282,7 @@ def test_a_caller_that_leaves_ends_its_trial(tmp_path):
         assert court.reception.admission.running == 1
         asking.cancel()
         await until_true(lambda: not court.reception.admission.running)
-        assert court.court.memory.held == 0
+        assert court.court.memory.bytes_in_use == 0
 
     with_api(tmp_path, scene)
 
@@ -296,9 +296,9 @@ def test_a_caller_that_leaves_in_the_middle_of_a_body_leaves_nothing_behind(tmp_
         for _ in range(5):
             _, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
             writer.write(HALF.replace(b"Host", later + b"Host"))
-            await until_true(lambda: court.court.memory.held)
+            await until_true(lambda: court.court.memory.bytes_in_use)
             writer.close()
-            await until_true(lambda: not court.court.memory.held)
+            await until_true(lambda: not court.court.memory.bytes_in_use)
         await asyncio.sleep(0.1)
 
     with_api(tmp_path, scene)
@@ -312,7 +312,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
         answer = (await reader.readuntil(b"}")).decode()
         assert answer.startswith("HTTP/1.1 400 ")
         assert '"reason":"IDLE"' in answer
-        assert not court.court.memory.held
+        assert not court.court.memory.bytes_in_use
         writer.close()
 
     with_api(tmp_path, scene, idle=0.5)
@@ -739,7 +739,7 @@ def test_whatever_is_sent_ends_in_a_problem_that_says_why(fuzzed, media, body, q
     assert answer.status_code < 500, answer.text
     if answer.status_code != 200:
         assert answer.json()["error"]["message"]
-    assert court.court.memory.held == 0
+    assert court.court.memory.bytes_in_use == 0
 
 
 @pytest.fixture(scope="module")

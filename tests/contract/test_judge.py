@@ -588,7 +588,7 @@ def test_what_is_nearly_the_same_is_told(tmp_path):
     near = NearDuplicate(trial_id="earlier", label=Label.HARMFUL, distance=12, same_text=True, same_picture=False)
 
     class Finder:
-        async def near(self, *_, **__):
+        async def find(self, *_, **__):
             return (near,)
 
     court = dataclasses.replace(a_court(findings([N] * 5)), duplicates=Finder())

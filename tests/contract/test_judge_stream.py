@@ -141,7 +141,7 @@ def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
             before = opened
             await asyncio.sleep(0.5)
             opened = len(await it.docket.index.list(limit=count))
-        held, unsent = it.service.memory.held, not sending.done()
+        held, unsent = it.service.memory.bytes_in_use, not sending.done()
         responses = await rest_of(call)
         await sending
         await narrow.close()
@@ -166,7 +166,7 @@ def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
             before = opened
             await asyncio.sleep(1)
             opened = len(await it.docket.index.list(limit=count))
-        held = it.service.memory.held
+        held = it.service.memory.bytes_in_use
         responses = await rest_of(call)
         await narrow.close()
         return opened, held, responses
@@ -183,9 +183,9 @@ def test_a_stream_whose_answers_nobody_takes_ends(tmp_path):
         # With threads: what a call of asyncio is ended with is lost where it comes while something is being written.
         with grpc.insecure_channel(it.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             call = CourtStub(channel).JudgeStream(iter(items), timeout=60)
-            await until(lambda: it.service.memory.held)
+            await until(lambda: it.service.memory.bytes_in_use)
             await it.service.empty(20)  # the call is over for the court: nothing is held, nobody is waited for
-            held = it.service.memory.held
+            held = it.service.memory.bytes_in_use
             return held, *await asyncio.to_thread(_end_of, call)
 
     held, responses, refusal = play(work, tmp_path, concurrent_trials=4, idle=1.0)
@@ -200,7 +200,7 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1000)]
         with grpc.insecure_channel(it.address, options=narrow) as channel:
             call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
-            await until(lambda: it.service.memory.held)
+            await until(lambda: it.service.memory.bytes_in_use)
             await it.service.empty(20)
             return await asyncio.to_thread(_end_of, call)
 

@@ -132,7 +132,7 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
             assert slow.cancelled == len(slow.asked)
         await it.service.empty(5)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
-        return states, len(slow.asked), it.service.memory.held
+        return states, len(slow.asked), it.service.memory.bytes_in_use
 
     states, begun, held = play(work, tmp_path, court=full_court(cast, reader=reader), concurrent_trials=4)
     assert begun and states == {"FAILED"} and held == 0
@@ -149,7 +149,7 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
         verdicts = await asyncio.gather(*calls)
         for channel in channels:
             await channel.close()
-        return verdicts, it.service.memory.most_held
+        return verdicts, it.service.memory.peak_bytes
 
     verdicts, most_held = play(work, tmp_path, picture_memory=budget)
     assert len({verdict.verdict_id for verdict in verdicts}) == count
@@ -184,7 +184,7 @@ def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
     async def work(it):
         others = [it.another_channel() for _ in range(4)]
         silent = [half_open(others[n % 4], method) for n in range(100)]
-        await until(lambda: it.service.memory.held)
+        await until(lambda: it.service.memory.bytes_in_use)
         verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=20) for n in range(5)]
         known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=20) for n in range(20)))
         stream = it.stub.JudgeStream(timeout=20)
@@ -210,7 +210,7 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
 
     async def work(it):
         silent = half_open(it.another_channel())
-        await until(lambda: it.service.memory.held)
+        await until(lambda: it.service.memory.bytes_in_use)
         verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await silent
@@ -231,9 +231,9 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
         await reader.asked.wait()
         waiting = [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
-        before = it.service.memory.held
+        before = it.service.memory.bytes_in_use
         waiting.append(half_open(it.channel))
-        await until(lambda: it.service.memory.held > before)
+        await until(lambda: it.service.memory.bytes_in_use > before)
         it.service.close()
         waiting.append(it.stub.Judge(asked(3), timeout=30))
         refusals = []
@@ -260,7 +260,7 @@ def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
             call.cancel()
             with suppress(asyncio.CancelledError):
                 await call
-        await until(lambda: it.service.memory.held == 0)
+        await until(lambda: it.service.memory.bytes_in_use == 0)
         return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
 
     assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL

@@ -63,7 +63,7 @@ def test_a_stream_that_nobody_reads_ends_and_another_has_its_place(monkeypatch: 
             stuck = export(b"")
             async with asyncio.timeout(30):
                 await service.ended.wait()
-            held = service.memory.held
+            held = service.memory.bytes_in_use
             async with AsyncClient(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
                 found = [trial.summary.trial_id async for trial in other.export()]
             return held, found, await refused(_rest(stuck))

@@ -46,7 +46,7 @@ def _in_turn(*said: object) -> Callable[[object], object]:
 class _Near:
     """Finds a meme tried before that was found harmful."""
 
-    async def near(self, picture, text, text_read, namespace):
+    async def find(self, picture, text, text_read, namespace):
         found = {"trial_id": "earlier", "label": H, "distance": 9, "same_text": True, "same_picture": False}
         return [NearDuplicate(**found)]
 

@@ -524,10 +524,10 @@ def test_who_has_waited_long_enough_is_told_why():
 
 def test_of_what_attempts_ended_in_each_kind_is_told_once():
     endings = Endings()
-    assert endings.told("Attempts") == ""
+    assert endings.describe("Attempts") == ""
     for number in (1, 2, 3, 3, 4, 2):
         endings.add(CallError(Code.UNAVAILABLE, f"no {number}"))
-    assert endings.told("Attempts") == (
+    assert endings.describe("Attempts") == (
         " Attempts before ended in UNAVAILABLE: no 3 (2 times), then UNAVAILABLE: no 4, "
         "then UNAVAILABLE: no 2 (2 times)"
     )
@@ -693,7 +693,7 @@ def test_no_more_are_on_their_way_than_the_server_works_on(said, bound):
             book.take(wire.JudgeRequest(request_id=f"{len(book._asked)}"))
         return len(book._asked)
 
-    book.not_told_yet()
+    book.limit_until_known()
     assert taken() == 4, "few until it has said how many"
-    book.told(said)
+    book.set_limit_from(said)
     assert taken() == max(4, bound)

@@ -45,7 +45,7 @@ def test_what_is_chosen_in_one_run_counts_in_the_next(seed, most):
 
     crowds, found = _ClusterCap(most), []
     for start, end in ((0, 25), (25, 26), (26, 60)):
-        crowds.look(texts[start:end], pictures[start:end])
+        crowds.scan(texts[start:end], pictures[start:end])
         for row in range(start, end):
             if not crowds.full(row - start, bool(harmful[row])):
                 crowds.join(row - start, bool(harmful[row]))

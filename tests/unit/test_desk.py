@@ -556,8 +556,8 @@ def test_who_must_not_know_a_verdict_finds_nothing_by_it(at):
             return [[case.trial_id for case in await it.desk.find(one, limit=9, **how)] for one in asked]
 
         everything, before = await found(), await found(blind="ada")
-        known = await it.desk.known("category", blind="ada"), await it.desk.kept_from("ada", ["waits", "fine"])
-        elsewhere = await it.desk.kept_from("ada", ["waits"], frozenset({"forum"}))
+        known = await it.desk.known("category", blind="ada"), await it.desk.hidden_from("ada", ["waits", "fine"])
+        elsewhere = await it.desk.hidden_from("ada", ["waits"], frozenset({"forum"}))
         await it.reviewed("waits", "ada", N)
         return everything, before, known, elsewhere, await found(blind="ada")
 
@@ -579,7 +579,7 @@ def test_trials_of_the_same_picture_or_words(at):
         await it.tried("silent too", verdict(N), words="", pixels="4" * 64)
 
         async def told(name, **given):
-            found = await it.desk.alike(await it.desk.case(name), limit=9, **given)
+            found = await it.desk.same_memes(await it.desk.case(name), limit=9, **given)
             return {case.trial_id: marks for case, *marks in found}
 
         return await told("a"), await told("silent"), await told("a", namespaces=frozenset({""}))

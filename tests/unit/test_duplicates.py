@@ -173,16 +173,16 @@ def test_the_index_finds_what_brute_force_finds(blocks, seed, radius):
         flipped[rng.choice(256, min(radius, 40), replace=False)] ^= 1
         queries += [mark, np.packbits(flipped)]
     for some in ([], queries[:1], queries):
-        assert index.near(np.array(some, np.uint8).reshape(-1, 32), radius) == brute_force(marks, rows, some, radius)
+        assert index.within(np.array(some, np.uint8).reshape(-1, 32), radius) == brute_force(marks, rows, some, radius)
 
 
 def test_the_radius_counts_itself_in():
     mark = np.zeros((1, 32), np.uint8)
     at = {n: np.packbits(np.arange(256) < n) for n in (0, 30, 31, 32, 256)}
     index = PdqIndex(np.stack(list(at.values())), list(at))
-    assert index.near(mark, 31) == {0: 0, 30: 30, 31: 31}
-    assert index.near(mark, 0) == {0: 0}
-    assert len(index.near(mark, 256)) == 5
+    assert index.within(mark, 31) == {0: 0, 30: 30, 31: 31}
+    assert index.within(mark, 0) == {0: 0}
+    assert len(index.within(mark, 256)) == 5
 
 
 def test_an_index_does_not_change_when_another_is_made_of_it():
@@ -194,16 +194,16 @@ def test_an_index_does_not_change_when_another_is_made_of_it():
         olds.append((index, len(index)))
         index = index.with_more(marks[row : row + 1], [row])
     assert all(len(old) == n for old, n in olds)
-    assert olds[0][0].near(marks[20:21], 0) == {} and index.near(marks[20:21], 0) == {20: 0}
+    assert olds[0][0].within(marks[20:21], 0) == {} and index.within(marks[20:21], 0) == {20: 0}
     assert len(index._blocks) <= 7  # merged as it grows, or each search would ask forty
 
 
 def test_what_is_no_hash_is_refused():
     index = PdqIndex(np.zeros((1, 32), np.uint8), [0])
     with pytest.raises(ValueError, match="uint8 of shape"):
-        index.near(np.zeros(32, np.uint8), 31)
+        index.within(np.zeros(32, np.uint8), 31)
     with pytest.raises(ValueError, match="radius"):
-        index.near(np.zeros((1, 32), np.uint8), 257)
+        index.within(np.zeros((1, 32), np.uint8), 257)
     with pytest.raises(ValueError, match="2 rows need"):
         PdqIndex(np.zeros((1, 32), np.uint8), [0, 1])
     with pytest.raises(ValueError, match="1 rows need"):

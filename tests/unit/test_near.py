@@ -109,7 +109,7 @@ class Server:
         )
 
     async def cited(self, picture: Picture, text: str = TEXT, *, read: bool = False, namespace: str = NAMESPACE):
-        return await self.near.near(picture, text, read, namespace)
+        return await self.near.find(picture, text, read, namespace)
 
     async def ids(self, *asked: Any, **options: Any) -> list[str]:
         return [each.trial_id for each in await self.cited(*asked, **options)]

@@ -43,7 +43,7 @@ def test_the_clients_count_answers_and_take_their_time():
         outcome = asyncio.run(
             asking.do(asking.Job(address, [], clients=3, seconds=30, warm_s=0, most=50), [b"x", b"y"])
         )
-        held = process.held()
+        held = process.resources()
     assert outcome.codes == {"OK": 50} and outcome.answer_bytes == 77
     assert 0 < outcome.p50_ms <= outcome.p99_ms and outcome.rate == 50 / outcome.seconds
     assert held.memory > 1 and held.handles > 3 and held.threads >= 1

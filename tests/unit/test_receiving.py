@@ -65,7 +65,7 @@ def answered_after(honest_at, silent):
         lot.release()
         took = loop.time() - began
         await gone(before + behind)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return took
 
     return run(scene())
@@ -89,7 +89,7 @@ def test_a_connection_that_has_had_its_turn_waits_for_the_others():
             task.result()[1].release()
         assert sum(task.done() for task in first) <= NEW_AT_ONCE + 2, "nobody had to go who was not in the way"
         await gone(first)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
 
     run(scene())
 
@@ -112,7 +112,7 @@ def test_known_connections_that_say_nothing_leave_room_for_others_whatever_they_
                 await known(memory, bad)
             await asyncio.sleep(0.1)
         await gone(silent)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return max(took)
 
     assert run(scene()) == pytest.approx(0.01)
@@ -132,7 +132,7 @@ def test_a_connection_that_becomes_known_leaves_the_part_of_new_ones():
             took.append(asyncio.get_running_loop().time() - began)
             memory._known.clear()
             await gone(silent)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return max(took)
 
     assert run(scene()) < 1.1
@@ -148,7 +148,7 @@ def test_all_calls_of_a_connection_that_becomes_known_are_read_with_the_first():
             lot.release()
         took = asyncio.get_running_loop().time() - began
         await gone(silent)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return took
 
     assert run(scene()) < 4  # not 20 turns
@@ -173,7 +173,7 @@ def test_what_came_together_does_not_go_together():
         tasks = [asyncio.create_task(silent(peer)) for _ in range(3) for peer in peers]
         await asyncio.sleep(7)
         await gone(tasks)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return [when - began for when in ended]
 
     ends = run(scene())
@@ -191,7 +191,7 @@ def test_one_connection_has_half_of_the_memory_and_more_of_them_all_of_it():
         more = await begun(memory, [Call(peer) for peer in peers])
         together = len(memory._reading)
         await gone(reads + more)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         return alone, together
 
     assert run(scene()) == (8, 16)
@@ -205,7 +205,7 @@ def test_who_leaves_while_it_waits_leaves_nothing_and_who_is_closed_upon_is_told
         memory.close()
         said = await asyncio.gather(*tasks[:10], *tasks[20:], return_exceptions=True)
         assert all(isinstance(error, Unavailable) for error in said)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         with pytest.raises(Unavailable):
             await memory.receive(Call("late"))
 
@@ -226,7 +226,7 @@ def test_one_service_is_closed_and_the_others_go_on():
             data, lot = await receiving
             assert data == b"a request"
             lot.release()
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
         with pytest.raises(Unavailable):
             await memory.receive(Call("late"), of="court")
 
@@ -240,7 +240,7 @@ def test_nobody_waits_longer_than_the_server_does():
         said = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(error) for error in said} <= {Busy, BadRequest}
         assert asyncio.get_running_loop().time() <= 121
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
 
     run(scene())
 
@@ -278,8 +278,8 @@ def test_what_announces_its_length_reserves_no_more_than_that():
     async def scene():
         memory = ReceiveBudget(BUDGET, 60.0)
         silent = await begun(memory, [Announced(f"http:{number}") for number in range(NEW_AT_ONCE)])
-        assert NEW_AT_ONCE * 3 * MIB <= memory.held < NEW_AT_ONCE * 4 * MIB
+        assert NEW_AT_ONCE * 3 * MIB <= memory.bytes_in_use < NEW_AT_ONCE * 4 * MIB
         await gone(silent)
-        assert memory.held == 0
+        assert memory.bytes_in_use == 0
 
     run(scene())

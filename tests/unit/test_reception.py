@@ -1111,10 +1111,10 @@ def test_a_server_that_goes_leaves_no_count_behind_and_need_not_be_waited_for(to
         docket = town.docket()
         async with town.server(name="b", docket=docket, dead_s=30) as b:
             async with town.server(name="a", docket=docket):
-                await b._pulse.look()
+                await b._pulse.refresh()
                 assert {*await docket.heartbeats.heartbeats()} == {"a", "b"} and not b._pulse.dead("a")
             assert {*await docket.heartbeats.heartbeats()} == {"b"}
-            await b._pulse.look()
+            await b._pulse.refresh()
             assert b._pulse.dead("a")
         left = await docket.heartbeats.heartbeats()
         await docket.close()
@@ -1138,7 +1138,7 @@ def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_liv
             assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
             assert {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"}
             await docket.heartbeats.beat("dead")  # it was only asleep
-            await a._pulse.look()
+            await a._pulse.refresh()
             assert not a._pulse.dead("dead")
         await docket.close()
 
@@ -1677,6 +1677,8 @@ def test_pictures_that_take_long_to_decode_are_not_in_the_way_of_other_namespace
         while town.pictures.decoded < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         late = asyncio.ensure_future(reception.answer(other(namespace="late", image=b"late|file")))
+        while not reception.decoders.at(hashlib.sha256(b"late|file").digest()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert town.pictures.decoded == 2, "more at once than there are processes"
         town.pictures.gate.set()

@@ -16,8 +16,8 @@ from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
 from eval.cli import cli
 from eval.datasets.protocol import Level, Protocol
-from eval.reproduce.benches import Bench, public_benches
-from eval.reproduce.claims import ClaimVerdict, Judged, claims_of
+from eval.reproduce.benches import Benchmark, public_benches
+from eval.reproduce.claims import ClaimVerdict, JudgedArms, claims_of
 from eval.reproduce.document import Document, Grid, Section, as_html, as_markdown
 from eval.reproduce.hold import begin, hold, read_manifest
 from eval.reproduce.stages import (
@@ -172,7 +172,7 @@ def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, mo
         assert study.settings.llm.judges == () and study.settings.llm.guard is None
 
     monkeypatch.setattr("eval.reproduce.hold.run_study", run)
-    monkeypatch.setattr(Bench, "judged", lambda *_: [None] * 5)
+    monkeypatch.setattr(Benchmark, "judged", lambda *_: [None] * 5)
     benches = public_benches(tmp_path)[:2]
     guard = {"url": "http://g/v1", "model": "g", "adapter": "llama-guard-4"}
     others = {"judges": [{"model": "other"}], "guard": guard}
@@ -226,7 +226,7 @@ def right_on(share, n=200):
 
 def claim(id_, arms, sizes=None):
     runs = {name: results_ for name, results_ in arms.items()}
-    judged = Judged(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
+    judged = JudgedArms(runs, sizes or {}, protocol=Protocol.PLAIN, resamples=400)
     return next(one for one in claims_of(judged) if one.id == id_)
 
 

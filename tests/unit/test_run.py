@@ -45,7 +45,7 @@ from eval.perf.model_server.settings import Settings as StandInSettings
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.prediction import Outcome, Prediction
-from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunTally
+from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunningScore
 from eval.runs.results import read_results
 from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, UNFINISHED, Plan, run
 from eval.synthetic.make import Layout, make
@@ -247,7 +247,7 @@ def said(meme, outcome, **cost):
 
 
 def test_the_tally_counts_what_the_protocol_keeps():
-    tally = RunTally(Protocol.EXTREME, total=4, began=0.0)
+    tally = RunningScore(Protocol.EXTREME, total=4, began=0.0)
     benign, somewhat, very = SPLIT[0], SPLIT[60], SPLIT[90]
     tally.add(benign, said(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
     tally.add(somewhat, said(somewhat, Outcome.NOT_HARMFUL))  # dropped
@@ -262,7 +262,7 @@ def test_the_tally_counts_what_the_protocol_keeps():
 def test_a_log_has_a_line_now_and_then():
     lines, clock = [], [0.0]
     progress = ProgressLines(lines.append, every_s=30, now=lambda: clock[0])
-    tally = RunTally(Protocol.MERGED, total=100, began=0.0)
+    tally = RunningScore(Protocol.MERGED, total=100, began=0.0)
     progress.begin(tally)
     for second in range(1, 91):
         clock[0] = float(second)
@@ -276,7 +276,7 @@ def test_a_log_has_a_line_now_and_then():
 
 def test_a_bar_shows_what_a_line_says():
     out = io.StringIO()
-    tally = RunTally(Protocol.MERGED, total=2)
+    tally = RunningScore(Protocol.MERGED, total=2)
     with ProgressBar(Console(file=out, force_terminal=True, width=160)) as bar:
         bar.tell("Preparing [the] precedents …")
         bar.step("pictures", 3, 7)

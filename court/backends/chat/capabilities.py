@@ -190,7 +190,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
     async def thinks() -> bool:
         nonlocal thought
         answer = await model.answer(request, within_s=within_s)
-        thought = answer.said[0]
+        thought = answer.split_thought[0]
         return answer.thinks
 
     for how in (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,):
@@ -206,7 +206,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
 
     async def is_shorter() -> bool:
         answer = await model.answer(limited, within_s=within_s)
-        return 2 * len(answer.said[0]) < len(thought)
+        return 2 * len(answer.split_thought[0]) < len(thought)
 
     for field in THOUGHT_LIMITS:
         model.capabilities = replace(found, thought_limit=field)
@@ -252,7 +252,7 @@ async def _penalties(model: ChatCompletions, found: Capabilities, _: int, within
 
 
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
-    async def kept() -> bool:
+    async def follows_schema() -> bool:
         reply = await model.reply(replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64), within_s=within_s)
         if reply.finish is not FinishReason.STOP:
             return False
@@ -262,7 +262,7 @@ async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, with
             return False
 
     model.capabilities = replace(found, json_schema=True)
-    return replace(found, json_schema=await _can(model, kept, within_s))
+    return replace(found, json_schema=await _can(model, follows_schema, within_s))
 
 
 async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, within_s: float) -> Capabilities:

@@ -140,7 +140,7 @@ class ChatCompletions:
         try:
             reply = answer.reply(time.monotonic() - began)
         except Failure as failure:
-            raise failure.told() from None
+            raise failure.to_court_error() from None
         told = request.reply_schema is not None and not self.capabilities.json_schema
         return replace(reply, schema_in_words=True) if told else reply
 
@@ -180,7 +180,7 @@ class ChatCompletions:
                 return None
             return Odds(masses=masses, reply=answer.reply(time.monotonic() - began))
         except Failure as failure:
-            raise failure.told() from None
+            raise failure.to_court_error() from None
 
     async def answer(
         self, request: ChatRequest, *, within_s: float, extra: dict[str, Any] | None = None
@@ -317,7 +317,7 @@ class ChatCompletions:
         except Failure as failure:
             if isinstance(failure.error, Unavailable):
                 failure.error.broke_off = broke_off
-            raise failure.told() from None
+            raise failure.to_court_error() from None
         finally:
             tally.broke_off(broke_off)
         raise overrun()  # not above: with what the call was ended with, it would remember the request

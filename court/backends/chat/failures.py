@@ -56,7 +56,7 @@ class Failure(Exception):
         """True if the server can't be reached or broke off, so that another one is worth asking."""
         return self.error.reason == _GONE
 
-    def told(self) -> CourtError:
+    def to_court_error(self) -> CourtError:
         """The error, to be raised in the place of this, which lets go of it.
 
         Else each would remember the other, and both the request that was under way, with its pictures.
@@ -188,10 +188,10 @@ def _too_long(limit: int | None, asked: int | None) -> str:
 
 def _of_status_error(error: openai.OpenAIError) -> Failure:
     assert isinstance(error, openai.APIStatusError)
-    return of_status(error.response.status_code, error.response.headers, _said(error))
+    return of_status(error.response.status_code, error.response.headers, _error_message(error))
 
 
-def _said(error: openai.APIStatusError) -> str:
+def _error_message(error: openai.APIStatusError) -> str:
     """The words of an error's body, shortened; empty where there are none."""
     body = error.body
     for key in ("error", "message"):

@@ -161,14 +161,14 @@ class ChatServer:
         elif self._misses and time.monotonic() - self.back_at > _LOOK_MAX_S:
             self._misses = 0  # it has stayed: the next time it is gone, it is looked for at once again
 
-    def look_whether_back(self) -> None:
+    def probe_if_gone(self) -> None:
         """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
         due = self.gone_at is not None and time.monotonic() >= self._look_at
         if due and (self._looking is None or self._looking.done()):
             # One at a time, and referred to: the event loop refers to tasks weakly.
-            self._looking = asyncio.ensure_future(self._look())
+            self._looking = asyncio.ensure_future(self._probe())
 
-    async def _look(self) -> None:
+    async def _probe(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self.models()
@@ -253,7 +253,7 @@ class Replicas:
         there = [server for server in candidates if server.gone_at is None]
         for server in self.servers:
             # Driven by trials that choose a server: a court that tries nothing sends nothing.
-            server.look_whether_back()
+            server.probe_if_gone()
         if there:
             # One more than are in flight, or a share would make no difference while nothing is.
             return min(there, key=lambda server: (server.load.in_flight + 1) / _share(server))

@@ -158,7 +158,7 @@ class ServerAnswer(_Strict):
         return tuple(name for name, value in told.items() if value is None or value == "")
 
     @property
-    def said(self) -> tuple[str, str]:
+    def split_thought(self) -> tuple[str, str]:
         """Thought and reply: as the server tells them apart, else by the tags of a thought at the beginning.
 
         A thought that was cut off has no end, and there is no reply then.
@@ -175,7 +175,7 @@ class ServerAnswer(_Strict):
     @property
     def thinks(self) -> bool:
         """True if there is a thought; one whose beginning stood in the prompt shows by its end."""
-        thought, content = self.said
+        thought, content = self.split_thought
         return bool(thought) or "</think>" in content
 
     def reply(self, latency_s: float) -> ChatReply:
@@ -189,7 +189,7 @@ class ServerAnswer(_Strict):
         if choice.message.refusal:
             finish = FinishReason.REFUSAL
         usage = self.usage or _Usage()
-        thought, text = self.said
+        thought, text = self.split_thought
         return ChatReply(
             text=text,
             finish=finish,

@@ -47,14 +47,14 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
             "Tesseract is not installed here, or not on the PATH: on Debian, `apt-get install tesseract-ocr`.",
             reason="TEXT_READER_NOT_INSTALLED",
         )
-    here = _said(program, "--list-langs").splitlines()[1:]
+    here = _output_of(program, "--list-langs").splitlines()[1:]
     if missing := [one for one in languages.split("+") if one not in here]:
         raise NotLoaded(
             f"Tesseract has no language {', '.join(missing)} here; it has {', '.join(here)}. On Debian, `apt-get "
             f"install tesseract-ocr-{missing[0].replace('_', '-')}`.",
             reason="TEXT_READER_NOT_INSTALLED",
         )
-    version = re.search(r"\d+(\.\d+)+", _said(program, "--version"))
+    version = re.search(r"\d+(\.\d+)+", _output_of(program, "--version"))
     return WorkerTextReader(
         f"tesseract/{version.group() if version else 'unknown'} {languages}, sparse text",
         module=__name__,
@@ -65,7 +65,7 @@ def tesseract_reader(languages: str = "eng", *, workers: int = 1) -> WorkerTextR
     )
 
 
-def _said(program: str, option: str) -> str:
+def _output_of(program: str, option: str) -> str:
     try:
         return subprocess.run([program, option], capture_output=True, text=True, timeout=_ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):

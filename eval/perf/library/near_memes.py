@@ -70,7 +70,7 @@ async def _query(near: NearDuplicateIndex, picture: Picture) -> float:
     took = []
     for _ in range(1 + _QUESTIONS):
         began = time.perf_counter()
-        await near.near(picture, "a caption that nobody has given to this picture yet", True, "")
+        await near.find(picture, "a caption that nobody has given to this picture yet", True, "")
         took.append(time.perf_counter() - began)
     return 1000 * statistics.median(took[1:])
 

@@ -290,7 +290,7 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
             with _slow(server, slow) as told:
                 time.sleep(_SLOW_SETTLE_S)
                 beside = ask(job).require_all_answered()
-                held = server.held()
+                held = server.resources()
             # They report when they leave, so nothing is known before the block has ended.
             callers = told()
             time.sleep(_SLOW_SETTLE_S)

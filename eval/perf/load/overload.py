@@ -297,14 +297,14 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
             except JudgeError as error:
                 told.errors[name] = error.reason or error.code.name
 
-    async def look() -> None:
+    async def sample_usage() -> None:
         while time.monotonic() < end:
-            looks.append(server.held())
+            looks.append(server.resources())
             await asyncio.sleep(min(_LOOK_S, seconds / 20))
 
     # No repeats: an error that a second attempt makes good would not be counted.
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
-        await asyncio.gather(look(), *(caller(client) for _ in range(callers)))
+        await asyncio.gather(sample_usage(), *(caller(client) for _ in range(callers)))
     return told, looks
 
 

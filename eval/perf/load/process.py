@@ -58,7 +58,7 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
-    def held(self) -> Resources:
+    def resources(self) -> Resources:
         """Returns the resources of the process."""
         place = Path(f"/proc/{self.pid}")
         return Resources(
@@ -193,4 +193,4 @@ def settled(process: Process, *, most_s: float = 10.0) -> Resources:
         if now - before < 0.1:
             break
         before = now
-    return process.held()
+    return process.resources()

@@ -119,10 +119,10 @@ def _rate(process: Process, job: Job) -> _Rate:
 def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
     """Latencies at a rate that both can keep up with."""
 
-    def asked(address: str) -> LoadOutcome:
+    def load(address: str) -> LoadOutcome:
         return ask(replace(job, address=address)).require_all_answered()
 
-    measured = in_turns([lambda _: asked(job.address), lambda _: asked(echo_address)], range(turns), warm_up=False)
+    measured = in_turns([lambda _: load(job.address), lambda _: load(echo_address)], range(turns), warm_up=False)
     return {
         **medians(
             measured,

@@ -318,15 +318,15 @@ async def _medians(times: int, *calls: Callable[[], Awaitable[object]]) -> list[
 async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials: int, at_once: int) -> float:
     """CPU time of whole trials over the calls that the server saw: prompts, client, replies, events and all."""
 
-    async def seen() -> int:
+    async def calls_served() -> int:
         return int((await http.get(f"{address}/stats")).json()["calls"])
 
     spent = []
     for turn in range(max(2, trials // at_once)):
         asked = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
         # In this order, and below the other way round: what the request for the count costs is in neither reading.
-        calls, before = await seen(), time.process_time()
+        calls, before = await calls_served(), time.process_time()
         await asyncio.gather(*(it.court.hear(each, unwatched) for each in asked))
         seconds = time.process_time() - before
-        spent.append(seconds / (await seen() - calls))
+        spent.append(seconds / (await calls_served() - calls))
     return 1000 * statistics.median(spent)

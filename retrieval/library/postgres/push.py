@@ -140,7 +140,7 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
     total, steps = len(rows), 3
     done = 0
 
-    def told() -> None:
+    def report_step() -> None:
         nonlocal done
         done += 1
         if progress and (done % _TOLD == 0 or done == steps * total):
@@ -152,18 +152,18 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
         copy.set_types(types)
         for row, meme in zip(rows, library.memes, strict=True):
             copy.write_row(values_of(row, meme))
-            told()
+            report_step()
     with connection.cursor().copy(f"COPY {state.vectors} (row, vector) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(("int8", "vector"))
         for row in rows:
             copy.write_row((row, library.vector_of(row)))
-            told()
+            report_step()
     with connection.cursor().copy(f"COPY {state.pictures} (row, jpeg) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(("int8", "bytea"))
         for row, meme in zip(rows, library.memes, strict=True):
             if (jpeg := library.picture_of(meme)) is not None:
                 copy.write_row((row, jpeg))
-            told()
+            report_step()
 
 
 def values_of(row: int, meme: LabelledMeme) -> tuple[Any, ...]:

@@ -152,7 +152,7 @@ async def _page(
     visitor, queue = visitor_of(request), review_queue_of(request)
     found = await queue.case(record.trial_id)
     mine = found.lock is not None and found.lock.holder == visitor.name
-    seen = await queue.has_seen(record.trial_id, visitor.name)
+    seen = await queue.knows_verdict(record.trial_id, visitor.name)
     shown = seen or not blind_first(request)
     # Before the page is made: from then on a review of this visitor is no blind one.
     if shown and not seen and record.verdict is not None:

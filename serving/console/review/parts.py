@@ -46,7 +46,7 @@ def rulings_of(request: Request) -> Corrections | None:
     return rulings if isinstance(rulings, Corrections) else None
 
 
-def near_index_of(request: Request) -> NearDuplicateIndex | None:
+def duplicate_index_of(request: Request) -> NearDuplicateIndex | None:
     """Returns the index of near-duplicates; None if there is none here."""
     near = console_of(request).parts.get(NEAR)
     return near if isinstance(near, NearDuplicateIndex) else None
@@ -81,9 +81,9 @@ def blinded_ids(request: Request) -> str:
 async def hidden_ids(request: Request, trial_ids: Collection[str]) -> frozenset[str]:
     """Returns those of the trials whose verdict is hidden from this visitor."""
     who = blinded_ids(request)
-    return (
-        await review_queue_of(request).kept_from(who, trial_ids, visitor_of(request).namespaces) if who else frozenset()
-    )
+    if not who:
+        return frozenset()
+    return await review_queue_of(request).hidden_from(who, trial_ids, visitor_of(request).namespaces)
 
 
 async def hidden_and_noted(request: Request, trial_ids: Collection[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from court.record import TrialRecord
 from serving.console.registry import Page, console_of, trial_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import blinded_ids, hidden_and_noted, near_index_of, review_queue_of
+from serving.console.review.parts import blinded_ids, duplicate_index_of, hidden_and_noted, review_queue_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Case
 from serving.docket.store.pictures import picture_of
@@ -41,7 +41,7 @@ async def similar(request: Request) -> Response:
     found = await similar_to(request, record)
     template = "review/similar_list.html" if request.headers.get("hx-request") == "true" else "review/similar.html"
     ended = [one.case.trial_id for one in found if one.case.label is not None]
-    if (who := blinded_ids(request)) and not await review_queue_of(request).has_seen(record.trial_id, who):
+    if (who := blinded_ids(request)) and not await review_queue_of(request).knows_verdict(record.trial_id, who):
         # Who has not decided yet is not told either what others came to: most are of the same picture.
         names = frozenset(ended)
     else:
@@ -55,14 +55,14 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
     own = await reviews.case(record.trial_id)
     found = {
         case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
-        for case, same_picture, same_text in await reviews.alike(own, limit=_MOST, namespaces=visitor.namespaces)
+        for case, same_picture, same_text in await reviews.same_memes(own, limit=_MOST, namespaces=visitor.namespaces)
     }
-    near, text = near_index_of(request), record.text
+    near, text = duplicate_index_of(request), record.text
     meme = record.opened.meme
     frames = await console_of(request).trials.frames(meme.pixels_sha256) if meme.picture_given else ()
     if near is not None and text is not None and (frames or not meme.picture_given):
         picture = picture_of(meme, frames) if frames else None
-        others = await near.near(picture, text.text, bool(text.reader), meme.namespace)
+        others = await near.find(picture, text.text, bool(text.reader), meme.namespace)
         cases = await reviews.cases([one.trial_id for one in others])
         for one in others:
             case = cases.get(one.trial_id)

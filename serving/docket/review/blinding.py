@@ -38,7 +38,7 @@ def saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
     return or_(shown, said)
 
 
-def has_seen_verdict(connection: Connection, trial_id: str, who: str) -> bool:
+def verdict_was_shown(connection: Connection, trial_id: str, who: str) -> bool:
     """True if a reviewer saw, or reviewed, the verdict of a trial or of another one of the same meme."""
     own_or_twin = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _twin)))
     return connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_twin)).first() is not None

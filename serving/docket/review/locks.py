@@ -17,14 +17,14 @@ from court.errors import CourtError
 from court.events import VerdictReviewed
 from court.record import TrialState
 from serving.docket.ports import NotDecided, TrialUnknown
-from serving.docket.review.blinding import has_seen_verdict
+from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.store import review_tables as t
 from serving.docket.store import tables
 from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
-from serving.docket.store.reviews import Said, keep_said
+from serving.docket.store.reviews import Said, append_review
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Rank
 
@@ -136,9 +136,9 @@ def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtE
         # From the log as well, which may be further than what was drawn from it.
         own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, said.trial_id, VerdictReviewed))
         said = said.model_copy(
-            update={"blind": not own_before and not has_seen_verdict(connection, said.trial_id, who)}
+            update={"blind": not own_before and not verdict_was_shown(connection, said.trial_id, who)}
         )
-    kept = keep_said(connection, said)
+    kept = append_review(connection, said)
     # After an error the reviewer still has the case, and can try again.
     if not isinstance(kept, CourtError):
         release(connection, said.trial_id, who)

@@ -301,7 +301,7 @@ class ReviewQueue:
         await self.catch_up()
         return {case.trial_id: case for case in await self._cases(select(t.cases).where(_case.trial_id.in_(trial_ids)))}
 
-    async def alike(
+    async def same_memes(
         self, case: Case, *, limit: int, namespaces: frozenset[str] | None = None
     ) -> Sequence[tuple[Case, bool, bool]]:
         """Other trials of the very same pixels or of a text of the same letters, the last opened first.
@@ -437,7 +437,7 @@ class ReviewQueue:
 
     async def saw(self, who: str, trial_ids: Collection[str]) -> None:
         """Notes that somebody was shown these verdicts: what they say of them from now on is not blind."""
-        fresh = sorted({*trial_ids} - await self.seen_of(list(trial_ids), who)) if trial_ids else []
+        fresh = sorted({*trial_ids} - await self.known_verdicts(list(trial_ids), who)) if trial_ids else []
         # Pages are opened again and again: where nothing is new, nothing is written.
         rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
         if rows:
@@ -445,7 +445,7 @@ class ReviewQueue:
                 lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows)
             )
 
-    async def kept_from(
+    async def hidden_from(
         self, who: str, trial_ids: Collection[str], namespaces: frozenset[str] | None = None
     ) -> frozenset[str]:
         """Returns those of the trials whose verdict must stay hidden from a reviewer.
@@ -456,11 +456,11 @@ class ReviewQueue:
         query = select(_case.trial_id).where(_case.trial_id.in_(trial_ids), is_blinded(who, namespaces))
         return await self._transactions.read(lambda c: frozenset(c.execute(query).scalars()))
 
-    async def has_seen(self, trial_id: str, who: str) -> bool:
+    async def knows_verdict(self, trial_id: str, who: str) -> bool:
         """True if a reviewer saw the verdict, or gave their own."""
-        return trial_id in await self.seen_of([trial_id], who)
+        return trial_id in await self.known_verdicts([trial_id], who)
 
-    async def seen_of(self, trial_ids: Sequence[str], who: str) -> frozenset[str]:
+    async def known_verdicts(self, trial_ids: Sequence[str], who: str) -> frozenset[str]:
         """Returns those of the trials whose verdict a reviewer saw, or for which they gave their own."""
         shown = select(t.seen.c.trial_id).where(t.seen.c.trial_id.in_(trial_ids), t.seen.c.who == who)
         said = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)

@@ -83,7 +83,7 @@ class SqlReviewStore(SqlStore, ReviewStore):
         return await self._transactions.read(read)
 
 
-def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
+def append_review(connection: Connection, draft: Said) -> Said | CourtError:
     """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
     # Whoever else reviews it waits here.
     held = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
@@ -107,7 +107,7 @@ def keep_said(connection: Connection, draft: Said) -> Said | CourtError:
 
 def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
     open_appender(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
-    return [keep_said(connection, draft) for draft in drafts]
+    return [append_review(connection, draft) for draft in drafts]
 
 
 def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
