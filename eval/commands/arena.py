@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.explaining import explain
+from eval.commands.export import publisher_of, publisher_options
 from eval.commands.options import vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_arena
@@ -142,6 +143,33 @@ def arena(context: click.Context, /, **given: Any) -> None:
     if sections:
         click.echo("\n" + sections_as_text([], sections))
     click.echo(f"{page} shows it.")
+
+
+@arena.command("export")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The arena's folder.")
+@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="The file of boards to write.")
+@publisher_options
+def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
+    """Writes an arena's boards in the forms of other tools: a table as Parquet, a record of Every Eval Ever a model."""
+    from court.errors import CourtError
+    from eval.arena.leaderboard import leaderboard
+
+    if parquet is None and given["database"] is None:
+        raise click.UsageError("Name a form: --parquet FILE or --every-eval-ever DIR.")
+    publisher = publisher_of(given) if given["database"] else None
+    try:
+        from eval.arena.export import records_of_arena, write_boards
+
+        board = leaderboard(out)
+        if parquet is not None:
+            click.echo(f"{write_boards(board, parquet):,} rows in {parquet}.")
+        if publisher is not None:
+            for record in records_of_arena(board, publisher):
+                click.echo(f"{record.write(given['database'])} has the figures of a model.")
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 
 
 arena.add_command(rate_arena)

@@ -1,24 +1,106 @@
-"""``memecourt-eval export``: a run in another tool's form."""
+"""``memecourt-eval export``: a run in the forms of other tools."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+if TYPE_CHECKING:
+    from eval.reports.every_eval_ever import Publisher
+    from eval.runs.results import Results
+
+C = TypeVar("C", bound=Callable[..., Any])
+_PATH = click.Path(path_type=Path)
+
+
+def publisher_options(command: C) -> C:
+    """Adds the options that say who publishes results, and where to write them."""
+    for option in reversed(
+        (
+            click.option(
+                "--every-eval-ever",
+                "database",
+                type=_PATH,
+                metavar="DIR",
+                help="Write it for Every Eval Ever (schema 0.3.0) below this folder.",
+            ),
+            click.option("--organization", default="", metavar="NAME", help="Who evaluated, as others will read it."),
+            click.option("--organization-url", default="", metavar="URL", help="Address of the organization."),
+            click.option(
+                "--relationship",
+                type=click.Choice(["first_party", "third_party", "collaborative", "other"]),
+                default="third_party",
+                show_default=True,
+                help="Of the evaluator to the makers of the models.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def publisher_of(given: dict[str, Any]) -> Publisher:
+    """Who publishes, from :func:`publisher_options`. Raises click.UsageError where nobody is named."""
+    from eval.reports.every_eval_ever import Publisher
+
+    if not given["organization"].strip():
+        raise click.UsageError("Missing option --organization: a record of Every Eval Ever names who evaluated.")
+    return Publisher(given["organization"].strip(), given["relationship"], given["organization_url"])
+
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--inspect", "target", type=click.Path(path_type=Path), required=True, help="The log to write, ….eval.")
-def export(run: Path, target: Path) -> None:
-    """Writes RUN as a log that Inspect AI's viewer opens: a sample a meme, each trial's events in its transcript.
+@click.argument("run", type=_PATH)
+@click.option("--inspect", type=_PATH, metavar="FILE", help="The log for Inspect AI to write, ….eval or ….json.")
+@click.option("--parquet", type=_PATH, metavar="FILE", help="The file of predictions to write, a row a meme.")
+@publisher_options
+@click.option("--developer", default="", metavar="NAME", help="Maker of the model. [default: by its name]")
+@click.option("--with-texts", is_flag=True, help="Write the memes' texts into samples for Every Eval Ever.")
+def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) -> None:
+    """Writes RUN in the forms of other tools; several may be asked for.
 
-    The log holds the texts of the memes and everything that was said of them; their pictures stay in the run. Open it
-    with ``inspect view --log-dir FOLDER``.
+    The log for Inspect AI has a sample a meme, each trial's events in its transcript: it holds the texts of the memes
+    and everything that was said of them. The others hold ids, gold labels and predictions, texts only with
+    --with-texts. Pictures stay in the run. Open the log with ``inspect view --log-dir FOLDER``.
     """
     from court.errors import CourtError
+    from eval.runs.results import read_results
 
+    if inspect is None and parquet is None and given["database"] is None:
+        raise click.UsageError("Name a form: --inspect FILE, --parquet FILE or --every-eval-ever DIR.")
+    publisher = publisher_of(given) if given["database"] else None
+    try:
+        results = read_results(run)
+        if inspect is not None:
+            samples = _inspect(run, results, inspect)
+            click.echo(f"{samples:,} samples in {inspect}. Look at them with: inspect view --log-dir {inspect.parent}")
+        if parquet is not None:
+            from eval.reports.parquet import write_parquet
+
+            click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
+        if publisher is not None:
+            from eval.datasets.known import DATASETS
+            from eval.reports.every_eval_ever import record_of_run
+
+            known = DATASETS.get(results.dataset)
+            record = record_of_run(
+                results,
+                publisher,
+                source_url=known.source_url if known else "",
+                developer=given["developer"],
+                with_texts=given["with_texts"],
+            )
+            click.echo(f"{record.write(given['database'])} has the figures, and beside it stand the samples.")
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
+
+
+def _inspect(run: Path, results: Results, target: Path) -> int:
     try:
         from eval.reports.inspect_log import export_inspect
     except ModuleNotFoundError as error:
@@ -29,21 +111,13 @@ def export(run: Path, target: Path) -> None:
             "Inspect AI is not installed. Install it with: pip install 'memecourt[server,inspect]'"
         ) from None
     from eval.runs.folder import DOCKET
-    from eval.runs.results import read_results
     from serving.docket.open import Docket
 
     async def write() -> int:
-        results = read_results(run)
         docket = Docket.open(run / DOCKET, create=False)
         try:
             return await export_inspect(results, docket.trials, target)
         finally:
             await docket.close()
 
-    try:
-        samples = asyncio.run(write())
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
-    except OSError as error:
-        raise click.ClickException(f"{target} can't be written: {error.strerror}.") from None
-    click.echo(f"{samples:,} samples in {target}. Look at them with: inspect view --log-dir {target.parent}")
+    return asyncio.run(write())

@@ -88,6 +88,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt demo": (),
     "memecourt-eval ablate": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval arena": ("--models", "{models}", "--tasks", "{data}", "--out", "{new}"),
+    "memecourt-eval arena export": ("--out", "{folder}", "--parquet", "{new}"),
     "memecourt-eval arena explain": ("{folder}", "--models", "{models}"),
     "memecourt-eval arena rate": ("{folder}",),
     "memecourt-eval compare": ("{run}", "{run}"),
@@ -116,7 +117,22 @@ NUMBERS = ("x", "", "nan", "inf", "-1", "0", "9" * 400, "1e-400")
 PLACES = frozenset({"place", "library", "docket"})
 """Parameters that name a place on disk and are no path for click, because they may also name a database."""
 MADE = frozenset(
-    {"out", "new", "html", "markdown", "inspect", "log_file", "calls", "folder", "docket", "output", "run_out", "path"}
+    {
+        "out",
+        "new",
+        "html",
+        "markdown",
+        "inspect",
+        "parquet",
+        "database",
+        "log_file",
+        "calls",
+        "folder",
+        "docket",
+        "output",
+        "run_out",
+        "path",
+    }
 )
 """Parameters whose path may be missing: it is made."""
 

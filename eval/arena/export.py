@@ -1,0 +1,109 @@
+"""An arena's boards in the forms of other tools: a record of Every Eval Ever a model, and one table as Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from court.errors import BadRequest
+from eval.arena.boards import Board, BoardRow, Estimate
+from eval.arena.leaderboard import Leaderboard
+from eval.reports.every_eval_ever import Metric, Publisher, Record, record_of
+from eval.reports.parquet import write_rows
+from eval.scores.metrics import Figure
+
+_SCALE = (0.0, 4000.0)
+"""Ends of the scale of ratings that a record must name: they have none, and average 1000."""
+
+
+def records_of_arena(board: Leaderboard, publisher: Publisher) -> Iterator[Record]:
+    """A record for each model: rating and win rate by criterion, of the boards that could be ranked.
+
+    Raises:
+        BadRequest: The arena is not finished.
+    """
+    manifest = board.manifest
+    if manifest.finished is None:
+        raise BadRequest(f"{manifest.name} is not finished: only such results are for others to rely on.")
+    for name in manifest.settings.targets:
+        metrics = [metric for one in board.boards for metric in _metrics(one, _row(one, name))]
+        if not metrics:
+            continue  # it fought no battle
+        yield record_of(
+            metrics,
+            publisher,
+            benchmark=f"memecourt-arena-{manifest.dataset}",
+            data={"dataset_name": f"{manifest.dataset}/{manifest.split}"},
+            model=manifest.models[name].model,
+            developer=manifest.models[name].family,
+            source=manifest.name,
+            at=manifest.created,
+            details={
+                "judges": ", ".join(manifest.models[one].model for one in manifest.settings.judges),
+                "controller": manifest.models[manifest.settings.controller].model,
+                "levels": str(manifest.settings.levels),
+                "vote": manifest.settings.vote,
+                "guideline": manifest.settings.guideline,
+                "commit": manifest.commit,
+                "command": manifest.command,
+            },
+        )
+
+
+def write_boards(board: Leaderboard, target: Path) -> int:
+    """Writes a row for each criterion and model; returns the number of rows. Raises as ``write_rows``.
+
+    Columns: ``criterion``, ``model``, ``called``, ``family``, ``battles``, ``win_rate``, ``rating``, ``rating_low``,
+    ``rating_high``, ``elo``, ``not_ranked`` (why there is no rating, empty where there is).
+    """
+    models = board.manifest.models
+    rows = [
+        {
+            "criterion": one.dimension,
+            "model": row.model,
+            "called": models[row.model].model,
+            "family": models[row.model].family,
+            "battles": row.battles,
+            "win_rate": row.win_rate,
+            "rating": row.rating.value if row.rating else None,
+            "rating_low": row.rating.low if row.rating else None,
+            "rating_high": row.rating.high if row.rating else None,
+            "elo": row.elo.value if row.elo else None,
+            "not_ranked": one.not_ranked or (one.grouped if row.rating is None else ""),
+        }
+        for one in board.boards
+        for row in one.rows
+    ]
+    types: dict[str, type] = {
+        **dict.fromkeys(("criterion", "model", "called", "family", "not_ranked"), str),
+        **dict.fromkeys(("win_rate", "rating", "rating_low", "rating_high", "elo"), float),
+        "battles": int,
+    }
+    about = {"format": "memecourt-arena/1", "arena": board.manifest.name}
+    return write_rows(rows, types, target, about=about)
+
+
+def _row(board: Board, name: str) -> BoardRow:
+    return next(row for row in board.rows if row.model == name)
+
+
+def _metrics(board: Board, row: BoardRow) -> Iterator[Metric]:
+    if row.win_rate is not None:
+        words = "Share of its battles that the model won, ties half."
+        yield Metric(f"{board.dimension}: win rate", words, row.win_rate, row.battles)
+    # Ratings of two groups can't be set beside each other, which a record of one model could not say.
+    if row.rating is not None and not board.grouped:
+        yield Metric(
+            f"{board.dimension}: rating",
+            "Bradley-Terry rating; 400 points are odds of ten to one, and all models average 1000.",
+            _figure(row.rating),
+            row.battles,
+            low=_SCALE[0],
+            high=_SCALE[1],
+        )
+
+
+def _figure(estimate: Estimate) -> Figure | float:
+    if estimate.low is None or estimate.high is None:
+        return estimate.value
+    return Figure(estimate.value, estimate.low, estimate.high)

@@ -1,0 +1,333 @@
+"""Results in the form of Every Eval Ever (schema 0.3.0), a shared database of evaluations: one file a system.
+
+https://github.com/evaleval/every_eval_ever. Texts of memes stay here unless they are asked for: a sample is named by
+its id, and by a digest, so that the same sample is recognised across systems.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from court.digests import digest
+from court.errors import BadRequest
+from eval.runs.prediction import Outcome
+from eval.runs.results import Judged, Results
+from eval.scores.metrics import RESAMPLES, Card, Figure, card
+from serving.version import SOFTWARE
+
+SCHEMA = "0.3.0"
+Relationship = Literal["first_party", "third_party", "collaborative", "other"]
+RELATIONSHIPS: tuple[Relationship, ...] = ("first_party", "third_party", "collaborative", "other")
+_LIBRARY = "memecourt"
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Source of the results, as a record names it.
+
+    Attributes:
+        organization: Who evaluated.
+        relationship: Relationship of the evaluator to the makers of the models.
+        url: Address of the organization; empty where there is none.
+    """
+
+    organization: str
+    relationship: Relationship = "third_party"
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a record.
+
+    Attributes:
+        name: Name of the evaluation.
+        description: What it measures, in a sentence.
+        figure: Value with its 95 % interval, or the value alone.
+        n: Memes or battles that it is over.
+        lower_is_better: True for errors.
+        low: Lowest value that there can be.
+        high: Highest, likewise.
+        method: How the interval was computed.
+    """
+
+    name: str
+    description: str
+    figure: Figure | float
+    n: int
+    lower_is_better: bool = False
+    low: float = 0.0
+    high: float = 1.0
+    method: str = "bootstrap over memes"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A file of the database, with that of its samples.
+
+    Attributes:
+        folder: Folder below ``data``: benchmark, developer, model.
+        name: Name of the file without its ending.
+        content: Content of the file.
+        samples: Lines of the file of its samples; empty where it has none.
+    """
+
+    folder: tuple[str, str, str]
+    name: str
+    content: Mapping[str, Any]
+    samples: tuple[Mapping[str, Any], ...] = ()
+
+    def write(self, root: Path) -> Path:
+        """Writes both files, and returns the one of the results.
+
+        Raises:
+            BadRequest: It is there already.
+            OSError: The disk will not have it.
+        """
+        place = root.joinpath("data", *self.folder)
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / f"{self.name}.json"
+        if file.exists():
+            raise BadRequest(f"{file} is there already: remove it, or name another folder.", reason="FILE_EXISTS")
+        content = dict(self.content)
+        if self.samples:
+            lines = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in self.samples).encode("ascii")
+            samples = place / f"{self.name}_samples.jsonl"
+            samples.write_bytes(lines)
+            content["detailed_evaluation_results"] = {
+                "format": "jsonl",
+                "file_path": samples.relative_to(root).as_posix(),
+                "hash_algorithm": "sha256",
+                "checksum": hashlib.sha256(lines).hexdigest(),
+                "total_rows": len(self.samples),
+            }
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return file
+
+
+def record_of_run(
+    results: Results, publisher: Publisher, *, source_url: str, developer: str = "", with_texts: bool = False
+) -> Record:
+    """The record of a run: strict figures under each protocol, and a sample a meme.
+
+    Args:
+        results: Results of a finished run.
+        publisher: Who evaluated.
+        source_url: Where the data set's authors publish it; empty where that is not known.
+        developer: Maker of the model; the part of its name before the slash where it is empty.
+        with_texts: True to write the memes' texts into the samples.
+
+    Raises:
+        BadRequest: It is no run, or one that is not finished.
+    """
+    manifest = results.manifest
+    if manifest is None or not results.finished:
+        raise BadRequest(f"{results.name} is not a finished run: only such results are for others to rely on.")
+    names = sorted(set(manifest.models.values()))
+    model = names[0] if len(names) == 1 else f"{_LIBRARY}/{manifest.procedure.lower()}"
+    settings = {
+        "procedure": str(manifest.procedure),
+        "settings": manifest.settings_digest,
+        "prompts": manifest.prompts,
+        "policy": manifest.policy,
+        "library": manifest.library,
+        "encoder": manifest.encoder,
+        "control": manifest.control,
+        "comparator": manifest.comparator,
+        "commit": manifest.commit,
+        "command": manifest.command,
+    }
+    evaluation = f"{manifest.dataset}/{manifest.split}"
+    metrics = [
+        metric
+        for protocol in results.protocols
+        for metric in _metrics_of(f"{evaluation} ({protocol})", card(results, protocol, seed=manifest.seed))
+    ]
+    record = record_of(
+        metrics,
+        publisher,
+        benchmark=manifest.dataset,
+        data={"dataset_name": evaluation, "url": source_url},
+        model=model,
+        developer=developer,
+        source=manifest.name,
+        at=manifest.created,
+        details=settings,
+        model_details={role.lower(): name for role, name in manifest.models.items()},
+    )
+    samples = _samples(results, record, with_texts=with_texts)
+    return Record(record.folder, record.name, record.content, tuple(samples))
+
+
+def record_of(
+    metrics: Sequence[Metric],
+    publisher: Publisher,
+    *,
+    benchmark: str,
+    data: Mapping[str, str],
+    model: str,
+    developer: str,
+    source: str,
+    at: datetime,
+    details: Mapping[str, str],
+    model_details: Mapping[str, str] | None = None,
+) -> Record:
+    """A record of some figures of one system.
+
+    Args:
+        metrics: The figures.
+        publisher: Who evaluated.
+        benchmark: Name of the benchmark.
+        data: ``dataset_name``, and ``url`` where it is known.
+        model: Name of the model, ``maker/name``.
+        developer: Maker of the model; the part of its name before the slash where it is empty.
+        source: Name of the run.
+        at: When it was held.
+        details: Settings of the evaluation; empty ones are left out.
+        model_details: Details of the model, likewise.
+    """
+    developer = developer or (model.partition("/")[0] if "/" in model else "unknown")
+    details = {name: value for name, value in details.items() if value}
+    fingerprint = digest({"benchmark": benchmark, "model": model, "at": at.isoformat(), **details})
+    fingerprint = fingerprint.removeprefix("sha256:")
+    content: dict[str, Any] = {
+        "schema_version": SCHEMA,
+        "evaluation_id": f"{benchmark}/{model.replace('/', '_')}/{at.timestamp():.0f}",
+        "evaluation_timestamp": at.isoformat(),
+        "retrieved_timestamp": f"{datetime.now(UTC).timestamp():.0f}",
+        "source_metadata": {
+            "source_name": source,
+            "source_type": "evaluation_run",
+            "source_organization_name": publisher.organization,
+            "evaluator_relationship": publisher.relationship,
+            **({"source_organization_url": publisher.url} if publisher.url else {}),
+        },
+        "eval_library": {"name": _LIBRARY, "version": SOFTWARE, "additional_details": details},
+        "model_info": {
+            "name": model.rpartition("/")[2],
+            "id": model if "/" in model else f"{developer}/{model}",
+            "developer": developer,
+            # We are told where a model answers, not whose machine that is, nor whether its weights can be had.
+            "additional_details": {
+                "deployment_type": "unknown",
+                "model_availability": "unknown",
+                **(model_details or {}),
+            },
+        },
+        "evaluation_results": [_result(metric, data, at) for metric in metrics],
+    }
+    folder = (_path_word(benchmark), _path_word(developer), _path_word(model.rpartition("/")[2]))
+    return Record(folder, str(uuid.UUID(fingerprint[:32], version=4)), content)
+
+
+def _metrics_of(name: str, scored: Card) -> Iterator[Metric]:
+    yield Metric(
+        f"{name}: accuracy",
+        "Share of memes that were given their gold class; none given is wrong.",
+        scored.strict.accuracy,
+        scored.n,
+    )
+    yield Metric(
+        f"{name}: macro-F1",
+        "Mean F1 of both classes over all memes; none given is a miss.",
+        scored.strict.macro_f1,
+        scored.n,
+    )
+    yield Metric(f"{name}: coverage", "Share of memes that were given a class.", scored.coverage, scored.n)
+    if scored.auroc is not None:
+        yield Metric(f"{name}: AUROC", "Area under the ROC curve of the score.", scored.auroc, scored.scored)
+    if scored.brier is not None:
+        yield Metric(
+            f"{name}: Brier score",
+            "Mean squared difference of score and gold.",
+            scored.brier,
+            scored.scored,
+            lower_is_better=True,
+        )
+
+
+def _result(metric: Metric, data: Mapping[str, str], at: datetime) -> dict[str, Any]:
+    figure = metric.figure
+    uncertainty: dict[str, Any] = {"num_samples": metric.n}
+    if isinstance(figure, Figure):
+        uncertainty |= {
+            "confidence_interval": {
+                "lower": figure.low,
+                "upper": figure.high,
+                "confidence_level": 0.95,
+                "method": metric.method,
+            },
+            "num_bootstrap_samples": RESAMPLES,
+        }
+    url = data.get("url")
+    source = {"source_type": "url", "url": [url]} if url else {"source_type": "other"}
+    return {
+        "evaluation_result_id": _path_word(metric.name),
+        "evaluation_name": metric.name,
+        "source_data": {"dataset_name": data["dataset_name"], **source},
+        "evaluation_timestamp": at.isoformat(),
+        "metric_config": {
+            "evaluation_description": metric.description,
+            "lower_is_better": metric.lower_is_better,
+            "score_type": "continuous",
+            "min_score": metric.low,
+            "max_score": metric.high,
+        },
+        "score_details": {
+            "score": figure.value if isinstance(figure, Figure) else figure,
+            "uncertainty": uncertainty,
+        },
+    }
+
+
+def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[dict[str, Any]]:
+    accuracy = record.content["evaluation_results"][0]
+    for harmful, one in results.under(results.protocols[0]):
+        gold = str(Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL)
+        said = one.prediction
+        right = said.outcome.harmful is harmful
+        yield {
+            "schema_version": SCHEMA,
+            "evaluation_id": record.content["evaluation_id"],
+            "model_id": record.content["model_info"]["id"],
+            # A sample belongs to one result, and whether it is right is what accuracy is a mean of.
+            "evaluation_name": accuracy["evaluation_name"],
+            "evaluation_result_id": accuracy["evaluation_result_id"],
+            "sample_id": one.meme.id,
+            "sample_hash": _sample_hash(one, gold),
+            "interaction_type": "single_turn",
+            "input": {
+                "raw": one.meme.text if with_texts else "",
+                "reference": [gold],
+                "choices": [str(Outcome.HARMFUL), str(Outcome.NOT_HARMFUL)],
+            },
+            "output": {"raw": [str(said.outcome)]},
+            "answer_attribution": [
+                {
+                    "turn_idx": 0,
+                    "source": "output.raw",
+                    "extracted_value": str(said.outcome),
+                    "extraction_method": "exact_match",
+                    "is_terminal": True,
+                }
+            ],
+            "evaluation": {"score": float(right), "is_correct": right},
+            "error": said.reason or None if said.outcome is Outcome.FAILED else None,
+            "metadata": {"split": one.meme.split, "source_label": one.meme.source_label},
+        }
+
+
+def _sample_hash(one: Judged, gold: str) -> str:
+    return hashlib.sha256(f"{one.meme.id}\n{one.meme.text}\n{gold}".encode()).hexdigest()
+
+
+def _path_word(name: str) -> str:
+    """A name as a folder: letters, digits, points and dashes alone."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "unknown"

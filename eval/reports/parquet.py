@@ -1,0 +1,90 @@
+"""A run's predictions as Parquet, a row a meme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest, NotLoaded
+from eval.runs.results import Results
+
+
+def write_parquet(results: Results, target: Path) -> int:
+    """Writes gold labels and what was said, and returns the number of rows. Texts and pictures stay in the run.
+
+    Columns: ``id``, ``split``, ``source_label``, ``gold_PROTOCOL`` (null where it drops the meme), ``outcome``,
+    ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``, ``tokens_in``, ``tokens_out``,
+    ``seconds``. Raises as :func:`write_rows`.
+    """
+    golds = {str(p): {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
+    rows: list[dict[str, Any]] = []
+    for one in results.judged:
+        said, cost = one.prediction, one.prediction.cost
+        rows.append(
+            {
+                "id": one.meme.id,
+                "split": one.meme.split,
+                "source_label": one.meme.source_label,
+                **{f"gold_{name}": gold.get(one.meme.id) for name, gold in golds.items()},
+                "outcome": str(said.outcome),
+                "score": said.score,
+                "level": None if said.level is None else int(said.level),
+                "vote": said.vote,
+                "needs_review": said.needs_review,
+                "reason": said.reason,
+                "trial": said.trial,
+                "calls": cost.calls,
+                "tokens_in": cost.tokens_in,
+                "tokens_out": cost.tokens_out,
+                "seconds": cost.seconds,
+            }
+        )
+    types: dict[str, type] = {
+        **dict.fromkeys(("id", "split", "source_label", "outcome", "reason", "trial"), str),
+        **dict.fromkeys(("score", "vote", "seconds"), float),
+        **dict.fromkeys(("level", "calls", "tokens_in", "tokens_out"), int),
+        **dict.fromkeys(("needs_review", *(f"gold_{name}" for name in golds)), bool),
+    }
+    about = {"format": "memecourt-predictions/1", "dataset": results.dataset, "split": results.split}
+    return write_rows(rows, types, target, about=about)
+
+
+def write_rows(
+    rows: Sequence[Mapping[str, Any]], types: Mapping[str, type], target: Path, *, about: Mapping[str, str]
+) -> int:
+    """Writes rows of plain values, and returns their number.
+
+    Args:
+        rows: The rows.
+        types: Type of each column: a column without a single value would else have none.
+        target: The file.
+        about: Metadata of the file.
+
+    Raises:
+        BadRequest: The file is there already.
+        NotLoaded: What writes Parquet is not installed.
+        OSError: The disk will not have it.
+    """
+    if target.exists():
+        raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
+    pa, pq = arrow()
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()], metadata=dict(about))
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), target, compression="zstd")
+    return len(rows)
+
+
+def arrow() -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises NotLoaded where they are not installed."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyarrow":
+            raise
+        raise NotLoaded(
+            "What reads and writes Parquet is not installed. Install it with: pip install 'memecourt[export]'",
+            reason="PARQUET_MISSING",
+        ) from None
+    return pa, pq

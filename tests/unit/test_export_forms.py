@@ -1,0 +1,126 @@
+"""Runs and arenas in the forms of other tools: Parquet, and records of Every Eval Ever."""
+
+import hashlib
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from eval.arena.leaderboard import leaderboard
+from eval.cli import cli
+from eval.runs.results import read_results
+from eval.scores.metrics import card
+from tests.support.arena_world import Arena
+from tests.support.report_runs import a_run
+
+TEXT = "a text that stays where it is"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("run") / "run")
+
+
+def said(*command, code=0):
+    ran = CliRunner().invoke(cli, [*map(str, command)])
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def strings_only(details):
+    return all(isinstance(value, str) for value in details.values())
+
+
+def test_predictions_as_parquet_are_what_the_run_says(run, tmp_path):
+    target = tmp_path / "run.parquet"
+    results = read_results(run)
+    assert f"{len(results.judged)} rows" in said("export", run, "--parquet", target)
+    rows = pq.read_table(target).to_pylist()
+    assert [row["id"] for row in rows] == [one.meme.id for one in results.judged]
+    for row, one in zip(rows, results.judged, strict=True):
+        assert row["outcome"] == one.prediction.outcome and row["score"] == one.prediction.score
+        assert {name: row[f"gold_{name}"] for name in results.protocols} == {
+            name: one.meme.gold(name) for name in results.protocols
+        }
+        assert "text" not in row
+    metadata = pq.read_schema(target).metadata
+    assert metadata[b"format"] == b"memecourt-predictions/1" and metadata[b"dataset"] == results.dataset.encode()
+    assert "is there already" in said("export", run, "--parquet", target, code=1)
+
+
+def test_a_record_of_every_eval_ever_has_the_report_s_figures_and_no_text(run, tmp_path):
+    command = ("export", run, "--every-eval-ever", tmp_path, "--organization", "Blueland Institute")
+    said(*command)
+    (file,) = tmp_path.rglob("*.json")
+    results = read_results(run)
+    assert file.parent.relative_to(tmp_path).parts[:2] == ("data", results.dataset)
+    record = json.loads(file.read_text())
+    assert record["schema_version"] == "0.3.0" and record["eval_library"]["name"] == "memecourt"
+    assert record["source_metadata"]["source_organization_name"] == "Blueland Institute"
+    assert strings_only(record["eval_library"]["additional_details"])
+    assert strings_only(record["model_info"]["additional_details"])
+    assert {"deployment_type", "model_availability"} <= record["model_info"]["additional_details"].keys()
+    by_name = {one["evaluation_name"]: one for one in record["evaluation_results"]}
+    for protocol in results.protocols:
+        scored = card(results, protocol, seed=results.manifest.seed)
+        found = by_name[f"{results.dataset}/{results.split} ({protocol}): accuracy"]["score_details"]
+        assert found["score"] == scored.strict.accuracy.value and found["uncertainty"]["num_samples"] == scored.n
+        ends = found["uncertainty"]["confidence_interval"]
+        assert (ends["lower"], ends["upper"]) == (scored.strict.accuracy.low, scored.strict.accuracy.high)
+    # Each result says which way is better and where it can lie: a reader of many systems has no other way to know.
+    for one in record["evaluation_results"]:
+        config = one["metric_config"]
+        assert config["score_type"] == "continuous" and config["min_score"] <= one["score_details"]["score"]
+        assert config["lower_is_better"] == ("Brier" in one["evaluation_name"])
+    (samples,) = tmp_path.rglob("*_samples.jsonl")
+    lines = samples.read_bytes()
+    detailed = record["detailed_evaluation_results"]
+    assert detailed["checksum"] == hashlib.sha256(lines).hexdigest() and tmp_path / detailed["file_path"] == samples
+    read = [json.loads(line) for line in lines.splitlines()]
+    pairs = results.under(results.protocols[0])
+    assert [one["sample_id"] for one in read] == [one.meme.id for _, one in pairs] and detailed["total_rows"] == len(
+        read
+    )
+    assert sum(one["evaluation"]["is_correct"] for one in read) == sum(
+        one.prediction.outcome.harmful is harmful for harmful, one in pairs
+    )
+    assert {one["evaluation_result_id"] for one in read} == {record["evaluation_results"][0]["evaluation_result_id"]}
+    assert all(one["input"]["raw"] == "" for one in read)
+    assert "is there already" in said(*command, code=1)
+    other = tmp_path / "texts"
+    said(*command[:3], other, *command[4:], "--with-texts")
+    (samples,) = other.rglob("*_samples.jsonl")
+    assert [json.loads(line)["input"]["raw"] for line in samples.read_text().splitlines()] == [
+        one.meme.text for _, one in pairs
+    ]
+
+
+def test_what_is_missing_is_told(run, tmp_path):
+    assert "Name a form" in said("export", run, code=2)
+    assert "Missing option --organization" in said("export", run, "--every-eval-ever", tmp_path, code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_arena_s_boards_are_exported_for_each_model(tmp_path):
+    arena = Arena(tmp_path / "arena", memes=6)
+    arena.hold()
+    options = ("arena", "export", "--out", arena.root, "--organization", "Blueland Institute")
+    assert "is not finished" in said(*options, "--every-eval-ever", tmp_path / "out", code=1)
+    manifest = arena.folder.manifest()
+    arena.folder.write_manifest(manifest.model_copy(update={"finished": manifest.created}))
+    target = tmp_path / "boards.parquet"
+    said(*options, "--every-eval-ever", tmp_path / "out", "--parquet", target)
+    board = leaderboard(arena.root)
+    rows = pq.read_table(target).to_pylist()
+    assert len(rows) == 6 * 5
+    overall = {row.model: row for row in board.board("overall").rows}
+    assert {r["model"]: r["rating"] for r in rows if r["criterion"] == "overall"} == {
+        name: row.rating.value if row.rating else None for name, row in overall.items()
+    }
+    records = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("*.json")]
+    assert {record["model_info"]["name"] for record in records} == set(overall)
+    for record in records:
+        by_name = {one["evaluation_name"]: one["score_details"]["score"] for one in record["evaluation_results"]}
+        assert by_name["overall: win rate"] == overall[record["model_info"]["name"]].win_rate
+    assert "Name a form" in said("arena", "export", "--out", arena.root, code=2)
