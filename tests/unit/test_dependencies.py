@@ -27,7 +27,7 @@ WHERE = {
     ),
     "http": ("serving/http/", "serving/rest/"),
     "console": ("serving/console/", "serving/http/", "serving/views/"),
-    "export": ("serving/export/", "serving/views/"),
+    "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
     "inspect": ("eval/reports/inspect_log.py",),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
