@@ -371,7 +371,12 @@ class _Meme:
         for turn, (first, second) in enumerate(turns):
             said = await self._reply_or_reason(
                 self._speaker(judge).compare(
-                    task.rounds, reference, answers[first], answers[second], levels=self._settings.levels
+                    task.rounds,
+                    reference,
+                    answers[first],
+                    answers[second],
+                    criteria=self._settings.criteria,
+                    levels=self._settings.levels,
                 )
             )
             about = {

@@ -14,6 +14,7 @@ from court.meme import Frame
 from court.prompts import Prompt
 from court.untrusted import Fence
 from eval.arena import replies
+from eval.arena.criteria import Criterion, keys_of
 from eval.arena.events import ReplyCost, Style, call_of
 from eval.arena.replies import Explanation, Profiles, TargetAnswer
 from eval.arena.words import Verdicts
@@ -28,9 +29,13 @@ EXPLAINER = "explainer"
 """A role that may come after an arena, to say why battles were lost."""
 
 
+_VERSIONS = {"judge": 2}
+"""Versions of prompts, where it is another than the first."""
+
+
 def prompt_of(role: str) -> Prompt:
     """The prompt of one of :data:`ROLES`."""
-    return prompts.load(_PACKAGE, role)
+    return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +152,23 @@ class Speaker:
         return said.value, call_of(self.chair, prompt, "fuse", said)
 
     async def compare(
-        self, rounds: Sequence[str], reference: FixedQuestion | None, a: FixedQuestion, b: FixedQuestion, *, levels: int
+        self,
+        rounds: Sequence[str],
+        reference: FixedQuestion | None,
+        a: FixedQuestion,
+        b: FixedQuestion,
+        *,
+        criteria: Sequence[Criterion],
+        levels: int,
     ) -> tuple[Verdicts, ReplyCost]:
-        """Which of two answers is better, in each dimension.
+        """Asks which of two answers is better, by each criterion.
 
         Args:
             rounds: Questions and answers.
             reference: Reference that they are measured by; None for none.
             a: Shown first.
             b: Shown second.
+            criteria: Criteria, the verdict overall last.
             levels: Three or five.
         """
         prompt = prompt_of("judge")
@@ -164,14 +177,22 @@ class Speaker:
         if reference is not None:
             parts.append(prompt.task("reference", reference=self._laid_out(prompt, reference)))
         parts.append(prompt.task("answers", a=self._laid_out(prompt, a), b=self._laid_out(prompt, b)))
-        parts.append(prompt.task("verdicts", words=prompt.task("three" if levels == 3 else "five")))
+        keys = keys_of(criteria)
+        parts.append(
+            prompt.task(
+                "verdicts",
+                words=prompt.task("three" if levels == 3 else "five"),
+                criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
+                keys=", ".join(f'"{key}": ...' for key in keys),
+            )
+        )
         said: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
             parts,
-            partial(replies.parse_verdicts, levels=levels),
+            partial(replies.parse_verdicts, keys=keys, levels=levels),
             fence=self.fence,
-            schema=replies.verdicts_schema(levels=levels, chars=self.chars),
+            schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
         )
         return said.value, call_of(self.chair, prompt, "verdicts", said)
 

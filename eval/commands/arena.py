@@ -234,7 +234,8 @@ def _options_of(given: dict[str, Any]) -> Ask:
         raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
     table = file.rest.get("arena", {})
     samples = samples_of(given, table, "[arena] in the file of models")
-    settings = arena_settings({name: table[name] for name in table if name not in TABLE_KEYS}, file.models)
+    own = {name: table[name] for name in table if name not in TABLE_KEYS}
+    settings = arena_settings(own, file.models, beside=given["models"].parent)
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
     require_servers(specs, given["vllm"])  # what is wrong is said before anything is read
