@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest, ModelRefused, Overrun, ReplyUnusable
+from court.errors import BadRequest
 from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.hold import REQUEST_AT_FAULT
+from eval.arena.hold import reply_or_reason
 from eval.arena.joint import battle_key, joint_scores
 from eval.arena.speakers import FixedQuestion, Speaker
 from eval.arena.words import OVERALL, LossError
@@ -232,21 +232,19 @@ async def _explained(
     answers: Mapping[tuple[str, int, str], FixedQuestion],
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
-    try:
-        # The length of parts is not needed here: explain sets its own.
-        given, call = await Speaker(chair, meme, 0).explain(
+    # The length of parts is not needed here: explain sets its own.
+    said = await reply_or_reason(
+        Speaker(chair, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
             answers[loss.meme, loss.task, loss.loser],
             why=loss.why,
             aspects=loss.aspects,
         )
-    except ModelRefused as error:
-        if error.status not in REQUEST_AT_FAULT:
-            raise
-        return LossNotExplained.model_validate({**about, "reason": error.reason})
-    except (ReplyUnusable, Overrun) as error:
-        return LossNotExplained.model_validate({**about, "reason": error.reason})
+    )
+    if isinstance(said, str):
+        return LossNotExplained.model_validate({**about, "reason": said})
+    given, call = said
     several = len(loss.aspects) > 1
     return LossExplained.model_validate(
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -129,6 +129,40 @@ def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts
     if wrong:
         raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
     return Verdicts(said.why, {key: offered[word] for key, word in words.items()})
+
+
+class Detection(Reply):
+    """Bare label of a meme."""
+
+    label: Literal["harmful", "not harmful"]
+
+
+class Difficulty(Reply):
+    """Difficulty of a task in three respects, 0 to 10."""
+
+    why: _Why
+    text: int = Field(ge=0, le=10)
+    image: int = Field(ge=0, le=10)
+    reasoning: int = Field(ge=0, le=10)
+
+
+DETECTION_SCHEMA = object_schema({"label": {"type": "string", "enum": ["harmful", "not harmful"]}})
+
+
+def difficulty_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Difficulty`, with reasons of so many characters at most."""
+    number = {"type": "integer", "minimum": 0, "maximum": 10}
+    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(("text", "image", "reasoning"), number)})
+
+
+def parse_detection(text: str) -> bool:
+    """True if the label is harmful. Raises UnusableReply."""
+    return parse(Detection, text).label == "harmful"
+
+
+def parse_difficulty(text: str) -> Difficulty:
+    """Raises UnusableReply."""
+    return parse(Difficulty, text)
 
 
 class Explanation(Reply):

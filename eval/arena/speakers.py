@@ -16,7 +16,7 @@ from court.untrusted import Fence
 from eval.arena import replies
 from eval.arena.criteria import Criterion, keys_of
 from eval.arena.events import ReplyCost, Style, call_of
-from eval.arena.replies import Explanation, Profiles, TargetAnswer
+from eval.arena.replies import Difficulty, Explanation, Profiles, TargetAnswer
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
@@ -25,8 +25,8 @@ from eval.models.metered import MeteredModel, ParsedReply
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
 """Roles of every arena; their prompts are part of its manifest."""
-EXPLAINER = "explainer"
-"""A role that may come after an arena, to say why battles were lost."""
+EXPLAINER, DETECTOR, ANNOTATOR = "explainer", "detector", "annotator"
+"""Roles that may come after an arena: who says why battles were lost, labels memes, rates how hard tasks are."""
 
 
 _VERSIONS = {"judge": 2}
@@ -34,7 +34,7 @@ _VERSIONS = {"judge": 2}
 
 
 def prompt_of(role: str) -> Prompt:
-    """The prompt of one of :data:`ROLES`."""
+    """The prompt of one of :data:`ROLES`, or of a role that comes after."""
     return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
 
 
@@ -208,7 +208,7 @@ class Speaker:
             why: Reasons of the judges who found so.
             aspects: Dimensions in which it may have lost most; with fewer than two it is not asked for one.
         """
-        prompt = prompts.load(_PACKAGE, EXPLAINER)
+        prompt = prompt_of(EXPLAINER)
         parts: list[str | Frame] = self._shown(prompt)
         parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
         texts = {"better": self._laid_out(prompt, better), "worse": self._laid_out(prompt, worse)}
@@ -227,6 +227,45 @@ class Speaker:
             schema=replies.explanation_schema(aspects, 400),
         )
         return said.value, call_of(self.chair, prompt, "explain", said)
+
+    async def detect(self) -> tuple[bool, ReplyCost]:
+        """Says whether the meme is harmful."""
+        prompt = prompt_of(DETECTOR)
+        said = await self.chair.say(
+            prompt,
+            "detect",
+            [*self._shown(prompt), prompt.task("detect")],
+            replies.parse_detection,
+            fence=self.fence,
+            schema=replies.DETECTION_SCHEMA,
+        )
+        return said.value, call_of(self.chair, prompt, "detect", said)
+
+    async def rate_difficulty(
+        self, rounds: Sequence[str], reference: FixedQuestion | None
+    ) -> tuple[Difficulty, ReplyCost]:
+        """Rates how hard a task is.
+
+        Args:
+            rounds: The question, or several.
+            reference: What a good answer holds; None where nobody wrote it.
+        """
+        prompt = prompt_of(ANNOTATOR)
+        parts: list[str | Frame] = self._shown(prompt)
+        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        if reference is not None:
+            words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
+            parts.append(prompt.task("reference", reference=self.fence.around(words)))
+        parts.append(prompt.task("rate"))
+        said = await self.chair.say(
+            prompt,
+            "rate",
+            parts,
+            replies.parse_difficulty,
+            fence=self.fence,
+            schema=replies.difficulty_schema(400),
+        )
+        return said.value, call_of(self.chair, prompt, "rate", said)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         """The picture first, as it stays the same from call to call."""
