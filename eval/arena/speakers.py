@@ -171,21 +171,8 @@ class Speaker:
             criteria: Criteria, the verdict overall last.
             levels: Three or five.
         """
-        prompt = prompt_of("judge")
-        parts: list[str | Frame] = self._shown(prompt)
-        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
-        if reference is not None:
-            parts.append(prompt.task("reference", reference=self._laid_out(prompt, reference)))
-        parts.append(prompt.task("answers", a=self._laid_out(prompt, a), b=self._laid_out(prompt, b)))
-        keys = keys_of(criteria)
-        parts.append(
-            prompt.task(
-                "verdicts",
-                words=prompt.task("three" if levels == 3 else "five"),
-                criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
-                keys=", ".join(f'"{key}": ...' for key in keys),
-            )
-        )
+        prompt, keys = prompt_of("judge"), keys_of(criteria)
+        parts = comparison(prompt, self.meme, self.fence, rounds, reference, a, b, criteria=criteria, levels=levels)
         said: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
@@ -268,15 +255,50 @@ class Speaker:
         return said.value, call_of(self.chair, prompt, "rate", said)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
-        """The picture first, as it stays the same from call to call."""
-        return [*self.meme.frames, prompt.task("meme", text=self.fence.around(self.meme.text))]
+        return _meme_parts(prompt, self.meme, self.fence)
 
     def _laid_out(self, prompt: Prompt, given: FixedQuestion) -> str:
-        if given.background:
-            return prompt.task(
-                "parts", background=self.fence.around(given.background), reasoning=self.fence.around(_joined(given))
-            )
-        return prompt.task("plain", answer=self.fence.around(_joined(given)))
+        return _laid_out(prompt, self.fence, given)
+
+
+def comparison(
+    prompt: Prompt,
+    meme: ShownMeme,
+    fence: Fence,
+    rounds: Sequence[str],
+    reference: FixedQuestion | None,
+    a: FixedQuestion,
+    b: FixedQuestion,
+    *,
+    criteria: Sequence[Criterion],
+    levels: int,
+) -> list[str | Frame]:
+    """Parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
+    parts = _meme_parts(prompt, meme, fence)
+    parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
+    if reference is not None:
+        parts.append(prompt.task("reference", reference=_laid_out(prompt, fence, reference)))
+    parts.append(prompt.task("answers", a=_laid_out(prompt, fence, a), b=_laid_out(prompt, fence, b)))
+    parts.append(
+        prompt.task(
+            "verdicts",
+            words=prompt.task("three" if levels == 3 else "five"),
+            criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
+            keys=", ".join(f'"{key}": ...' for key in keys_of(criteria)),
+        )
+    )
+    return parts
+
+
+def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Frame]:
+    """The picture first, as it stays the same from call to call."""
+    return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
+
+
+def _laid_out(prompt: Prompt, fence: Fence, given: FixedQuestion) -> str:
+    if given.background:
+        return prompt.task("parts", background=fence.around(given.background), reasoning=fence.around(_joined(given)))
+    return prompt.task("plain", answer=fence.around(_joined(given)))
 
 
 def _joined(given: FixedQuestion) -> str:

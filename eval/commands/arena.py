@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.detecting import detect, difficulty
+from eval.commands.distilling import distil_check, export_judge
 from eval.commands.explaining import explain
 from eval.commands.options import vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
@@ -187,6 +188,8 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
 arena.add_command(rate_arena)
 arena.add_command(explain)
 arena.add_command(detect)
+arena.add_command(export_judge)
+arena.add_command(distil_check)
 arena.add_command(difficulty)
 
 

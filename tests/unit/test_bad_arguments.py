@@ -91,6 +91,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval arena detect": ("--out", "{folder}", "--models", "{models}"),
     "memecourt-eval arena difficulty": ("--out", "{folder}", "--models", "{models}", "--annotator", "m"),
     "memecourt-eval arena tasks": ("{run}", "--out", "{new}"),
+    "memecourt-eval arena distil-check": ("{folder}", "--models", "{models}", "--student", "m"),
+    "memecourt-eval arena export-judge": ("--arena", "{folder}", "--to", "{new}", "--hold-out", "f"),
     "memecourt-eval arena explain": ("{folder}", "--models", "{models}"),
     "memecourt-eval arena rate": ("{folder}",),
     "memecourt-eval compare": ("{run}", "{run}"),
