@@ -105,6 +105,8 @@ class Answered(_Event):
     """One, or one for each round."""
     style: Style
     calls: tuple[ReplyCost, ...]
+    forgotten: int = Field(default=0, ge=0)
+    """Rounds that the last question was asked without, as the history was too long."""
 
     @property
     def tokens_out(self) -> int:

@@ -254,12 +254,14 @@ class _Meme:
     async def _answer(self, name: str, task: _Task) -> FixedQuestion | None:
         speaker = self._speaker(name)
         calls: tuple[ReplyCost, ...]
+        forgotten = 0
         if self._plan.given:
-            spoken = await reply_or_reason(speaker.converse(task.rounds, task.language))
+            limit = self._settings.history_chars
+            spoken = await reply_or_reason(speaker.converse(task.rounds, task.language, limit))
             if isinstance(spoken, str):
                 self._unanswered(name, task, spoken)
                 return None
-            rounds, calls = spoken
+            rounds, calls, forgotten = spoken
             given = FixedQuestion("", rounds)
         else:
             said = await reply_or_reason(speaker.answer(task.rounds[0]))
@@ -276,6 +278,7 @@ class _Meme:
                 reasoning=given.rounds,
                 style=style_of("\n".join((given.background, *given.rounds))),
                 calls=calls,
+                forgotten=forgotten,
             )
         )
         return given

@@ -70,6 +70,8 @@ class ArenaSettings(BaseModel):
     """Of the controller; everybody else answers at 0."""
     reply_chars: int = Field(default=2000, ge=64, le=6000)
     """Longest part of an answer; a profile or a question has less."""
+    history_chars: int | None = Field(default=None, ge=500)
+    """Longest history of questions and answers that a later round is asked with, the oldest left out; None for all."""
     elo_k: float = Field(default=K, gt=0)
     """Points that a battle moves an Elo rating by at most."""
     resamples: int = Field(default=1000, ge=100, le=100_000)

@@ -112,26 +112,42 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "answer", said)
 
-    async def converse(self, rounds: Sequence[str], language: str) -> tuple[tuple[str, ...], tuple[ReplyCost, ...]]:
-        """Answers to questions that follow each other."""
+    async def converse(
+        self, rounds: Sequence[str], language: str, history_chars: int | None = None
+    ) -> tuple[tuple[str, ...], tuple[ReplyCost, ...], int]:
+        """Asks questions that follow each other.
+
+        Args:
+            rounds: The questions.
+            language: Language asked for in the answers; empty for none.
+            history_chars: Longest history that a question is asked with; its oldest rounds are left out, so that a
+                model with a small context can answer at all. None for the whole history.
+
+        Returns:
+            The answers, their costs, and how many rounds the last question was asked without.
+        """
         prompt = prompt_of("target")
         asked = f", in the language {language}" if language else ""
-        parts: list[str | Frame] = self._shown(prompt)
-        answers, calls = [], []
+        shown = self._shown(prompt)
+        history: list[str] = []
+        answers, calls, forgotten = [], [], 0
         for question in rounds:
+            while history_chars is not None and history and sum(map(len, history)) > history_chars:
+                del history[0]
             fenced = self.fence.around(question)
             said = await self.chair.say(
                 prompt,
                 "free",
-                [*parts, prompt.task("free", question=fenced, language=asked)],
+                [*shown, *history, prompt.task("free", question=fenced, language=asked)],
                 replies.parse_free,
                 fence=self.fence,
                 schema=replies.free_schema(2 * self.chars),
             )
             answers.append(said.value)
             calls.append(call_of(self.chair, prompt, "free", said))
-            parts.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
-        return tuple(answers), tuple(calls)
+            forgotten = len(answers) - 1 - len(history)
+            history.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
+        return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
         """Two texts made one."""

@@ -509,6 +509,21 @@ def test_questions_that_come_with_a_set_go_the_same_way_in_rounds_and_languages(
     assert all("A guest." in text for text in shown if "Who is shown?" in text) and not of(events, FusionBegun)
 
 
+def test_a_history_that_is_too_long_loses_its_oldest_rounds_and_says_so(tmp_path):
+    questions = tuple(f"Question {n}: who is shown, and why? {'Look closely. ' * 12}" for n in range(5))
+    given = {"m0": (FixedTask(meme="m0", rounds=questions),)}
+    arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], plan={"given": given}, history_chars=900)
+    arena.hold()
+    answered = of(arena.folder.events(), Answered)
+    assert len(answered) == 3 and {a.forgotten for a in answered} == {2} and {len(a.reasoning) for a in answered} == {5}
+    last = [
+        "\n".join(map(str, r.parts[1:])) for _, r in requests(arena, {"answer"}) if "Question 4" in str(r.parts[-1])
+    ]
+    assert len(last) == 3
+    for text in last:
+        assert "Question 0" not in text and "Question 1" not in text and "Question 2" in text and "Question 3" in text
+
+
 def test_a_budget_that_is_spent_ends_it_and_more_of_it_goes_on(tmp_path):
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], limits={"ash": Limit(calls=10)})
     with pytest.raises(BudgetSpent):
