@@ -105,6 +105,8 @@ class Answered(_Event):
     """One, or one for each round."""
     style: Style
     calls: tuple[ReplyCost, ...]
+    forgotten: int = Field(default=0, ge=0)
+    """Rounds that the last question was asked without, as the history was too long."""
 
     @property
     def tokens_out(self) -> int:
@@ -229,6 +231,50 @@ class LossNotExplained(_Event):
     reason: str
 
 
+class Detected(_Event):
+    """A target said whether the meme is harmful, with nothing to explain."""
+
+    kind: Literal["Detected"] = "Detected"
+    target: str
+    harmful: bool
+    call: ReplyCost
+
+
+class NotDetected(_Event):
+    """A target gave no label that can be used: it counts as wrong, and is no label."""
+
+    kind: Literal["NotDetected"] = "NotDetected"
+    target: str
+    reason: str
+
+
+class DifficultyRated(_Event):
+    """A model rated how hard a task is, from 0 to 10."""
+
+    kind: Literal["DifficultyRated"] = "DifficultyRated"
+    task: int
+    annotator: str
+    text: int = Field(ge=0, le=10)
+    image: int = Field(ge=0, le=10)
+    reasoning: int = Field(ge=0, le=10)
+    why: str
+    call: ReplyCost
+
+    @property
+    def difficulty(self) -> float:
+        """Mean of the three."""
+        return (self.text + self.image + self.reasoning) / 3
+
+
+class DifficultyNotRated(_Event):
+    """A model said nothing usable about how hard a task is."""
+
+    kind: Literal["DifficultyNotRated"] = "DifficultyNotRated"
+    task: int
+    annotator: str
+    reason: str
+
+
 class MemeLeftOut(_Event):
     """Event: no question could be made about the meme."""
 
@@ -255,6 +301,10 @@ Event = (
     | NotJudged
     | LossExplained
     | LossNotExplained
+    | Detected
+    | NotDetected
+    | DifficultyRated
+    | DifficultyNotRated
     | MemeLeftOut
     | MemeDone
 )

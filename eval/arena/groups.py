@@ -12,18 +12,19 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.boards import Board, board_of, table_with_tasks
-from eval.arena.events import Answered, Event, Forfeited, Judged, TaskFormulated
+from eval.arena.events import Answered, DifficultyRated, Event, Forfeited, Judged, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
 from eval.arena.interaction import Interaction, holm, interaction
 from eval.arena.words import OVERALL
 
-BUILT_IN = ("dataset", "label", "gold", "language", "rounds", "relevance")
+BUILT_IN = ("dataset", "label", "gold", "language", "rounds", "relevance", "difficulty")
 """Groups that there are without tags."""
 LEAST_TASKS = 30
 """Tasks below which a group has win rates and no ratings."""
 LEVEL = 0.05
 _MOST_ROUNDS = 6
-_HARD = 6.0
+HARD = 6.0
+"""Difficulty from which on a task is hard (ProBench)."""
 Task = tuple[str, int]
 
 
@@ -140,6 +141,11 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
     """
     memes = {meme.id: meme for meme in manifest.memes}
     groups: dict[Task, str] = {}
+    if key == "difficulty":
+        # Of several annotators the first one counts; a tag that came with the set goes before any.
+        for event in events:
+            if isinstance(event, DifficultyRated):
+                groups.setdefault((event.meme, event.task), _difficulty(str(event.difficulty)))
     for event in events:
         if not isinstance(event, TaskFormulated):
             continue
@@ -171,7 +177,7 @@ def _difficulty(value: str) -> str:
         score = float(value)
     except ValueError:
         return value
-    return "hard (6 and more)" if score >= _HARD else "easy (below 6)"
+    return "hard (6 and more)" if score >= HARD else "easy (below 6)"
 
 
 def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:

@@ -43,7 +43,7 @@ from eval.models.metered import MeteredModel
 
 T = TypeVar("T")
 
-REQUEST_AT_FAULT = frozenset({400, 413, 422})
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
 """With these a server refuses one request; with others (no such model, wrong key) it would refuse them all."""
 
 
@@ -146,6 +146,21 @@ async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await gather_or_cancel(*coroutines)) if coroutines else []
 
 
+async def reply_or_reason(saying: Awaitable[T]) -> T | str:
+    """Returns a reply, or the reason why the model gave none that can be used.
+
+    Errors that are not about this one question go on: they end the run, which is taken up again later.
+    """
+    try:
+        return await saying
+    except ModelRefused as error:
+        if error.status not in _REQUEST_AT_FAULT:
+            raise
+        return error.reason
+    except (ReplyUnusable, Overrun) as error:
+        return error.reason
+
+
 class _Meme:
     """One meme's way through the arena."""
 
@@ -160,7 +175,7 @@ class _Meme:
         self._folder = folder
 
     async def go_through(self) -> None:
-        tasks = await self._reply_or_reason(self._tasks())
+        tasks = await reply_or_reason(self._tasks())
         if isinstance(tasks, str):
             self._keep(MemeLeftOut(meme=self._meme.id, reason=tasks))
             return
@@ -239,15 +254,17 @@ class _Meme:
     async def _answer(self, name: str, task: _Task) -> FixedQuestion | None:
         speaker = self._speaker(name)
         calls: tuple[ReplyCost, ...]
+        forgotten = 0
         if self._plan.given:
-            spoken = await self._reply_or_reason(speaker.converse(task.rounds, task.language))
+            limit = self._settings.history_chars
+            spoken = await reply_or_reason(speaker.converse(task.rounds, task.language, limit))
             if isinstance(spoken, str):
                 self._unanswered(name, task, spoken)
                 return None
-            rounds, calls = spoken
+            rounds, calls, forgotten = spoken
             given = FixedQuestion("", rounds)
         else:
-            said = await self._reply_or_reason(speaker.answer(task.rounds[0]))
+            said = await reply_or_reason(speaker.answer(task.rounds[0]))
             if isinstance(said, str):
                 self._unanswered(name, task, said)
                 return None
@@ -261,6 +278,7 @@ class _Meme:
                 reasoning=given.rounds,
                 style=style_of("\n".join((given.background, *given.rounds))),
                 calls=calls,
+                forgotten=forgotten,
             )
         )
         return given
@@ -290,7 +308,7 @@ class _Meme:
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
-            said = await self._reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
+            said = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
             about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
             if isinstance(said, str):
                 # The guideline goes on as it was before this round.
@@ -369,9 +387,14 @@ class _Meme:
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
-            said = await self._reply_or_reason(
+            said = await reply_or_reason(
                 self._speaker(judge).compare(
-                    task.rounds, reference, answers[first], answers[second], levels=self._settings.levels
+                    task.rounds,
+                    reference,
+                    answers[first],
+                    answers[second],
+                    criteria=self._settings.criteria,
+                    levels=self._settings.levels,
                 )
             )
             about = {
@@ -393,20 +416,6 @@ class _Meme:
                     {**about, "verdicts": dict(verdicts.by_dimension), "why": verdicts.why, "call": call}
                 )
             )
-
-    async def _reply_or_reason(self, saying: Awaitable[T]) -> T | str:
-        """Returns a reply, or the reason why the model gave none that can be used.
-
-        Errors that are not about this one question go on: they end the run, which is taken up again later.
-        """
-        try:
-            return await saying
-        except ModelRefused as error:
-            if error.status not in REQUEST_AT_FAULT:
-                raise
-            return error.reason
-        except (ReplyUnusable, Overrun) as error:
-            return error.reason
 
     def _speaker(self, name: str) -> Speaker:
         return Speaker(self._plan.chairs[name], self._meme, self._settings.reply_chars)

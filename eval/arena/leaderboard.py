@@ -30,7 +30,7 @@ from eval.arena.events import (
 )
 from eval.arena.folder import ArenaFolder, ArenaManifest, Spent
 from eval.arena.noise import judged_in_both_orders
-from eval.arena.words import DIMENSIONS, OVERALL, Verdict
+from eval.arena.words import OVERALL, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     settings = manifest.settings
     return Leaderboard(
         manifest=manifest,
-        # The last of DIMENSIONS is OVERALL itself, which comes first here.
-        boards=tuple(board_of(manifest, events, name) for name in (OVERALL, *DIMENSIONS[:-1])),
+        # The last criterion is OVERALL itself, which comes first here.
+        boards=tuple(board_of(manifest, events, name) for name in (OVERALL, *settings.dimensions[:-1])),
         targets=_targets(manifest, events),
         memes=sum(isinstance(event, MemeDone) for event in events),
         left_out=dict(Counter(event.reason for event in events if isinstance(event, MemeLeftOut))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.arena.losses import ASPECTS, LossReport
+from eval.arena.losses import LossReport
 from eval.arena.words import LossError
 from eval.reports.sections import Section
 from eval.scores.metrics import Figure
@@ -11,9 +11,10 @@ from serving.docket.review.agreement import Kappa
 
 def loss_sections(report: LossReport) -> list[Section]:
     """Tables of aspects and of errors by model; each row adds up to 100 %."""
+    names = list(report.models[0].aspects)
     aspects = (
-        ("model", "losses", *(name.replace("_", " ") for name in ASPECTS)),
-        *((one.model, f"{one.n:,}", *(_percent(one.aspects[name]) for name in ASPECTS)) for one in report.models),
+        ("model", "losses", *(name.replace("_", " ") for name in names)),
+        *((one.model, f"{one.n:,}", *(_percent(one.aspects[name]) for name in names)) for one in report.models),
     )
     errors = (
         ("model", "losses", *map(str, LossError)),

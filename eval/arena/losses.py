@@ -11,20 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest, ModelRefused, Overrun, ReplyUnusable
+from court.errors import BadRequest
 from eval.arena.events import Answered, Event, Judged, LossExplained, LossNotExplained, TaskFormulated
 from eval.arena.folder import ArenaFolder, ArenaManifest
-from eval.arena.hold import REQUEST_AT_FAULT
+from eval.arena.hold import reply_or_reason
 from eval.arena.joint import battle_key, joint_scores
 from eval.arena.speakers import FixedQuestion, Speaker
-from eval.arena.words import DIMENSIONS, OVERALL, LossError
+from eval.arena.words import OVERALL, LossError
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
 from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampled_means import ResampledMeans
 from serving.docket.review.agreement import Kappa, cohen
 
-ASPECTS = DIMENSIONS[:-1]
 SECOND = 0.1
 """Share of losses on which another model is heard too."""
 
@@ -118,7 +117,7 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
                 task=key.task,
                 winner=winner,
                 loser=loser,
-                aspects=_worst(agreed, winner),
+                aspects=_worst(agreed, winner, among=manifest.settings.dimensions[:-1]),
                 why=min(agreed, key=lambda event: (event.judge, event.turn)).why,
             )
         )
@@ -134,11 +133,11 @@ def _gain(event: Judged, winner: str, dimension: str) -> float:
     return gain if event.a == winner else -gain
 
 
-def _worst(agreed: Sequence[Judged], winner: str) -> tuple[str, ...]:
+def _worst(agreed: Sequence[Judged], winner: str, *, among: tuple[str, ...]) -> tuple[str, ...]:
     """The dimensions in which most of the judges who agree saw the loser behind; all of them where none did."""
-    gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in ASPECTS}
+    gains = {name: sum(_gain(event, winner, name) for event in agreed) for name in among}
     largest = max(gains.values())
-    return tuple(name for name, gain in gains.items() if gain == largest) if largest > 0 else ASPECTS
+    return tuple(name for name, gain in gains.items() if gain == largest) if largest > 0 else among
 
 
 async def explain_losses(
@@ -233,21 +232,19 @@ async def _explained(
     answers: Mapping[tuple[str, int, str], FixedQuestion],
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
-    try:
-        # The length of parts is not needed here: explain sets its own.
-        given, call = await Speaker(chair, meme, 0).explain(
+    # The length of parts is not needed here: explain sets its own.
+    said = await reply_or_reason(
+        Speaker(chair, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
             answers[loss.meme, loss.task, loss.loser],
             why=loss.why,
             aspects=loss.aspects,
         )
-    except ModelRefused as error:
-        if error.status not in REQUEST_AT_FAULT:
-            raise
-        return LossNotExplained.model_validate({**about, "reason": error.reason})
-    except (ReplyUnusable, Overrun) as error:
-        return LossNotExplained.model_validate({**about, "reason": error.reason})
+    )
+    if isinstance(said, str):
+        return LossNotExplained.model_validate({**about, "reason": said})
+    given, call = said
     several = len(loss.aspects) > 1
     return LossExplained.model_validate(
         {
@@ -281,6 +278,7 @@ def loss_report(
     if not first:
         return None
     models = []
+    aspects = manifest.settings.dimensions[:-1]
     for name in manifest.settings.targets:
         own = [event for event in first if event.loser == name]
         if own:
@@ -288,7 +286,7 @@ def loss_report(
                 LossShares(
                     model=name,
                     n=len(own),
-                    aspects=_shares([(e.meme, e.aspect) for e in own], ASPECTS, resamples=resamples, seed=seed),
+                    aspects=_shares([(e.meme, e.aspect) for e in own], aspects, resamples=resamples, seed=seed),
                     errors=_shares([(e.meme, e.error) for e in own], tuple(LossError), resamples=resamples, seed=seed),
                 )
             )

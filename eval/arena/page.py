@@ -9,15 +9,6 @@ from eval.arena.published import MEMEARENA_NDCG, NDCG_SOURCE
 from eval.arena.words import SETTING_WORDS
 from eval.reports.page import Drawn, need_page, render
 
-DIMENSION_WORDS = {
-    "overall": "overall",
-    "instruction_following": "instruction following",
-    "correctness": "correctness",
-    "redundancy": "redundancy",
-    "relevance": "relevance",
-    "accuracy": "accuracy",
-}
-
 
 def as_html(board: Leaderboard) -> str:
     """The page; the same for the same leaderboard.
@@ -39,7 +30,7 @@ def as_html(board: Leaderboard) -> str:
         overall=overall,
         manifest=board.manifest,
         settings=board.manifest.settings,
-        dimensions=DIMENSION_WORDS,
+        dimensions={one.key: one.title for one in board.manifest.settings.criteria},
         setting_words=SETTING_WORDS,
         published_ndcg={name: sum(row) / len(row) for name, row in MEMEARENA_NDCG.items()},
         ndcg_source=NDCG_SOURCE,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from court.replies import Reply, UnusableReply, Words, object_schema, parse
-from eval.arena.words import DIMENSIONS, LossError, Relevance, Verdict, Verdicts, words_of
+from eval.arena.words import LossError, Relevance, Verdict, Verdicts, words_of
 
 _PROFILE, _QUESTION, _PART, _WHY = 1200, 800, 6000, 2000
 """Characters at most of what is taken."""
@@ -69,15 +70,16 @@ def free_schema(chars: int) -> dict[str, Any]:
     return object_schema({"answer": _text(min(chars, 2 * _PART))})
 
 
-def verdicts_schema(*, levels: int, chars: int) -> dict[str, Any]:
+def verdicts_schema(keys: Sequence[str], *, levels: int, chars: int) -> dict[str, Any]:
     """JSON schema of a comparison: the reasons first, for a model writes in order.
 
     Args:
+        keys: Names of the criteria.
         levels: Three or five.
         chars: Longest reasons.
     """
     word = {"type": "string", "enum": list(words_of(levels))}
-    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(DIMENSIONS, word)})
+    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(keys, word)})
 
 
 def parse_profiles(text: str) -> Profiles:
@@ -100,25 +102,67 @@ def parse_free(text: str) -> str:
     return parse(FreeAnswer, text).answer
 
 
-# Plain strings: which words are offered depends on the levels, so parse_verdicts checks them.
-class _Compared(Reply):
+class _Reasons(Reply):
     why: _Why
-    instruction_following: str
-    correctness: str
-    redundancy: str
-    relevance: str
-    accuracy: str
-    overall: str
 
 
-def parse_verdicts(text: str, *, levels: int) -> Verdicts:
-    """One verdict for each dimension, each one of the words that were offered. Raises Fault."""
-    said = parse(_Compared, text)
+@cache
+def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
+    # Plain strings: which words are offered depends on the levels, so parse_verdicts checks them. Aliases, for a key of
+    # somebody's own may be a word that pydantic or Python has a use for.
+    fields: dict[str, Any] = {f"criterion_{place}": (str, Field(alias=key)) for place, key in enumerate(keys)}
+    return create_model("Comparison", __base__=_Reasons, **fields)
+
+
+def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts:
+    """One verdict for each criterion, each one of the words that were offered. Raises UnusableReply.
+
+    Args:
+        text: Reply of a judge.
+        keys: Names of the criteria.
+        levels: Three or five.
+    """
+    said = parse(_comparison(keys), text)
+    words: dict[str, str] = {key: getattr(said, f"criterion_{place}") for place, key in enumerate(keys)}
     offered: Mapping[str, Verdict] = words_of(levels)
-    wrong = [name for name in DIMENSIONS if getattr(said, name) not in offered]
+    wrong = [key for key, word in words.items() if word not in offered]
     if wrong:
         raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
-    return Verdicts(said.why, {name: offered[getattr(said, name)] for name in DIMENSIONS})
+    return Verdicts(said.why, {key: offered[word] for key, word in words.items()})
+
+
+class Detection(Reply):
+    """Bare label of a meme."""
+
+    label: Literal["harmful", "not harmful"]
+
+
+class Difficulty(Reply):
+    """Difficulty of a task in three respects, 0 to 10."""
+
+    why: _Why
+    text: int = Field(ge=0, le=10)
+    image: int = Field(ge=0, le=10)
+    reasoning: int = Field(ge=0, le=10)
+
+
+DETECTION_SCHEMA = object_schema({"label": {"type": "string", "enum": ["harmful", "not harmful"]}})
+
+
+def difficulty_schema(chars: int) -> dict[str, Any]:
+    """JSON schema of :class:`Difficulty`, with reasons of so many characters at most."""
+    number = {"type": "integer", "minimum": 0, "maximum": 10}
+    return object_schema({"why": _text(min(chars, _WHY)), **dict.fromkeys(("text", "image", "reasoning"), number)})
+
+
+def parse_detection(text: str) -> bool:
+    """True if the label is harmful. Raises UnusableReply."""
+    return parse(Detection, text).label == "harmful"
+
+
+def parse_difficulty(text: str) -> Difficulty:
+    """Raises UnusableReply."""
+    return parse(Difficulty, text)
 
 
 class Explanation(Reply):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from court.errors import BadRequest
+from eval.arena.criteria import MEMEARENA_CRITERIA, Criterion, complete, keys_of, read_criteria
 from eval.arena.ranking.elo import K
 
 _SETTINGS = "[arena] in the file of models"
@@ -50,6 +52,8 @@ class ArenaSettings(BaseModel):
     """Whether each judgement of a battle counts as a battle, or all of them as one, by their majority."""
     own_case: bool = False
     """Whether a judge may judge a battle of its own model, where another could."""
+    criteria: tuple[Criterion, ...] = MEMEARENA_CRITERIA
+    """What answers are compared by, each by itself; the verdict overall last, which ranks."""
     levels: Literal[3, 5] = 3
     """Whether a judge says who is better, or also by how much."""
     swapped: bool = False
@@ -66,6 +70,8 @@ class ArenaSettings(BaseModel):
     """Of the controller; everybody else answers at 0."""
     reply_chars: int = Field(default=2000, ge=64, le=6000)
     """Longest part of an answer; a profile or a question has less."""
+    history_chars: int | None = Field(default=None, ge=500)
+    """Longest history of questions and answers that a later round is asked with, the oldest left out; None for all."""
     elo_k: float = Field(default=K, gt=0)
     """Points that a battle moves an Elo rating by at most."""
     resamples: int = Field(default=1000, ge=100, le=100_000)
@@ -74,6 +80,16 @@ class ArenaSettings(BaseModel):
     """Whether the panel's bias is looked at: every judge judges every battle of some tasks under every setting."""
     bias_tasks: int = Field(default=30, ge=1)
     """How many tasks that takes in, the first of the arena."""
+
+    @field_validator("criteria")
+    @classmethod
+    def _with_overall(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
+        return complete(criteria)
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """Names of the criteria, the verdict overall last."""
+        return keys_of(self.criteria)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -99,15 +115,17 @@ class ArenaSettings(BaseModel):
         return self
 
 
-def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> ArenaSettings:
+def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, beside: Path = Path()) -> ArenaSettings:
     """Reads the table.
 
     Args:
         table: ``[arena]`` as it stands in the file; what it says itself goes before its ``preset``.
         models: Models in the file; all of them are targets unless the table says otherwise.
+        beside: Directory that a file of criteria is relative to.
 
     Raises:
-        BadRequest: The table has an unknown setting, or names a model that the file has not.
+        BadRequest: The table has an unknown setting, or names a model that the file has not; or its criteria
+            can't be read.
     """
     given = dict(table)
     preset = given.pop("preset", None)
@@ -118,6 +136,8 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object]) -> Ar
             )
         judges = given.get("judges", ())
         given = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **given}
+    if isinstance(given.get("criteria"), str):
+        given["criteria"] = read_criteria(given["criteria"], beside)
     try:
         settings = ArenaSettings.model_validate({"targets": list(models), **given})
     except ValidationError as error:

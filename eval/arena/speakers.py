@@ -14,8 +14,9 @@ from court.meme import Frame
 from court.prompts import Prompt
 from court.untrusted import Fence
 from eval.arena import replies
+from eval.arena.criteria import Criterion, keys_of
 from eval.arena.events import ReplyCost, Style, call_of
-from eval.arena.replies import Explanation, Profiles, TargetAnswer
+from eval.arena.replies import Difficulty, Explanation, Profiles, TargetAnswer
 from eval.arena.words import Verdicts
 from eval.models import prompts
 from eval.models.memes import ShownMeme
@@ -24,13 +25,17 @@ from eval.models.metered import MeteredModel, ParsedReply
 _PACKAGE = "eval.arena.prompts"
 ROLES = ("controller", "target", "fuser", "judge")
 """Roles of every arena; their prompts are part of its manifest."""
-EXPLAINER = "explainer"
-"""A role that may come after an arena, to say why battles were lost."""
+EXPLAINER, DETECTOR, ANNOTATOR = "explainer", "detector", "annotator"
+"""Roles that may come after an arena: who says why battles were lost, labels memes, rates how hard tasks are."""
+
+
+_VERSIONS = {"judge": 2}
+"""Versions of prompts, where it is another than the first."""
 
 
 def prompt_of(role: str) -> Prompt:
-    """The prompt of one of :data:`ROLES`."""
-    return prompts.load(_PACKAGE, role)
+    """The prompt of one of :data:`ROLES`, or of a role that comes after."""
+    return prompts.load(_PACKAGE, role, _VERSIONS.get(role, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +112,42 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "answer", said)
 
-    async def converse(self, rounds: Sequence[str], language: str) -> tuple[tuple[str, ...], tuple[ReplyCost, ...]]:
-        """Answers to questions that follow each other."""
+    async def converse(
+        self, rounds: Sequence[str], language: str, history_chars: int | None = None
+    ) -> tuple[tuple[str, ...], tuple[ReplyCost, ...], int]:
+        """Asks questions that follow each other.
+
+        Args:
+            rounds: The questions.
+            language: Language asked for in the answers; empty for none.
+            history_chars: Longest history that a question is asked with; its oldest rounds are left out, so that a
+                model with a small context can answer at all. None for the whole history.
+
+        Returns:
+            The answers, their costs, and how many rounds the last question was asked without.
+        """
         prompt = prompt_of("target")
         asked = f", in the language {language}" if language else ""
-        parts: list[str | Frame] = self._shown(prompt)
-        answers, calls = [], []
+        shown = self._shown(prompt)
+        history: list[str] = []
+        answers, calls, forgotten = [], [], 0
         for question in rounds:
+            while history_chars is not None and history and sum(map(len, history)) > history_chars:
+                del history[0]
             fenced = self.fence.around(question)
             said = await self.chair.say(
                 prompt,
                 "free",
-                [*parts, prompt.task("free", question=fenced, language=asked)],
+                [*shown, *history, prompt.task("free", question=fenced, language=asked)],
                 replies.parse_free,
                 fence=self.fence,
                 schema=replies.free_schema(2 * self.chars),
             )
             answers.append(said.value)
             calls.append(call_of(self.chair, prompt, "free", said))
-            parts.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
-        return tuple(answers), tuple(calls)
+            forgotten = len(answers) - 1 - len(history)
+            history.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
+        return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
         """Two texts made one."""
@@ -147,31 +168,34 @@ class Speaker:
         return said.value, call_of(self.chair, prompt, "fuse", said)
 
     async def compare(
-        self, rounds: Sequence[str], reference: FixedQuestion | None, a: FixedQuestion, b: FixedQuestion, *, levels: int
+        self,
+        rounds: Sequence[str],
+        reference: FixedQuestion | None,
+        a: FixedQuestion,
+        b: FixedQuestion,
+        *,
+        criteria: Sequence[Criterion],
+        levels: int,
     ) -> tuple[Verdicts, ReplyCost]:
-        """Which of two answers is better, in each dimension.
+        """Asks which of two answers is better, by each criterion.
 
         Args:
             rounds: Questions and answers.
             reference: Reference that they are measured by; None for none.
             a: Shown first.
             b: Shown second.
+            criteria: Criteria, the verdict overall last.
             levels: Three or five.
         """
-        prompt = prompt_of("judge")
-        parts: list[str | Frame] = self._shown(prompt)
-        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
-        if reference is not None:
-            parts.append(prompt.task("reference", reference=self._laid_out(prompt, reference)))
-        parts.append(prompt.task("answers", a=self._laid_out(prompt, a), b=self._laid_out(prompt, b)))
-        parts.append(prompt.task("verdicts", words=prompt.task("three" if levels == 3 else "five")))
+        prompt, keys = prompt_of("judge"), keys_of(criteria)
+        parts = comparison(prompt, self.meme, self.fence, rounds, reference, a, b, criteria=criteria, levels=levels)
         said: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
             parts,
-            partial(replies.parse_verdicts, levels=levels),
+            partial(replies.parse_verdicts, keys=keys, levels=levels),
             fence=self.fence,
-            schema=replies.verdicts_schema(levels=levels, chars=self.chars),
+            schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
         )
         return said.value, call_of(self.chair, prompt, "verdicts", said)
 
@@ -187,7 +211,7 @@ class Speaker:
             why: Reasons of the judges who found so.
             aspects: Dimensions in which it may have lost most; with fewer than two it is not asked for one.
         """
-        prompt = prompts.load(_PACKAGE, EXPLAINER)
+        prompt = prompt_of(EXPLAINER)
         parts: list[str | Frame] = self._shown(prompt)
         parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
         texts = {"better": self._laid_out(prompt, better), "worse": self._laid_out(prompt, worse)}
@@ -207,16 +231,90 @@ class Speaker:
         )
         return said.value, call_of(self.chair, prompt, "explain", said)
 
+    async def detect(self) -> tuple[bool, ReplyCost]:
+        """Says whether the meme is harmful."""
+        prompt = prompt_of(DETECTOR)
+        said = await self.chair.say(
+            prompt,
+            "detect",
+            [*self._shown(prompt), prompt.task("detect")],
+            replies.parse_detection,
+            fence=self.fence,
+            schema=replies.DETECTION_SCHEMA,
+        )
+        return said.value, call_of(self.chair, prompt, "detect", said)
+
+    async def rate_difficulty(
+        self, rounds: Sequence[str], reference: FixedQuestion | None
+    ) -> tuple[Difficulty, ReplyCost]:
+        """Rates how hard a task is.
+
+        Args:
+            rounds: The question, or several.
+            reference: What a good answer holds; None where nobody wrote it.
+        """
+        prompt = prompt_of(ANNOTATOR)
+        parts: list[str | Frame] = self._shown(prompt)
+        parts.append(prompt.task("question", question=self.fence.around("\n\n".join(rounds))))
+        if reference is not None:
+            words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
+            parts.append(prompt.task("reference", reference=self.fence.around(words)))
+        parts.append(prompt.task("rate"))
+        said = await self.chair.say(
+            prompt,
+            "rate",
+            parts,
+            replies.parse_difficulty,
+            fence=self.fence,
+            schema=replies.difficulty_schema(400),
+        )
+        return said.value, call_of(self.chair, prompt, "rate", said)
+
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
-        """The picture first, as it stays the same from call to call."""
-        return [*self.meme.frames, prompt.task("meme", text=self.fence.around(self.meme.text))]
+        return _meme_parts(prompt, self.meme, self.fence)
 
     def _laid_out(self, prompt: Prompt, given: FixedQuestion) -> str:
-        if given.background:
-            return prompt.task(
-                "parts", background=self.fence.around(given.background), reasoning=self.fence.around(_joined(given))
-            )
-        return prompt.task("plain", answer=self.fence.around(_joined(given)))
+        return _laid_out(prompt, self.fence, given)
+
+
+def comparison(
+    prompt: Prompt,
+    meme: ShownMeme,
+    fence: Fence,
+    rounds: Sequence[str],
+    reference: FixedQuestion | None,
+    a: FixedQuestion,
+    b: FixedQuestion,
+    *,
+    criteria: Sequence[Criterion],
+    levels: int,
+) -> list[str | Frame]:
+    """Parts of the message that asks a judge to compare two answers; see :meth:`Speaker.compare`."""
+    parts = _meme_parts(prompt, meme, fence)
+    parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
+    if reference is not None:
+        parts.append(prompt.task("reference", reference=_laid_out(prompt, fence, reference)))
+    parts.append(prompt.task("answers", a=_laid_out(prompt, fence, a), b=_laid_out(prompt, fence, b)))
+    parts.append(
+        prompt.task(
+            "verdicts",
+            words=prompt.task("three" if levels == 3 else "five"),
+            criteria="\n".join(prompt.task("criterion", key=one.key, meaning=one.words) for one in criteria),
+            keys=", ".join(f'"{key}": ...' for key in keys_of(criteria)),
+        )
+    )
+    return parts
+
+
+def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Frame]:
+    """The picture first, as it stays the same from call to call."""
+    return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
+
+
+def _laid_out(prompt: Prompt, fence: Fence, given: FixedQuestion) -> str:
+    if given.background:
+        return prompt.task("parts", background=fence.around(given.background), reasoning=fence.around(_joined(given)))
+    return prompt.task("plain", answer=fence.around(_joined(given)))
 
 
 def _joined(given: FixedQuestion) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from eval.arena.boards import BoardRow
 from eval.arena.leaderboard import Leaderboard
-from eval.arena.page import DIMENSION_WORDS
 from eval.arena.words import SETTING_WORDS
 from eval.scores.tables import table
 
@@ -47,7 +46,7 @@ def as_text(board: Leaderboard) -> str:
         lines += [overall.not_ranked, ""]
     if overall.grouped:
         lines += [f"{overall.grouped} Ratings and places hold within a group.", ""]
-    rows = [["by dimension", *(DIMENSION_WORDS[one.dimension] for one in board.boards[1:])]]
+    rows = [["by dimension", *(one.title for one in board.manifest.settings.criteria[:-1])]]
     for row in overall.rows:
         own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]
         rows.append([row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)])

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OVERALL = "overall"
-DIMENSIONS = ("instruction_following", "correctness", "redundancy", "relevance", "accuracy", OVERALL)
-"""What two answers are compared in, each by itself."""
+"""Name of the criterion that ranks."""
 
 
 class Relevance(StrEnum):
@@ -66,7 +65,7 @@ class Verdicts:
 
     Attributes:
         why: Its reasons.
-        by_dimension: A verdict for each of :data:`DIMENSIONS`.
+        by_dimension: A verdict for each criterion of the arena.
     """
 
     why: str

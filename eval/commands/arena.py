@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eval.commands.detecting import detect, difficulty
+from eval.commands.distilling import distil_check, export_judge
 from eval.commands.explaining import explain
 from eval.commands.export import publisher_of, publisher_options
 from eval.commands.options import vllm_turns_options
@@ -172,8 +174,51 @@ def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 
 
+@arena.command("tasks")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--side",
+    type=click.Choice(["both", "accuser", "defender"]),
+    default="both",
+    show_default=True,
+    help="Whose questions.",
+)
+@click.option("--mixed", is_flag=True, help="Begin ids of memes with their data set's, for an arena over several.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The file of tasks, for --tasks.")
+def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
+    """Makes tasks of the questions that Accuser and Defender put in the trials of a RUN.
+
+    An arena about them (--tasks) finds the better witness. The Proposer's answers are left out.
+    """
+    from court.errors import CourtError
+    from court.events import Side
+    from eval.arena.cross_examination import tasks_of_run
+    from serving.cli.common import run as asyncio_run
+    from serving.cli.common import tell
+
+    sides = list(Side) if side == "both" else [Side(side.upper())]
+    try:
+        made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
+        with out.open("x", encoding="utf-8") as file:
+            for task in made.tasks:
+                file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    except FileExistsError:
+        raise click.UsageError(f"{out} is there already: name another file.") from None
+    except OSError as error:
+        raise click.UsageError(f"{out} can't be written: {error.strerror}.") from None
+    if made.silent or made.unread:
+        tell(f"{made.silent:,} trials had no question; {len(made.unread):,} records can't be read.")
+    click.echo(f"{out} has {len(made.tasks):,} tasks about {len({task.meme for task in made.tasks}):,} memes.")
+
+
 arena.add_command(rate_arena)
 arena.add_command(explain)
+arena.add_command(detect)
+arena.add_command(export_judge)
+arena.add_command(distil_check)
+arena.add_command(difficulty)
 
 
 def _keys(by: str | None) -> tuple[str, ...]:
@@ -262,7 +307,8 @@ def _options_of(given: dict[str, Any]) -> Ask:
         raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
     table = file.rest.get("arena", {})
     samples = samples_of(given, table, "[arena] in the file of models")
-    settings = arena_settings({name: table[name] for name in table if name not in TABLE_KEYS}, file.models)
+    own = {name: table[name] for name in table if name not in TABLE_KEYS}
+    settings = arena_settings(own, file.models, beside=given["models"].parent)
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
     require_servers(specs, given["vllm"])  # what is wrong is said before anything is read

@@ -83,10 +83,12 @@ class Voice:
     def _judged(self, request, words):
         found = re.findall(r"quality=(-?[\d.]+) voice=([^\n]+)", words.split("Answer A.")[1])
         (a, voice_a), (b, voice_b) = found[0], found[-1]
+        # What judges are asked is no part of their luck: other words of a prompt change nothing here.
+        shown = words.split("Compare A and B")[0]
         said = {"why": f"{self.name} compared them"}
-        for dimension in DIMENSIONS:
+        for dimension in set(request.reply_schema["properties"]) - {"why"}:
             edge = float(a) - float(b) + self.favours * ((voice_a == self.name) - (voice_b == self.name))
-            draw = rng_of(self.name, dimension, words).random()
+            draw = rng_of(self.name, dimension, shown).random()
             chance = 1 / (1 + math.exp(-edge))
             said[dimension] = (
                 ("A" if draw < chance else "B") if abs(draw - chance) > 0.1 * min(chance, 1 - chance) else "both good"

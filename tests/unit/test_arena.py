@@ -16,6 +16,7 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused, Unavailable
 from eval.arena.boards import Estimate, table_of
 from eval.arena.coverage import meetings
+from eval.arena.criteria import read_criteria
 from eval.arena.events import (
     Answered,
     AnyEvent,
@@ -39,7 +40,7 @@ from eval.arena.run import Ask, foretold, run
 from eval.arena.settings import ArenaSettings, arena_settings
 from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
-from eval.arena.words import DIMENSIONS, Relevance, Setting, Verdict, words_of
+from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.models.call_cache import SqliteCallCache
@@ -47,7 +48,7 @@ from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
 from eval.models.samples import one_set
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import STRENGTHS, Arena, Voice, breaks_off_after
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, Voice, breaks_off_after
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "leaderboard.txt"
 THREE = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
@@ -508,6 +509,21 @@ def test_questions_that_come_with_a_set_go_the_same_way_in_rounds_and_languages(
     assert all("A guest." in text for text in shown if "Who is shown?" in text) and not of(events, FusionBegun)
 
 
+def test_a_history_that_is_too_long_loses_its_oldest_rounds_and_says_so(tmp_path):
+    questions = tuple(f"Question {n}: who is shown, and why? {'Look closely. ' * 12}" for n in range(5))
+    given = {"m0": (FixedTask(meme="m0", rounds=questions),)}
+    arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], plan={"given": given}, history_chars=900)
+    arena.hold()
+    answered = of(arena.folder.events(), Answered)
+    assert len(answered) == 3 and {a.forgotten for a in answered} == {2} and {len(a.reasoning) for a in answered} == {5}
+    last = [
+        "\n".join(map(str, r.parts[1:])) for _, r in requests(arena, {"answer"}) if "Question 4" in str(r.parts[-1])
+    ]
+    assert len(last) == 3
+    for text in last:
+        assert "Question 0" not in text and "Question 1" not in text and "Question 2" in text and "Question 3" in text
+
+
 def test_a_budget_that_is_spent_ends_it_and_more_of_it_goes_on(tmp_path):
     arena = Arena(tmp_path, memes=2, strengths=THREE, judges=["ash", "beech"], limits={"ash": Limit(calls=10)})
     with pytest.raises(BudgetSpent):
@@ -685,3 +701,44 @@ def test_the_command_says_what_is_wrong_with_its_files(tmp_path, data):
     wrong = tmp_path / "tasks.jsonl"
     wrong.write_text('{"meme": "m", "rounds": []}\n')
     assert "tasks.jsonl, line 1: rounds" in said(good, "--data", str(data), "--tasks", str(wrong))
+
+
+# Criteria of one's own.
+
+
+def test_criteria_from_a_file_are_what_judges_are_asked_and_boards_are_of(tmp_path):
+    file = tmp_path / "kind.toml"
+    file.write_text(
+        '[[criteria]]\nkey = "kindness"\nwords = "does it speak of people with respect?"\n'
+        '[[criteria]]\nkey = "model_config"\nwords = "a name that a library could trip over?"\n'
+    )
+    criteria = read_criteria("kind.toml", tmp_path)
+    arena = Arena(tmp_path / "arena", memes=4, criteria=criteria)
+    board = leaderboard(arena.hold())
+    assert [one.dimension for one in board.boards] == ["overall", "kindness", "model_config"]
+    asked = [call.request for call in arena.models["ash"].asked]
+    request = next(one for one in asked if "kindness" in one.reply_schema["properties"])
+    words = "\n".join(part for part in request.parts if isinstance(part, str))
+    assert '"kindness": does it speak of people with respect?' in words
+    assert '"kindness": ..., "model_config": ..., "overall": ...' in words and "redundancy" not in words
+    assert "model config" in as_html(board)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "from 1 to 12 criteria"),
+        ('[[criteria]]\nkey = "why"\nwords = "is it a good reason?"', "no criterion can be called why"),
+        ('[[criteria]]\nkey = "A b"\nwords = "is it a good name?"', "[[criteria]] 0.key"),
+        ('[[criteria]]\nkey = "a"\nwords = "one and the same"\n' * 2, "named once"),
+        ('[[criterium]]\nkey = "a"\nwords = "is it read by anybody?"', "nobody reads: criterium"),
+        ("[[criteria", "can't be read as TOML"),
+        (None, "name memearena, probench, or a file"),
+    ],
+)
+def test_criteria_that_can_not_be_read_are_told_by_file(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "own.toml").write_text(content)
+    with pytest.raises(BadRequest) as caught:
+        read_criteria("own.toml", tmp_path)
+    assert words in caught.value.message and "own.toml" in caught.value.message

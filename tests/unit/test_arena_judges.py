@@ -15,7 +15,8 @@ from eval.arena.joint import joint_scores
 from eval.arena.published import MEMEARENA, MEMEARENA_NDCG, PROBENCH, PROBENCH_BASELINE
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
-from eval.arena.words import DIMENSIONS, Setting, Verdict
+from eval.arena.words import Setting, Verdict
+from tests.support.arena_world import DIMENSIONS
 
 CALL = ReplyCost(chair="j", model="j", prompt="p", digest="d", calls=1, tokens_in=1, tokens_out=1, latency_s=0.1)
 

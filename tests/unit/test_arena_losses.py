@@ -12,17 +12,18 @@ from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused
 from eval.arena.events import Judged, LossExplained, LossNotExplained
 from eval.arena.leaderboard import leaderboard
-from eval.arena.losses import ASPECTS, explain_losses, loss_report, losses_of
-from eval.arena.words import DIMENSIONS, LossError, Verdict
+from eval.arena.losses import explain_losses, loss_report, losses_of
+from eval.arena.words import LossError, Verdict
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.models.metered import MeteredModel
 from eval.models.samples import one_set, read_memes
 from eval.synthetic.make import Layout, make
-from tests.support.arena_world import STRENGTHS, Arena, Memory, Voice
+from tests.support.arena_world import DIMENSIONS, STRENGTHS, Arena, Memory, Voice
 from tests.unit.test_arena import on_disk
 from tests.unit.test_arena_judges import judged
 
+ASPECTS = DIMENSIONS[:-1]
 FAULTS = {"ash": "none", "beech": "knowledge", "cedar": "perception", "elm": "text", "fir": "reasoning"}
 
 

@@ -31,6 +31,7 @@ WHERE = {
     "eval": ("eval/",),
     "inspect": ("eval/reports/inspect_log.py",),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
+    "train": ("eval/arena/train_judge.py",),
     "dev": ("eval/perf/ranking.py",),
 }
 """Modules that an extra is for, by how their paths begin: only there is what it alone brings imported."""
@@ -53,8 +54,8 @@ IMPORTED_AS = {
     "scikit-learn": "sklearn",
 }
 """Names that modules have where they are not their distribution's, with ``_`` for ``-``."""
-NOT_IMPORTED = {"transformers", "uharfbuzz"}
-"""Looked for by a library of the same extra: open_clip, for the tokenizers of the hub, and fpdf2."""
+NOT_IMPORTED = {"clip": {"transformers"}, "export": {"uharfbuzz"}, "train": {"accelerate", "torchvision"}}
+"""Looked for by a library of the same extra: open_clip, fpdf2, and transformers."""
 
 
 def module_of(distribution):
@@ -68,7 +69,9 @@ def declared():
         extra: {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines} - {"memecourt"}
         for extra, lines in extras.items()
     }
-    return {extra: {module_of(name) for name in names - NOT_IMPORTED} for extra, names in named.items()}
+    return {
+        extra: {module_of(name) for name in names - NOT_IMPORTED.get(extra, set())} for extra, names in named.items()
+    }
 
 
 @functools.cache

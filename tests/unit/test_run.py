@@ -35,6 +35,8 @@ from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, Strength, Strengths, Verdict
+from eval.arena.cross_examination import tasks_of_run
+from eval.arena.folder import FixedTask, read_lines
 from eval.cli import cli
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
@@ -705,3 +707,36 @@ def test_the_command_ends_with_figures_and_where_the_run_lies(home, data, tmp_pa
 def test_what_can_not_be_meant_is_said_at_once(home, words, wrong):
     said = command(home, *words)
     assert said.exit_code != 0 and wrong in said.output
+
+
+@pytest.mark.slow
+def test_questions_of_a_run_s_trials_become_tasks_of_an_arena(home, data, tmp_path):
+    async def work(_, url):
+        whole = a_plan(home, data, tmp_path / "whole", **full(home, url))
+        await run(whole, Progress())
+        return await tasks_of_run(tmp_path / "whole", list(Side))
+
+    made = with_server(work)
+    folder = RunFolder(tmp_path / "whole")
+    assert {task.meme for task in made.tasks} == {p.meme for p in folder.predictions()} and made.silent == 0
+    assert len(made.tasks) == 16 and {task.tags["side"] for task in made.tasks} == {"accuser", "defender"}
+    by_trial = {p.meme: p.trial for p in folder.predictions()}
+    task = made.tasks[0]
+    record = docket_of(folder, lambda docket: docket.trials.record(by_trial[task.meme]))
+    asked = [e.question for e in record.events if e.kind == "QuestionAsked" and e.side is Side.ACCUSER]
+    answered = [e.answer for e in record.events if e.kind == "AnswerGiven"]
+    assert list(task.rounds) == asked and not set(answered) & set(task.rounds)
+    # As the arena reads them, from the command, and never over a file that is there.
+    file = tmp_path / "tasks.jsonl"
+    command = ["arena", "tasks", str(folder.root), "--side", "defender", "--mixed", "--out", str(file)]
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    tasks = read_lines(file, FixedTask)
+    assert len(tasks) == 8 and all(one.meme.startswith("synthetic-harmeme/") for one in tasks)
+    again = CliRunner().invoke(cli, command)
+    assert again.exit_code == 2 and "is there already" in again.output
+
+
+def test_a_run_without_questions_gives_no_tasks(finished):
+    with pytest.raises(BadRequest) as caught:
+        asyncio.run(tasks_of_run(finished.root, list(Side)))
+    assert caught.value.reason == "QUESTIONS_MISSING" and "--procedure full" in caught.value.message

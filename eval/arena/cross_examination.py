@@ -1,0 +1,70 @@
+"""Questions of real trials as tasks of an arena: which model would be the better witness under cross-examination.
+
+An advocate's questions follow each other, each from what was answered before. Put to other models in the same order,
+they measure who answers best what a court really wants to know. What the trial's Proposer answered is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from court.errors import BadRequest
+from court.events import QuestionAsked, Side
+from court.record import TrialRecord
+from eval.arena.folder import FixedTask
+from eval.reports.records import read_records
+from eval.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class CrossExamination:
+    """Tasks made of a run's trials.
+
+    Attributes:
+        tasks: A task for each side of each trial that asked anything, in the order of the memes.
+        silent: Trials in which no side asked.
+        unread: Reasons why records can't be read, by trial.
+    """
+
+    tasks: tuple[FixedTask, ...]
+    silent: int
+    unread: dict[str, str]
+
+
+async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = False) -> CrossExamination:
+    """Makes tasks of the questions that were asked in a run's trials.
+
+    Args:
+        root: Directory of the run.
+        sides: Sides whose questions are wanted.
+        prefixed: True to begin ids of memes with their data set's, as an arena over several data sets names them.
+
+    Raises:
+        BadRequest: The directory holds no run, or no trial of it has a question.
+    """
+    folder = RunFolder(root)
+    manifest = folder.manifest()
+    trials = {one.trial: one.meme for one in folder.predictions() if one.trial}
+    found = await read_records(root, list(trials), pictures=False)
+    tasks: list[FixedTask] = []
+    silent = 0
+    for trial, meme in trials.items():
+        record = found.records.get(trial)
+        if record is None:
+            continue
+        name = f"{manifest.dataset}/{meme}" if prefixed else meme
+        of_trial = [task for side in sides if (task := _task(record, side, name))]
+        silent += not of_trial
+        tasks += of_trial
+    if not tasks:
+        why = found.missing or "Trials of the embedded procedure have none; hold the run with --procedure full."
+        raise BadRequest(f"{root} has no trial in which a side asked a question. {why}", reason="QUESTIONS_MISSING")
+    return CrossExamination(tuple(tasks), silent, found.lost)
+
+
+def _task(record: TrialRecord, side: Side, meme: str) -> FixedTask | None:
+    asked = [event.question for event in record.events if isinstance(event, QuestionAsked) and event.side is side]
+    tags = {"side": str(side).lower(), "language": record.text.language if record.text else ""}
+    return FixedTask(meme=meme, rounds=tuple(asked), tags={k: v for k, v in tags.items() if v}) if asked else None

@@ -1,0 +1,201 @@
+"""Detection beside understanding: whether models that explain harm best are those that label memes best."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from court.deadline import gather_or_cancel
+from court.errors import BadRequest
+from eval.arena.boards import table_with_tasks
+from eval.arena.events import Detected, Event, NotDetected
+from eval.arena.folder import ArenaFolder, ArenaManifest
+from eval.arena.hold import reply_or_reason
+from eval.arena.ranking.battles import Floats
+from eval.arena.speakers import Speaker
+from eval.arena.words import OVERALL
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
+from eval.scores.metrics import Figure, share_figure
+from eval.scores.resampled_means import ResampledMeans
+from eval.scores.resampling import interval
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionRow:
+    """Labels of one model.
+
+    Attributes:
+        model: Name of the model.
+        labelled: Number of memes with a usable label.
+        unlabelled: Number of memes without one; they count as wrong.
+        accuracy: Share of all memes that were labelled rightly, with its interval over memes.
+        macro_f1: Mean F1 of the two classes; a meme without a label is in neither class that was said.
+        win_rate: Share of its battles that it won overall, ties half; None where it fought none.
+    """
+
+    model: str
+    labelled: int
+    unlabelled: int
+    accuracy: Figure
+    macro_f1: float
+    win_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionReport:
+    """Labels of all models, and how they go with the battles.
+
+    Attributes:
+        memes: Number of memes.
+        majority: Share of the larger class, what always saying it would get.
+        rows: Models, best accuracy first.
+        spearman: Spearman's rank correlation of accuracy and win rate over the models, with its interval over memes;
+            None with fewer than three models that have both.
+    """
+
+    memes: int
+    majority: float
+    rows: tuple[DetectionRow, ...]
+    spearman: Figure | None
+
+
+async def detect(
+    folder: ArenaFolder,
+    memes: Sequence[ShownMeme],
+    chairs: Mapping[str, MeteredModel],
+    *,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Asks every target for a bare label of every meme, and keeps it; what was said before is not asked again.
+
+    Args:
+        folder: Folder of the arena.
+        memes: Memes of the arena.
+        chairs: Its targets, by name.
+        concurrency: Memes at once.
+        progress: Told how many labels of how many there are.
+
+    Raises:
+        BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be asked; what was said is kept.
+    """
+    folder.drop_cut_line()
+    said = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
+    turn, done = asyncio.Semaphore(concurrency), 0
+
+    async def one(meme: ShownMeme, chair: MeteredModel) -> None:
+        nonlocal done
+        if (meme.id, chair.name) not in said:
+            async with turn:
+                found = await reply_or_reason(Speaker(chair, meme, 0).detect())
+            if isinstance(found, str):
+                folder.append([NotDetected(meme=meme.id, target=chair.name, reason=found)])
+            else:
+                folder.append([Detected(meme=meme.id, target=chair.name, harmful=found[0], call=found[1])])
+        done += 1
+        progress(done, len(memes) * len(chairs))
+
+    await gather_or_cancel(*(one(meme, chair) for meme in memes for chair in chairs.values()))
+
+
+def detection_report(
+    manifest: ArenaManifest, events: Sequence[Event], *, resamples: int = 2000, seed: int = 0
+) -> DetectionReport:
+    """Scores the labels, and sets them beside the battles.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        BadRequest: Nobody was asked for labels yet.
+    """
+    found = {(e.meme, e.target): e for e in events if isinstance(e, Detected | NotDetected)}
+    if not found:
+        raise BadRequest("No target of this arena was asked for labels yet.", reason="ARENA_EMPTY")
+    asked = {meme for meme, _ in found}
+    gold = {meme.id: meme.harmful for meme in manifest.memes if meme.id in asked}
+    draws = ResampledMeans(gold, resamples, seed)
+    fought = _scores_of(manifest, events, gold)
+    rows: list[DetectionRow] = []
+    pairs: list[tuple[float, float]] = []
+    drawn_pairs: list[tuple[Floats, Floats]] = []
+    for name in manifest.settings.targets:
+        own = {meme: event for (meme, target), event in found.items() if target == name and meme in gold}
+        if own.keys() != gold.keys():
+            continue  # the asking was broken off before this model had its turn with each meme
+        labels = {meme: event.harmful if isinstance(event, Detected) else None for meme, event in own.items()}
+        accuracy, drawn = draws.of([(meme, float(label is gold[meme])) for meme, label in labels.items()])
+        win_rate = None
+        if fought[name]:
+            win_rate, drawn_rate = draws.of(fought[name])
+            pairs.append((accuracy, win_rate))
+            drawn_pairs.append((drawn, drawn_rate))
+        rows.append(
+            DetectionRow(
+                model=name,
+                labelled=sum(label is not None for label in labels.values()),
+                unlabelled=sum(label is None for label in labels.values()),
+                accuracy=share_figure(accuracy, drawn, len(gold)),
+                macro_f1=float(np.mean([_f1(gold, labels, of) for of in (True, False)])),
+                win_rate=win_rate,
+            )
+        )
+    if not rows:
+        raise BadRequest("No target of this arena has labelled all memes yet.", reason="ARENA_EMPTY")
+    harmful = float(np.mean(list(gold.values())))
+    return DetectionReport(
+        memes=len(gold),
+        majority=max(harmful, 1 - harmful),
+        rows=tuple(sorted(rows, key=lambda row: -row.accuracy.value)),
+        spearman=_spearman(pairs, drawn_pairs),
+    )
+
+
+def _scores_of(
+    manifest: ArenaManifest, events: Sequence[Event], memes: Collection[str]
+) -> Mapping[str, Sequence[tuple[str, float]]]:
+    """The meme of each model's battles, and its score there overall: 1 won, 0.5 tied, 0 lost.
+
+    Win rates stand for ratings beside accuracy: they exist where a model never lost, and rank alike where all pairs
+    meet equally often, which the arena sees to.
+    """
+    table, _, tasks = table_with_tasks(manifest, events, OVERALL)
+    found: dict[str, list[tuple[str, float]]] = {name: [] for name in table.models}
+    for (meme, _), left, right, score in zip(tasks, table.left, table.right, table.score, strict=True):
+        if meme in memes:
+            found[table.models[left]].append((meme, float(score)))
+            found[table.models[right]].append((meme, 1 - float(score)))
+    return found
+
+
+def _f1(gold: Mapping[str, bool], labels: Mapping[str, bool | None], of: bool) -> float:
+    right = sum(label is of and gold[meme] is of for meme, label in labels.items())
+    named, there = sum(label is of for label in labels.values()), sum(one is of for one in gold.values())
+    return 2 * right / (named + there) if named + there else 0.0
+
+
+def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats, Floats]]) -> Figure | None:
+    """Rank correlation of two figures of models; None with fewer than three, or where all are alike in one."""
+    if len(pairs) < 3:
+        return None
+    from scipy.stats import spearmanr
+
+    values = np.array(pairs)
+    if (values == values[0]).all(axis=0).any():
+        return None
+    resampled = np.array(drawn)  # (models, 2, resamples)
+    # A resample in which all models are alike in one figure has no correlation.
+    there = [
+        one for one in resampled.transpose(2, 0, 1) if not np.isnan(one).any() and not (one == one[0]).all(0).any()
+    ]
+    return Figure(
+        float(spearmanr(values[:, 0], values[:, 1]).statistic),
+        *interval(np.array([spearmanr(one[:, 0], one[:, 1]).statistic for one in there])),
+    )

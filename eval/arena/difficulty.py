@@ -1,0 +1,76 @@
+"""Difficulty of tasks, rated by a model that is shown no answer of anybody who is compared (ProBench, section 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from court.deadline import gather_or_cancel
+from court.errors import BadRequest
+from eval.arena.events import (
+    DifficultyNotRated,
+    DifficultyRated,
+    FusionRound,
+    TaskFormulated,
+)
+from eval.arena.folder import ArenaFolder
+from eval.arena.hold import reply_or_reason
+from eval.arena.speakers import FixedQuestion, Speaker
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
+
+
+async def rate_difficulty(
+    folder: ArenaFolder,
+    memes: Mapping[str, ShownMeme],
+    annotator: MeteredModel,
+    *,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Has every task of an arena rated, and keeps the ratings; what was rated before is not asked again.
+
+    Args:
+        folder: Folder of the arena.
+        memes: Its memes, by id.
+        annotator: Model that rates; it is told the arena's guideline where there is one.
+        concurrency: Tasks at once.
+        progress: Told how many tasks of how many are done.
+
+    Raises:
+        BadRequest: Memes are missing.
+        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
+    """
+    folder.drop_cut_line()
+    events = folder.events()
+    tasks = [event for event in events if isinstance(event, TaskFormulated)]
+    if missing := {task.meme for task in tasks} - memes.keys():
+        raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
+    rated = {
+        (e.meme, e.task)
+        for e in events
+        if isinstance(e, DifficultyRated | DifficultyNotRated) and e.annotator == annotator.name
+    }
+    # The last round of each task stands last: it is the guideline that judges were shown.
+    guidelines = {
+        (e.meme, e.task): FixedQuestion(e.background, (e.reasoning,)) for e in events if isinstance(e, FusionRound)
+    }
+    turn, done = asyncio.Semaphore(concurrency), 0
+
+    async def one(task: TaskFormulated) -> None:
+        nonlocal done
+        key = (task.meme, task.task)
+        if key not in rated:
+            async with turn:
+                speaker = Speaker(annotator, memes[task.meme], 0)
+                said = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get(key)))
+            about = {"meme": task.meme, "task": task.task, "annotator": annotator.name}
+            if isinstance(said, str):
+                folder.append([DifficultyNotRated.model_validate({**about, "reason": said})])
+            else:
+                found, call = said
+                folder.append([DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})])
+        done += 1
+        progress(done, len(tasks))
+
+    await gather_or_cancel(*map(one, tasks))

@@ -1,0 +1,261 @@
+"""Check of a judge of one's own against its teacher, on model families and memes of which it learned nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from court.deadline import gather_or_cancel
+from court.meme import Frame
+from court.untrusted import Fence
+from eval.arena import replies
+from eval.arena.hold import reply_or_reason
+from eval.arena.judge_examples import PICTURES, JudgeExample, JudgeExamplesManifest
+from eval.arena.ranking.battles import Floats, battles, rated, wins
+from eval.arena.ranking.bradley_terry import fit, quarter_ties
+from eval.arena.speakers import prompt_of
+from eval.arena.words import OVERALL, Verdict
+from eval.models.metered import MeteredModel
+from eval.scores.metrics import Figure
+from eval.scores.resampled_means import mean_of
+from serving.docket.review.agreement import Kappa, cohen
+
+Comparison = tuple[str, int, str, str]
+"""Meme, task, whose answer is shown first, and whose second."""
+BOUND = 33.0
+"""Error of ratings on held-out families up to which a student will do, in points (ProBench: 32.58)."""
+LONGER = "longer answer"
+_OUTCOMES = {1.0: "first", 0.5: "tie", 0.0: "second"}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeCheck:
+    """One judge beside the teacher.
+
+    Attributes:
+        judge: Name of the judge, or of a rule.
+        n: Comparisons that it judged, of those that the teacher judged in the same order.
+        unusable: Comparisons on which it said nothing usable.
+        agreement: Share on which both name the same winner, or neither, with its interval over memes; None without any.
+        kappa: Cohen's kappa with the teacher.
+        rmse: Root of the mean squared difference of ratings, in points, over the models of held-out families; None
+            where it judged nothing.
+        spearman: Rank correlation of all models' ratings; None with fewer than three models, or where all are alike.
+        first_share: Share of its decided comparisons that the answer shown first won; None where it decided none.
+        consistent: Share of battles that it judged in both orders with the same outcome; None where there are none.
+        own_lift: Mean score that it gives answers of its own family, less the teacher's on the same comparisons; None
+            where it has no family or judged no such battle.
+    """
+
+    judge: str
+    n: int
+    unusable: int
+    agreement: Figure | None
+    kappa: Kappa
+    rmse: float | None
+    spearman: float | None
+    first_share: float | None
+    consistent: float | None
+    own_lift: Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class DistilReport:
+    """A student beside its teacher, and what it has to beat.
+
+    Attributes:
+        held_out: Families of which the student learned nothing.
+        comparisons: Comparisons of the test part that the teacher judged.
+        ceiling: Agreement of the teacher with itself where it judged both orders, as a kappa; None where it did not.
+        checks: The student, then the baselines.
+        usd_per_1000: Cost of 1,000 comparisons by each model that was asked, in US dollars by the prices in the file.
+    """
+
+    held_out: tuple[str, ...]
+    comparisons: int
+    ceiling: Kappa | None
+    checks: tuple[JudgeCheck, ...]
+    usd_per_1000: Mapping[str, float]
+
+
+async def judged_by(
+    folder: Path,
+    examples: Sequence[JudgeExample],
+    judge: MeteredModel,
+    *,
+    concurrency: int = 4,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> dict[Comparison, Verdict | None]:
+    """Has a model judge every comparison of some examples, in the words in which its teacher was asked.
+
+    Args:
+        folder: Folder of the examples, for their pictures.
+        examples: Examples; each comparison is asked once, however many teachers judged it.
+        judge: Model that judges.
+        concurrency: Comparisons at once.
+        progress: Told how many comparisons of how many are done.
+
+    Returns:
+        The verdict overall on each comparison; None where nothing usable was said.
+
+    Raises:
+        BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
+    """
+    wanted = {(one.meme, one.task, one.a, one.b): one for one in examples}
+    turn, done = asyncio.Semaphore(concurrency), 0
+    found: dict[Comparison, Verdict | None] = {}
+    prompt = prompt_of("judge")
+
+    async def one(key: Comparison, example: JudgeExample) -> None:
+        nonlocal done
+        user = example.messages[1]["content"]
+        parts: list[str | Frame] = [_frame(folder / PICTURES / name) for name in example.pictures]
+        parts += [part["text"] for part in user if part["type"] == "text"]
+        async with turn:
+            said = await reply_or_reason(
+                judge.say(
+                    prompt,
+                    "verdicts",
+                    parts,
+                    partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
+                    fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
+                    system=example.messages[0]["content"][0]["text"],
+                    schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
+                )
+            )
+        found[key] = None if isinstance(said, str) else said.value.by_dimension[OVERALL]
+        done += 1
+        progress(done, len(wanted))
+
+    await gather_or_cancel(*(one(key, example) for key, example in wanted.items()))
+    return found
+
+
+def distil_report(
+    manifest: JudgeExamplesManifest,
+    examples: Sequence[JudgeExample],
+    verdicts: Mapping[str, Mapping[Comparison, Verdict | None]],
+    *,
+    families: Mapping[str, str],
+    usd_per_1000: Mapping[str, float],
+    resamples: int = 2000,
+) -> DistilReport:
+    """Sets judges beside the teacher, and beside the rule that the longer answer wins.
+
+    Args:
+        manifest: Manifest of the examples.
+        examples: The test part.
+        verdicts: Verdicts of each judge, the student's first.
+        families: Family of each judge; empty or absent where it has none among the targets.
+        usd_per_1000: Cost of 1,000 comparisons by each judge, in US dollars.
+        resamples: Number of resamples.
+    """
+    taught = _taught(examples)
+    longer: dict[Comparison, Verdict | None] = {
+        (one.meme, one.task, one.a, one.b): {"A": Verdict.A, "B": Verdict.B}.get(one.longer, Verdict.BOTH_GOOD)
+        for one in examples
+    }
+    given = {**verdicts, LONGER: longer}
+    checks = tuple(
+        _check(name, own, taught, manifest, family=families.get(name, ""), resamples=resamples)
+        for name, own in given.items()
+    )
+    return DistilReport(
+        held_out=manifest.held_out,
+        comparisons=len(taught),
+        ceiling=_ceiling(taught),
+        checks=checks,
+        usd_per_1000=dict(usd_per_1000),
+    )
+
+
+def _taught(examples: Sequence[JudgeExample]) -> dict[Comparison, float]:
+    """The teacher's score of the answer shown first, in orders that it saw; of several judges, by their mean."""
+    found: dict[Comparison, list[float]] = {}
+    for one in examples:
+        if not one.mirrored:
+            verdict = replies.parse_verdicts(one.messages[2]["content"][0]["text"], keys=one.keys, levels=one.levels)
+            key = (one.meme, one.task, one.a, one.b)
+            found.setdefault(key, []).append(verdict.by_dimension[OVERALL].score)
+    return {key: (1 + float(np.sign(np.mean(scores) - 0.5))) / 2 for key, scores in found.items()}
+
+
+def _ceiling(taught: Mapping[Comparison, float]) -> Kappa | None:
+    pairs = [
+        (_OUTCOMES[score], _OUTCOMES[1 - taught[meme, task, b, a]])
+        for (meme, task, a, b), score in taught.items()
+        if a < b and (meme, task, b, a) in taught
+    ]
+    return cohen(pairs) if pairs else None
+
+
+def _check(
+    name: str,
+    own: Mapping[Comparison, Verdict | None],
+    taught: Mapping[Comparison, float],
+    manifest: JudgeExamplesManifest,
+    *,
+    family: str,
+    resamples: int,
+) -> JudgeCheck:
+    scores = {key: verdict.score for key, verdict in own.items() if verdict is not None}
+    both = [key for key in taught if key in scores]
+    decided = [score for score in scores.values() if score != 0.5]
+    turned = [
+        float(score == 1 - scores[meme, task, b, a])
+        for (meme, task, a, b), score in scores.items()
+        if a < b and (meme, task, b, a) in scores
+    ]
+    held = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
+    mine, theirs = _ratings(manifest.targets, {key: scores[key] for key in both}), _ratings(manifest.targets, taught)
+    return JudgeCheck(
+        judge=name,
+        n=len(both),
+        unusable=sum(verdict is None for verdict in own.values()),
+        agreement=mean_of([(key[0], float(scores[key] == taught[key])) for key in both], resamples, 0),
+        kappa=cohen([(_OUTCOMES[scores[key]], _OUTCOMES[taught[key]]) for key in both]),
+        rmse=float(np.sqrt(np.mean((mine - theirs)[held] ** 2))) if both else None,
+        spearman=_spearman(mine, theirs),
+        first_share=float(np.mean(decided)) if decided else None,
+        consistent=float(np.mean(turned)) if turned else None,
+        own_lift=mean_of(
+            [
+                (key[0], sign * (scores[key] - taught[key]))
+                for key in both
+                if (sign := (manifest.families[key[2]] == family) - (manifest.families[key[3]] == family))
+            ],
+            resamples,
+            0,
+        ),
+    )
+
+
+def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Floats:
+    """Bradley-Terry ratings, float of shape (models,), their mean 1000.
+
+    A quarter of a tied battle of each pair is added: a few memes may leave a model undefeated.
+    """
+    table = battles(models, [(a, b, score, meme) for (meme, _, a, b), score in scores.items()])
+    return rated(fit(wins(table) + quarter_ties(len(models))), None)
+
+
+def _spearman(one: Floats, other: Floats) -> float | None:
+    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(one, other).statistic)
+
+
+def _frame(path: Path) -> Frame:
+    png = path.read_bytes()
+    # Width and height stand at this place of every PNG; the folder's pictures are our own.
+    width, height = struct.unpack(">II", png[16:24])
+    return Frame(png, width, height)

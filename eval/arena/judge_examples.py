@@ -1,0 +1,289 @@
+"""Judgements of an arena as training data for a judge of one's own, split by the models' families and by meme.
+
+The recipe is ProBench's (arXiv 2503.06885, section on local evaluators): a small model learns a teacher's reasons and
+verdicts. Its worth is seen on model families and memes of which it learned nothing (:mod:`eval.arena.distilled`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from court.errors import BadRequest
+from court.meme import Frame
+from court.untrusted import Fence
+from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged, TaskFormulated
+from eval.arena.folder import ArenaManifest
+from eval.arena.speakers import FixedQuestion, comparison, prompt_of
+from eval.arena.words import Setting, Verdict, words_of
+from eval.models.memes import ShownMeme
+from retrieval.library.sources import NOT_FOR_LIBRARIES
+
+Part = Literal["train", "test"]
+MANIFEST, PICTURES = "manifest.json", "pictures"
+MARK: Literal["judged by memecourt-eval arena"] = "judged by memecourt-eval arena"
+"""What each line says of itself: it holds texts of memes, and no library may take it in."""
+_HELD_MEMES = 0.1
+"""Share of memes that are for testing alone."""
+_MIRRORED = {Verdict.A_FAR: Verdict.B_FAR, Verdict.A: Verdict.B, Verdict.B: Verdict.A, Verdict.B_FAR: Verdict.A_FAR}
+_LABEL = re.compile(r"\b[AB]\b")
+_ARTICLE = re.compile(r"(?:^|[.!?:;\"“]\s*)A\b(?! ?[,>=<])")
+"""An A at the beginning of a sentence, which may be the article."""
+
+
+class JudgeExample(BaseModel):
+    """One comparison with its answer, as chat messages; one line of ``train.jsonl`` or ``test.jsonl``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    mark: Literal["judged by memecourt-eval arena"] = Field(default=MARK, alias=NOT_FOR_LIBRARIES)
+    meme: str
+    task: int
+    a: str
+    """Whose answer is shown first."""
+    b: str
+    teacher: str
+    mirrored: bool
+    """Whether the answers stand in the other order than the teacher saw them in."""
+    longer: Literal["A", "B", "neither"]
+    """Whose answer has more words: what a judge has to beat who looks at nothing else."""
+    keys: tuple[str, ...]
+    """Names of the criteria, the verdict overall last."""
+    levels: Literal[3, 5]
+    pictures: tuple[str, ...]
+    """Names of the picture's frames below ``pictures``."""
+    messages: tuple[dict[str, Any], ...]
+    """System, user and assistant; pictures first, as ``{"type": "image", "image": name}``."""
+
+
+class JudgeExamplesManifest(BaseModel):
+    """Description of a folder of examples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = 1
+    arena: str
+    teachers: tuple[str, ...]
+    targets: tuple[str, ...]
+    families: dict[str, str]
+    """Family of each target; its own name where the file of models gives none."""
+    held_out: tuple[str, ...]
+    """Families of which nothing is in the training part."""
+    held_memes: tuple[str, ...]
+    """Memes of which nothing is in the training part."""
+    examples: dict[Part, int]
+    skipped: dict[str, int]
+    """Judgements that gave no example, by why."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeExamples:
+    """Examples of both parts, with the pictures that they name."""
+
+    manifest: JudgeExamplesManifest
+    parts: Mapping[Part, tuple[JudgeExample, ...]]
+    pictures: Mapping[str, bytes]
+
+    def write(self, folder: Path) -> None:
+        """Writes the folder; the manifest last, so that a folder without one is no set of examples."""
+        (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        for name, png in self.pictures.items():
+            (folder / PICTURES / name).write_bytes(png)
+        for part, examples in self.parts.items():
+            lines = (json.dumps(one.model_dump(mode="json", by_alias=True), ensure_ascii=True) for one in examples)
+            (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+        (folder / MANIFEST).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_examples(folder: Path, part: Part) -> tuple[JudgeExamplesManifest, tuple[JudgeExample, ...]]:
+    """Reads a part of a folder of examples. Raises BadRequest where it can't be read."""
+    try:
+        manifest = JudgeExamplesManifest.model_validate_json((folder / MANIFEST).read_bytes())
+        lines = (folder / f"{part}.jsonl").read_text("ascii").splitlines()
+        return manifest, tuple(JudgeExample.model_validate_json(line) for line in lines)
+    except (OSError, ValueError, ValidationError) as error:
+        raise BadRequest(
+            f"{folder} can't be read as examples for a judge ({type(error).__name__}). memecourt-eval arena "
+            "export-judge writes such a folder.",
+            reason="EXAMPLES_UNREADABLE",
+        ) from None
+
+
+def judge_examples(
+    manifest: ArenaManifest,
+    events: Sequence[Event],
+    memes: Mapping[str, ShownMeme],
+    *,
+    hold_out: Collection[str],
+    teachers: Collection[str] = (),
+    seed: int = 0,
+) -> JudgeExamples:
+    """Makes training and test examples of an arena's judgements.
+
+    Whatever is about a model of a family that is held out, or about a meme that is, is for testing. Guidelines are the
+    exception that can't be avoided: they were fused from all answers, which a teacher saw too.
+
+    Args:
+        manifest: Manifest of the arena.
+        events: Its events.
+        memes: Its memes, by id.
+        hold_out: Families of which nothing is in the training part.
+        teachers: Judges whose verdicts count; all of the panel where none is named.
+        seed: Seed of the memes that are held out.
+
+    Raises:
+        BadRequest: A family or teacher is none of the arena's, memes are missing, or a part would be empty.
+    """
+    settings = manifest.settings
+    families = {name: manifest.models[name].family or name for name in settings.targets}
+    for what, named, known in (
+        ("family", hold_out, set(families.values())),
+        ("judge", teachers, set(settings.judges)),
+    ):
+        if unknown := sorted(set(named) - known):
+            there = ", ".join(sorted(known))
+            raise BadRequest(f"The arena has no {what} {', '.join(unknown)}. It has: {there}.", reason="ARENA_SETTINGS")
+    judged = [e for e in events if isinstance(e, Judged) and e.study == "arena"]
+    judged = [e for e in judged if not teachers or e.judge in teachers]
+    if missing := {event.meme for event in judged} - memes.keys():
+        raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
+    held = _held_memes(sorted({event.meme for event in judged}), seed)
+    writer = _Writer(manifest, events, memes)
+    parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
+    skipped: Counter[str] = Counter()
+    for event in judged:
+        apart = event.meme in held or bool({families[event.a], families[event.b]} & set(hold_out))
+        for mirrored in (False, True):
+            # A test asks for verdicts alone; training would learn reasons that speak of the wrong answer.
+            made = writer.example(event, mirrored=mirrored, with_reasons=not apart)
+            if isinstance(made, str):
+                skipped[made] += 1
+            else:
+                parts["test" if apart else "train"].append(made)
+    if empty := [part for part, examples in parts.items() if not examples]:
+        raise BadRequest(
+            f"There would be no example for {' and '.join(empty)}. Hold out fewer families, or hold a larger arena.",
+            reason="EXAMPLES_MISSING",
+        )
+    return JudgeExamples(
+        manifest=JudgeExamplesManifest(
+            arena=manifest.name,
+            teachers=tuple(teachers) or settings.judges,
+            targets=settings.targets,
+            families=families,
+            held_out=tuple(sorted(set(hold_out))),
+            held_memes=tuple(sorted(held)),
+            examples={part: len(examples) for part, examples in parts.items()},
+            skipped=dict(skipped),
+            seed=seed,
+        ),
+        parts={part: tuple(examples) for part, examples in parts.items()},
+        pictures=writer.pictures,
+    )
+
+
+def mirrored_reasons(why: str) -> str | None:
+    """Reasons with the names of the two answers exchanged; None where an A may be the article of a sentence."""
+    if _ARTICLE.search(why):
+        return None
+    return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
+
+
+def _held_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
+    most = round(_HELD_MEMES * len(memes))
+    return frozenset(random.Random(f"held memes {seed}").sample(memes, most))
+
+
+class _Writer:
+    """Rebuilds what judges were shown, from the record of an arena."""
+
+    def __init__(self, manifest: ArenaManifest, events: Sequence[Event], memes: Mapping[str, ShownMeme]) -> None:
+        self._settings = manifest.settings
+        self._memes = memes
+        self._prompt = prompt_of("judge")
+        self.pictures: dict[str, bytes] = {}
+        self._answers: dict[tuple[str, int, str], FixedQuestion] = {}
+        self._words: dict[tuple[str, int, str], int] = {}
+        self._rounds: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._guidelines: dict[tuple[str, int], FixedQuestion] = {}
+        begun: dict[tuple[str, int], str] = {}
+        for event in events:
+            if isinstance(event, Answered):
+                self._answers[event.meme, event.task, event.target] = FixedQuestion(event.background, event.reasoning)
+                self._words[event.meme, event.task, event.target] = event.style.words
+            elif isinstance(event, TaskFormulated):
+                self._rounds[event.meme, event.task] = event.rounds
+            elif isinstance(event, FusionBegun):
+                begun[event.meme, event.task] = event.judge
+            elif isinstance(event, FusionRound):
+                # Rounds stand in order; the last one's text is what judges were shown.
+                self._guidelines[event.meme, event.task] = FixedQuestion(event.background, (event.reasoning,))
+        for (meme, task), judge in begun.items():
+            self._guidelines.setdefault((meme, task), self._answers[meme, task, judge])
+
+    def example(self, event: Judged, *, mirrored: bool, with_reasons: bool) -> JudgeExample | str:
+        """The example of a judgement, or why there is none."""
+        key = (event.meme, event.task)
+        if event.setting not in (Setting.FUSED, Setting.NONE):
+            return "the reference is not in the record"
+        first, second = (event.b, event.a) if mirrored else (event.a, event.b)
+        why = mirrored_reasons(event.why) if mirrored else event.why
+        if why is None and with_reasons:
+            return "its reasons could not be mirrored"
+        verdicts = {k: _MIRRORED.get(v, v) if mirrored else v for k, v in event.verdicts.items()}
+        spelt = {verdict: word for word, verdict in words_of(self._settings.levels).items()}
+        reply = {"why": why or "–", **{name: spelt[verdicts[name]] for name in self._settings.dimensions}}
+        meme = self._memes[event.meme]
+        parts = comparison(
+            self._prompt,
+            meme,
+            # A mark of its own for each example: a model that learned one mark would take no other for a fence.
+            Fence(hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]),
+            self._rounds[key],
+            self._guidelines[key] if event.setting is Setting.FUSED else None,
+            self._answers[*key, first],
+            self._answers[*key, second],
+            criteria=self._settings.criteria,
+            levels=self._settings.levels,
+        )
+        pictures = tuple(self._kept(part) for part in parts if isinstance(part, Frame))
+        text = "\n\n".join(part for part in parts if isinstance(part, str))
+        words = self._words[*key, first] - self._words[*key, second]
+        return JudgeExample(
+            meme=event.meme,
+            task=event.task,
+            a=first,
+            b=second,
+            teacher=event.judge,
+            mirrored=mirrored,
+            longer="A" if words > 0 else "B" if words < 0 else "neither",
+            keys=self._settings.dimensions,
+            levels=self._settings.levels,
+            pictures=pictures,
+            messages=(
+                {"role": "system", "content": [{"type": "text", "text": self._prompt.system()}]},
+                {
+                    "role": "user",
+                    "content": [
+                        *({"type": "image", "image": name} for name in pictures),
+                        {"type": "text", "text": text},
+                    ],
+                },
+                {"role": "assistant", "content": [{"type": "text", "text": json.dumps(reply, ensure_ascii=False)}]},
+            ),
+        )
+
+    def _kept(self, frame: Frame) -> str:
+        name = f"{hashlib.sha256(frame.png).hexdigest()}.png"
+        self.pictures[name] = frame.png
+        return name

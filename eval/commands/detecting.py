@@ -1,0 +1,116 @@
+"""``memecourt-eval arena detect`` and ``arena difficulty``: bare labels of the targets, and how hard the tasks are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.follow_ups import follow_up, follow_up_options
+from eval.commands.pages import command_line, show_sections
+
+if TYPE_CHECKING:
+    from eval.commands.follow_ups import FollowUp
+
+PAGE = "detection.html"
+
+
+@click.command()
+@follow_up_options
+def detect(**given: Any) -> None:
+    """Asks every target for a bare label of the arena's memes: do those who explain best also detect best?
+
+    Accuracy stands beside the battles that each won, with their rank correlation. What was said stands in the arena's
+    record; called again, nothing is asked again.
+    """
+    from court.errors import CourtError
+    from eval.arena.detection import detection_report
+    from eval.arena.detection_words import detection_sections
+    from eval.arena.folder import ArenaFolder
+
+    try:
+        folder = ArenaFolder(given["out"])
+        manifest = folder.manifest()
+        if not given["only_report"]:
+            follow_up(
+                given,
+                manifest.settings.targets,
+                partial(_detect, concurrency=given["concurrency"]),
+                memes={meme.id for meme in manifest.memes},
+                what="labels",
+            )
+        report = detection_report(manifest, folder.events(), seed=manifest.seed)
+        page = given["out"] / PAGE
+        show_sections(
+            f"Detection beside understanding: {manifest.name}",
+            [],
+            detection_sections(report),
+            page=page,
+            figures=asdict(report) if given["as_json"] else None,
+            command=command_line(),
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if not given["as_json"]:
+        click.echo(f"{page} shows it.")
+
+
+async def _detect(one: FollowUp, concurrency: int) -> None:
+    from eval.arena.detection import detect
+
+    await detect(one.folder, one.memes, one.chairs, concurrency=concurrency, progress=one.progress)
+
+
+@click.command()
+@follow_up_options
+@click.option("--annotator", metavar="NAME", help="Who rates: a model of the file, best one that is no target.")
+def difficulty(**given: Any) -> None:
+    """Has the arena's questions rated, 0 to 10, by how hard words, picture and reasoning are: for --by difficulty.
+
+    The annotator sees the meme, the question and the guideline, and no answer of a target. From 6 on it is hard.
+    """
+    from court.errors import CourtError
+    from eval.arena.events import DifficultyRated, TaskFormulated
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.groups import HARD
+
+    try:
+        folder = ArenaFolder(given["out"])
+        folder.manifest()
+        if not given["only_report"]:
+            if not given["annotator"]:
+                raise click.UsageError("Missing option --annotator.")
+            follow_up(
+                given,
+                [given["annotator"]],
+                partial(_rate, annotator=given["annotator"], concurrency=given["concurrency"]),
+                memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
+                what="questions",
+            )
+        rated = [event for event in folder.events() if isinstance(event, DifficultyRated)]
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if not rated:
+        raise click.ClickException("No question has been rated yet.")
+    hard = sum(event.difficulty >= HARD for event in rated)
+    if given["as_json"]:
+        import json
+
+        ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]
+        click.echo(json.dumps({"rated": len(rated), "hard": hard, "ratings": ratings}))
+        return
+    click.echo(
+        f"{len(rated):,} questions are rated, {hard:,} of them hard. memecourt-eval arena --by difficulty uses it."
+    )
+
+
+_SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
+
+
+async def _rate(one: FollowUp, annotator: str, concurrency: int) -> None:
+    from eval.arena.difficulty import rate_difficulty
+
+    memes = {meme.id: meme for meme in one.memes}
+    await rate_difficulty(one.folder, memes, one.chairs[annotator], concurrency=concurrency, progress=one.progress)

@@ -1,0 +1,165 @@
+"""``memecourt-eval arena export-judge`` and ``arena distil-check``: a judge of one's own, learned from a panel."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.options import arena_samples
+from eval.commands.pages import command_line, show_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from eval.arena.judge_examples import JudgeExample
+    from eval.arena.words import Verdict
+    from eval.models.open import ModelSpec
+
+PAGE = "distilled.html"
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("export-judge")
+@click.option("--arena", "out", type=_PATH, required=True, help="The arena's folder.")
+@click.option("--models", type=_PATH, help="The file of models whose [arena] names several data sets.")
+@click.option("--data", type=_PATH, help="The arena's data set.")
+@click.option("--to", "folder", type=_PATH, required=True, help="The folder for the examples; it is made.")
+@click.option("--hold-out", required=True, metavar="FAMILY,…", help="Families of models that are for testing alone.")
+@click.option("--teacher", metavar="NAME,…", default="", help="Judges whose verdicts are learned. [default: all]")
+def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path, hold_out: str, teacher: str) -> None:
+    """Writes an arena's judgements as chat examples for training a judge of one's own.
+
+    Each comparison stands there in both orders, the verdict mirrored. Models of the families held out, and a tenth of
+    the memes, are in the test part alone. The folder holds texts and pictures of memes: keep it, and what is trained on
+    it, as you keep the data set. python -m eval.arena.train_judge trains on it.
+    """
+    from court.errors import BadRequest, CourtError
+    from eval.arena.folder import ArenaFolder
+    from eval.arena.judge_examples import judge_examples
+    from eval.models.samples import read_memes
+    from serving.cli.common import run as asyncio_run
+
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise BadRequest(f"{folder} is not empty. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY")
+        arena = ArenaFolder(out)
+        manifest = arena.manifest()
+        samples = arena_samples(manifest, data, models)
+        if samples is None:
+            raise click.UsageError("Missing option --data: the memes are part of the examples.")
+        wanted = {meme.id for meme in manifest.memes}
+        shown, _ = asyncio_run(read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted))
+        made = judge_examples(
+            manifest,
+            arena.events(),
+            {meme.id: meme for meme in shown.memes},
+            hold_out=_names(hold_out),
+            teachers=_names(teacher),
+            seed=manifest.seed,
+        )
+        made.write(folder)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    except OSError as error:
+        raise click.ClickException(f"{folder} can't be written: {error.strerror}.") from None
+    counts = made.manifest.examples
+    click.echo(f"{folder} has {counts['train']:,} examples to learn from and {counts['test']:,} for testing.")
+    for why, count in made.manifest.skipped.items():
+        click.echo(f"{count:,} judgements gave none in one order: {why}.")
+
+
+@click.command("distil-check")
+@click.argument("folder", metavar="EXAMPLES", type=_PATH)
+@click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="The file of models.")
+@click.option("--student", required=True, metavar="NAME", help="The judge that was trained: a model of the file.")
+@click.option("--base", metavar="NAME", help="The model that it was made of, untrained: what it has to beat.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Comparisons at once.")
+@click.option("--calls", type=_PATH, help="A store of model calls that arenas share.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **given: Any) -> None:
+    """Sets a trained judge beside its teacher on the test part of EXAMPLES, and beside what it has to beat.
+
+    The baselines are the longer answer, and the untrained model (--base).
+    """
+    from court.errors import CourtError
+    from eval.arena.distilled import distil_report
+    from eval.arena.distilled_words import distil_sections
+    from eval.arena.judge_examples import read_examples
+    from eval.models.open import read_models
+    from eval.runs.progress import watching
+    from serving.cli.common import Interrupted, tell
+    from serving.cli.common import run as asyncio_run
+
+    names = [name for name in (student, base) if name]
+    try:
+        manifest, examples = read_examples(folder, "test")
+        known = read_models(given["models"]).models
+        if unknown := [name for name in names if name not in known]:
+            there = ", ".join(known)
+            raise click.UsageError(f"{given['models'].name} has no model {', '.join(unknown)}. It has: {there}.")
+        specs = {name: known[name] for name in names}
+        with watching(tell) as progress:
+            asked = asyncio_run(
+                _asked(folder, examples, specs, given, tell=progress.tell, step=partial(progress.step, "comparisons"))
+            )
+        report = distil_report(
+            manifest,
+            examples,
+            {name: verdicts for name, (verdicts, _) in asked.items()},
+            families={name: spec.family for name, spec in specs.items()},
+            usd_per_1000={name: cost for name, (_, cost) in asked.items()},
+        )
+        page = folder / PAGE
+        show_sections(
+            f"Distilled from {', '.join(manifest.teachers)}",
+            [],
+            distil_sections(report),
+            page=page,
+            figures=asdict(report) if as_json else None,
+            command=command_line(),
+        )
+    except Interrupted as error:
+        tell("Interrupted. What was said is kept; the same command goes on.")
+        sys.exit(error.exit_code)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if not as_json:
+        click.echo(f"{page} shows it.")
+
+
+async def _asked(
+    folder: Path,
+    examples: tuple[JudgeExample, ...],
+    specs: dict[str, ModelSpec],
+    given: dict[str, Any],
+    *,
+    tell: Callable[[str], None],
+    step: Callable[[int, int], None],
+) -> dict[str, tuple[dict[tuple[str, int, str, str], Verdict | None], float]]:
+    """Verdicts of each model, and what 1,000 of them cost."""
+    from contextlib import AsyncExitStack
+
+    from court.meme import LIMITS
+    from eval.arena.distilled import judged_by
+    from eval.arena.folder import CALLS
+    from eval.models.call_cache import SqliteCallCache
+    from eval.models.open import open_chairs
+
+    async with AsyncExitStack() as stack:
+        store = SqliteCallCache.open(given["calls"] or folder / CALLS)
+        stack.push_async_callback(store.close)
+        chairs = await open_chairs(specs, store, stack, tell, pictures=LIMITS.representative_frames)
+        found = {}
+        for name, chair in chairs.items():
+            verdicts = await judged_by(folder, examples, chair, concurrency=given["concurrency"], progress=step)
+            found[name] = verdicts, 1000 * chair.usage.all.usd(chair.price) / max(1, len(verdicts))
+        return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))

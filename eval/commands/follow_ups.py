@@ -1,0 +1,140 @@
+"""Questions that are put after an arena, about what its record holds: the parts that their commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from eval.commands.options import arena_samples
+
+if TYPE_CHECKING:
+    from eval.arena.folder import ArenaFolder, ArenaManifest
+    from eval.models.memes import ShownMeme
+    from eval.models.metered import MeteredModel
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """An arena that is there, opened for further questions.
+
+    Attributes:
+        folder: Folder of the arena.
+        manifest: Its manifest.
+        memes: Memes that the questions are about.
+        chairs: Models that are asked, by name.
+        progress: Function that takes how many questions of how many are done.
+    """
+
+    folder: ArenaFolder
+    manifest: ArenaManifest
+    memes: Sequence[ShownMeme]
+    chairs: Mapping[str, MeteredModel]
+    progress: Callable[[int, int], None]
+
+
+def follow_up_options(command: C) -> C:
+    """Adds the options by which an arena, its memes and its models are named again."""
+    path = click.Path(path_type=Path)
+    for option in reversed(
+        (
+            click.option("--out", type=path, required=True, help="The arena's folder."),
+            click.option(
+                "--models", type=path, default=Path("arena.toml"), show_default=True, help="The file of models."
+            ),
+            click.option("--data", type=path, help="The arena's data set, where [arena] does not name it."),
+            click.option(
+                "--concurrency",
+                type=click.IntRange(1, 1000),
+                default=4,
+                show_default=True,
+                help="Questions at once.",
+            ),
+            click.option("--calls", type=path, help="A store of model calls that arenas share."),
+            click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what was said before."),
+            click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def follow_up(
+    given: Mapping[str, Any],
+    names: Sequence[str],
+    ask: Callable[[FollowUp], Awaitable[None]],
+    *,
+    memes: Collection[str],
+    what: str,
+) -> None:
+    """Opens an arena's memes and some models, and asks them.
+
+    Args:
+        given: Values of :func:`follow_up_options`.
+        names: Models of the file that are asked.
+        ask: Function that puts the questions.
+        memes: Ids of the memes that they are about.
+        what: Plural of what progress counts.
+
+    Raises:
+        click.UsageError: The file has no such model, or nothing names the memes.
+        CourtError: The arena, the memes or a model can't be used.
+    """
+    from eval.models.open import read_models
+    from eval.runs.progress import watching
+    from serving.cli.common import Interrupted, tell
+    from serving.cli.common import run as asyncio_run
+
+    known = read_models(given["models"]).models
+    if unknown := [name for name in names if name not in known]:
+        raise click.UsageError(f"{given['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}.")
+    try:
+        with watching(tell) as progress:
+            asyncio_run(
+                _opened(given, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what))
+            )
+    except Interrupted as error:
+        tell("Interrupted. What was said is kept; the same command goes on.")
+        sys.exit(error.exit_code)
+
+
+async def _opened(
+    given: Mapping[str, Any],
+    names: Sequence[str],
+    ask: Callable[[FollowUp], Awaitable[None]],
+    *,
+    memes: Collection[str],
+    tell: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    from contextlib import AsyncExitStack
+
+    from court.meme import LIMITS
+    from eval.arena.folder import CALLS, ArenaFolder
+    from eval.arena.run import alone
+    from eval.models.call_cache import SqliteCallCache
+    from eval.models.open import open_chairs, read_models
+    from eval.models.samples import read_memes
+
+    folder = ArenaFolder(given["out"])
+    manifest = folder.manifest()
+    samples = arena_samples(manifest, given["data"], given["models"])
+    if samples is None:
+        raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
+    shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(alone(given["out"]))
+        store = SqliteCallCache.open(given["calls"] or given["out"] / CALLS)
+        stack.push_async_callback(store.close)
+        file = read_models(given["models"])
+        chosen = {name: file.models[name] for name in dict.fromkeys(names)}
+        most = LIMITS.representative_frames
+        chairs = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
+        await ask(FollowUp(folder, manifest, shown.memes, chairs, progress))

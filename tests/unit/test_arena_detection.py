@@ -1,0 +1,152 @@
+"""Questions after an arena: bare labels beside the battles, and how hard its tasks are."""
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+from scipy.stats import spearmanr
+from sklearn.metrics import accuracy_score, f1_score
+
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import BadRequest
+from eval.arena.detection import detect, detection_report
+from eval.arena.difficulty import rate_difficulty
+from eval.arena.events import Detected, DifficultyNotRated, DifficultyRated, NotDetected
+from eval.arena.groups import boards_by
+from eval.arena.leaderboard import leaderboard
+from eval.cli import cli
+from eval.models.metered import MeteredModel
+from tests.support.arena_world import STRENGTHS, Arena, Memory, rng_of
+
+RIGHT = {"ash": 0.95, "beech": 0.8, "cedar": 0.7, "elm": 0.5, "fir": 0.3}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    arena = Arena(tmp_path_factory.mktemp("detection"), memes=30)
+    arena.hold()
+    return arena
+
+
+def words_in(request):
+    return "\n".join(part for part in request.parts if isinstance(part, str))
+
+
+def number_of(request):
+    return int(words_in(request).split("number ")[1].split()[0])
+
+
+def labels(name):
+    """Labels memes rightly as often as :data:`RIGHT` says; nothing usable about meme 7."""
+
+    def reply(request):
+        number = number_of(request)
+        if number == 7 and name == "cedar":
+            return "I would rather not."
+        harmful = bool(number % 2) == (rng_of("detect", name, number).random() < RIGHT[name])
+        return {"label": "harmful" if harmful else "not harmful"}
+
+    return reply
+
+
+def detected(arena):
+    models = {name: ScriptedModel(labels(name), name=name) for name in STRENGTHS}
+    store = Memory()
+    chairs = {name: MeteredModel(name, model, store=store) for name, model in models.items()}
+    asyncio.run(detect(arena.folder, arena.memes, chairs))
+    return sum(len(model.asked) for model in models.values())
+
+
+def test_labels_are_scored_as_scikit_learn_does_and_set_beside_the_battles(held):
+    with pytest.raises(BadRequest, match="No target of this arena was asked"):
+        detection_report(held.manifest(), held.folder.events())
+    assert detected(held) >= 5 * 30 and detected(held) == 0, "what was said is not asked again"
+    events = held.folder.events()
+    report = detection_report(held.manifest(), events, resamples=300)
+    assert [row.model for row in report.rows][:1] == ["ash"] and report.memes == 30 and report.majority == 0.5
+    gold = {meme.id: meme.harmful for meme in held.memes}
+    for row in report.rows:
+        said = {e.meme: e.harmful for e in events if isinstance(e, Detected) and e.target == row.model}
+        # A meme without a label is wrong: neither class is named.
+        names = [int(said[meme]) if meme in said else 2 for meme in gold]
+        truth = [int(one) for one in gold.values()]
+        assert row.accuracy.value == pytest.approx(accuracy_score(truth, names))
+        assert row.macro_f1 == pytest.approx(f1_score(truth, names, labels=[0, 1], average="macro"))
+        assert row.unlabelled == (row.model == "cedar") and row.labelled + row.unlabelled == 30
+        assert row.accuracy.low <= row.accuracy.value <= row.accuracy.high
+    board = leaderboard(held.root)
+    won = {row.model: row.win_rate for row in board.board("overall").rows}
+    assert {row.model: row.win_rate for row in report.rows} == pytest.approx(won)
+    both = [(row.accuracy.value, row.win_rate) for row in report.rows]
+    assert report.spearman.value == pytest.approx(spearmanr(*zip(*both, strict=True)).statistic)
+    assert report.spearman.low <= report.spearman.value <= report.spearman.high
+    # The ranking is what it was: labels are no battles.
+    assert board.board("overall").battles == 30 * 3 * 3
+    # Whoever wins in spite of its labels pulls the correlation down.
+    turned = [
+        e.model_copy(update={"harmful": not e.harmful}) if isinstance(e, Detected) and e.target == "ash" else e
+        for e in events
+    ]
+    assert detection_report(held.manifest(), turned, resamples=100).spearman.value < report.spearman.value
+
+
+def test_a_target_that_was_not_asked_about_every_meme_has_no_figure(held):
+    detected(held)
+    events = held.folder.events()
+    last = next(e for e in reversed(events) if isinstance(e, Detected | NotDetected))
+    part = [e for e in events if e is not last]
+    rows = detection_report(held.manifest(), part, resamples=50).rows
+    assert {row.model for row in rows} == set(STRENGTHS) - {last.target}
+
+
+def test_the_command_shows_the_table_and_asks_nobody_for_a_report(held):
+    detected(held)
+    ran = CliRunner().invoke(cli, ["arena", "detect", "--out", str(held.root), "--report"])
+    assert ran.exit_code == 0 and "Spearman's rank correlation" in ran.output and "29 of 30" in ran.output
+    assert "Detection beside understanding" in (held.root / "detection.html").read_text()
+    figures = json.loads(
+        CliRunner().invoke(cli, ["arena", "detect", "--out", str(held.root), "--report", "--json"]).output
+    )
+    assert figures["memes"] == 30 and len(figures["rows"]) == 5
+
+
+def rated(arena, name="owl"):
+    """Rates each task by its meme's number; nothing usable about meme 3."""
+
+    def reply(request):
+        words, number = words_in(request), number_of(request)
+        assert "quality=" not in words.split("A reference")[0], "an answer was shown"
+        if number == 3:
+            return {"why": "hard", "text": 11, "image": 0, "reasoning": 0}
+        score = 9 if number % 2 else 1
+        return {"why": "it is what it is", "text": score, "image": score, "reasoning": score}
+
+    model = ScriptedModel(reply, name=name)
+    asking = rate_difficulty(
+        arena.folder, {meme.id: meme for meme in arena.memes}, MeteredModel(name, model, store=Memory())
+    )
+    asyncio.run(asking)
+    return len(model.asked)
+
+
+def test_rated_difficulty_makes_groups_and_is_rated_once(tmp_path):
+    arena = Arena(tmp_path / "arena", memes=8)
+    arena.hold()
+    with pytest.raises(BadRequest, match="group by 'difficulty'"):
+        boards_by(arena.manifest(), arena.folder.events(), ["difficulty"])
+    assert rated(arena) >= 24 and rated(arena) == 0
+    events = arena.folder.events()
+    assert sum(isinstance(e, DifficultyRated) for e in events) == 21
+    assert sum(isinstance(e, DifficultyNotRated) for e in events) == 3
+    # Another annotator's later word changes no group.
+    (by,) = boards_by(arena.manifest(), events, ["difficulty"], deals=20)
+    assert {group.name: (group.memes, group.tasks) for group in by.groups} == {
+        "hard (6 and more)": (3, 9),
+        "easy (below 6)": (4, 12),
+    }
+    assert by.ungrouped == 3
+    ran = CliRunner().invoke(cli, ["arena", "difficulty", "--out", str(arena.root), "--report"])
+    assert ran.exit_code == 0 and "21 questions are rated, 9 of them hard" in ran.output
+    ran = CliRunner().invoke(cli, ["arena", "difficulty", "--out", str(arena.root)])
+    assert ran.exit_code == 2 and "Missing option --annotator" in ran.output

@@ -1,0 +1,213 @@
+"""A judge of one's own: examples that keep held-out families and memes apart, and its check against the teacher."""
+
+import asyncio
+import io
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import BadRequest
+from court.meme import Frame
+from eval.arena.distilled import LONGER, distil_report, judged_by
+from eval.arena.distilled_words import distil_sections
+from eval.arena.events import Judged
+from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_examples
+from eval.arena.replies import parse_verdicts
+from eval.arena.words import words_of
+from eval.cli import cli
+from eval.models.memes import ShownMeme
+from eval.models.metered import MeteredModel
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Source, SourceFormat
+from tests.support.arena_world import DIMENSIONS, Arena, Memory
+
+
+def png():
+    out = io.BytesIO()
+    Image.new("RGB", (12, 9), (200, 30, 60)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    arena = Arena(tmp_path_factory.mktemp("distil") / "arena", memes=20, swapped=True)
+    frame = Frame(png(), 12, 9)
+    arena.memes = tuple(
+        ShownMeme(m.id, m.text, (frame,), m.pixels_sha256, m.harmful, m.source_label) for m in arena.memes
+    )
+    arena.hold()
+    return arena
+
+
+@pytest.fixture(scope="module")
+def folder(held, tmp_path_factory):
+    made = judge_examples(
+        held.manifest(), held.folder.events(), {meme.id: meme for meme in held.memes}, hold_out=["f"], seed=3
+    )
+    root = tmp_path_factory.mktemp("examples") / "sft"
+    made.write(root)
+    return root
+
+
+def said(example):
+    return parse_verdicts(example.messages[2]["content"][0]["text"], keys=example.keys, levels=example.levels)
+
+
+def test_nothing_of_a_held_out_family_or_meme_is_learned(held, folder):
+    manifest, train = read_examples(folder, "train")
+    _, test = read_examples(folder, "test")
+    assert manifest.held_out == ("f",) and len(manifest.held_memes) == 2
+    assert train and all("fir" not in (one.a, one.b) and one.meme not in manifest.held_memes for one in train)
+    assert all("fir" in (one.a, one.b) or one.meme in manifest.held_memes for one in test)
+    assert {one.meme for one in test} > set(manifest.held_memes)
+    # Each judgement in both orders, with the verdict and the reasons of the order that is shown.
+    judged = [e for e in held.folder.events() if isinstance(e, Judged)]
+    assert len(train) + len(test) == 2 * len(judged)
+    judged_in = {(e.meme, e.task, e.a, e.b, e.judge): e for e in judged}
+    for one in train:
+        shown = (one.b, one.a) if one.mirrored else (one.a, one.b)
+        own = judged_in[one.meme, one.task, *shown, one.teacher]
+        score = own.verdicts["overall"].score
+        assert said(one).by_dimension["overall"].score == (1 - score if one.mirrored else score)
+        text = one.messages[1]["content"][-1]["text"]
+        voices = re.findall(r"voice=(\w+)", text.split("Answer A.")[1])
+        assert voices == [one.a, one.b] and set(one.keys) == set(DIMENSIONS)
+    assert (folder / "pictures" / train[0].pictures[0]).read_bytes() == png()
+
+
+@pytest.mark.parametrize(
+    ("why", "mirrored"),
+    [
+        ("Answer A is right and B is not.", "Answer B is right and A is not."),
+        ("Both see it; only B, not A, says why.", "Both see it; only A, not B, says why."),
+        ("A longer answer is no better one.", None),
+        ("It is so. A fact is wrong in B.", None),
+        ("Neither says who is meant.", "Neither says who is meant."),
+    ],
+)
+def test_reasons_are_mirrored_only_where_an_a_is_surely_an_answer(why, mirrored):
+    assert mirrored_reasons(why) == mirrored
+
+
+def test_examples_get_into_no_library(folder):
+    with pytest.raises(BadRequest) as caught:
+        read_source(Source(path=folder / "train.jsonl", format=SourceFormat.HARMEME))
+    assert caught.value.reason == "SOURCE_NOT_FOR_LIBRARIES"
+
+
+def checked(folder, **replies):
+    manifest, examples = read_examples(folder, "test")
+    verdicts = {}
+    for name, reply in replies.items():
+        chair = MeteredModel(name, ScriptedModel(reply, name=name), store=Memory())
+        verdicts[name] = asyncio.run(judged_by(folder, examples, chair))
+    report = distil_report(
+        manifest, examples, verdicts, families={"student": "a"}, usd_per_1000={"student": 1.0}, resamples=50
+    )
+    return report, {one.judge: one for one in report.checks}
+
+
+def verdict(word):
+    return {"why": "because", **dict.fromkeys(DIMENSIONS, word)}
+
+
+def test_a_student_that_says_what_its_teacher_said_makes_no_error(held, folder):
+    _, examples = read_examples(folder, "test")
+    spelt = {verdict: word for word, verdict in words_of(3).items()}
+    known = {
+        one.messages[1]["content"][-1]["text"].strip(): spelt[said(one).by_dimension["overall"]]
+        for one in examples
+        if not one.mirrored
+    }
+
+    def teacher(request):
+        return verdict(known[next(part for part in request.parts if isinstance(part, str)).strip()])
+
+    report, by_name = checked(folder, student=teacher, base=lambda request: verdict("A"))
+    student, base, longer = by_name["student"], by_name["base"], by_name[LONGER]
+    assert (
+        student.rmse == pytest.approx(0, abs=1e-6)
+        and student.agreement.value == 1
+        and student.spearman == pytest.approx(1)
+    )
+    assert student.own_lift.value == 0 and student.unusable == 0 and student.n == report.comparisons
+    # One that always names what it is shown first: places say nothing, and both orders contradict each other.
+    assert base.first_share == 1 and base.consistent == 0 and base.rmse > 33
+    assert base.kappa.value == pytest.approx(0, abs=1e-9) or base.kappa.value is None
+    assert longer.n == report.comparisons and longer.rmse > 0
+    assert report.ceiling is not None and report.ceiling.n > 0 and report.ceiling.observed > 0.5
+    (section,) = distil_sections(report)
+    assert section.rows[1][0] == "student" and "within the bound of 33" in section.notes[0]
+
+
+def test_a_student_that_says_nothing_usable_has_no_figures(folder):
+    report, by_name = checked(folder, student=lambda request: "I would rather not.")
+    student = by_name["student"]
+    comparisons = {(one.meme, one.task, one.a, one.b) for one in read_examples(folder, "test")[1]}
+    assert student.n == 0 and student.unusable == len(comparisons)
+    assert student.rmse is student.agreement is student.first_share is None
+    assert "It judged nothing" in distil_sections(report)[0].notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hold_out": ["zebra"]}, "no family zebra"),
+        ({"hold_out": ["f"], "teachers": ["fir"]}, "no judge fir"),
+        ({"hold_out": ["a", "b", "c", "e", "f"]}, "no example for train"),
+    ],
+)
+def test_what_can_not_be_held_out_is_told(held, options, words):
+    with pytest.raises(BadRequest) as caught:
+        judge_examples(held.manifest(), held.folder.events(), {meme.id: meme for meme in held.memes}, **options)
+    assert words in caught.value.message
+
+
+def test_a_folder_that_holds_no_examples_is_told(tmp_path, folder):
+    models = tmp_path / "arena.toml"
+    models.write_text('[models.owl]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
+    for place, student, code, words in (
+        (tmp_path, "owl", 1, "export-judge writes such a folder"),
+        (folder, "wren", 2, "has no model wren. It has: owl"),
+    ):
+        command = ["arena", "distil-check", str(place), "--models", str(models), "--student", student]
+        ran = CliRunner().invoke(cli, command)
+        assert ran.exit_code == code and words in ran.output
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers so
+def test_a_tiny_model_learns_the_replies_and_nothing_else(folder, tmp_path):
+    from safetensors.numpy import load_file
+
+    from eval.arena import train_judge
+    from eval.perf.vllm.tiny_model import make_tiny_model
+
+    base = make_tiny_model(tmp_path / "tiny")
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "pictures").symlink_to(folder / "pictures")
+    lines = (folder / "train.jsonl").read_text().splitlines()[:4]
+    (few / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    out = tmp_path / "judge"
+    command = [str(few), str(out), "--base", str(base), "--steps", "6", "--at-once", "2", "--rate", "1e-2"]
+    losses = train_judge.train(train_judge.arguments_of(command))
+    assert losses["last"] < 0.8 * losses["first"]
+    names = load_file(out / "adapter_model.safetensors")
+    assert names and not any("visual" in name for name in names), "the picture's encoder was trained"
+    # What is learned is the last message alone.
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(base)
+    batch = train_judge.ReplyOnly(processor, few / "pictures", 16_384)([json.loads(line) for line in lines[:2]])
+    for row, line in enumerate(lines[:2]):
+        labels = batch["labels"][row]
+        learned = processor.tokenizer.decode(labels[labels != train_judge.IGNORED])
+        reply = json.loads(line)["messages"][2]["content"][0]["text"]
+        assert learned.split("<|im_end|>")[0] == reply
+    with pytest.raises(SystemExit, match="more than --longest 10"):
+        train_judge.ReplyOnly(processor, few / "pictures", 10)([json.loads(lines[0])])
