@@ -15,11 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError, Overrun
 from serving.http.connections import GuardedConnection
-from serving.rest.bodies import Fetch, content_length, received
+from serving.rest.bodies import content_length, received
 from serving.rest.http_call import CallEnded, EventForm, EventWriter, HttpCall
 from serving.rest.messages import response_json
 from serving.rest.operations import JUDGE, Operation
 from serving.rest.problems import MEDIA_TYPE, ProblemDetails, problem_of
+from serving.rest.remote_pictures import Fetch
 from serving.rpc.calls import to_court_error
 from serving.rpc.methods import Methods
 from serving.rpc.status import DEADLINE, status_of

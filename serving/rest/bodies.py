@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from court.errors import BadRequest
 from serving.rest.form import FormReader
-from serving.rest.messages import from_base64, loaded, message_of, object_of, with_picture
+from serving.rest.messages import loaded, message_of, object_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
+from serving.rest.remote_pictures import Fetch, picture_at
 from serving.rpc.flow_control import MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ BODY_BYTES = MESSAGE_BYTES
 
 _JSON, _FORM = "application/json", "multipart/form-data"
 _IN_FORM = frozenset({"request", "text"})
-
-Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
-"""Fetches the picture at an address."""
 
 
 def content_length(request: Request) -> int | None:
@@ -163,22 +161,6 @@ async def _with_fetched(given: dict[str, object], own: Mapping[str, str], fetch:
         raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
     message = message_of(JUDGE.request, given, own)  # what is wrong with the rest is said first
     return ReceivedRequest(message, await picture_at(url, fetch))
-
-
-async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> bytes:
-    """The picture that an address names: in it (``data:``), or where it leads. Raises BadRequest, Unavailable."""
-    if not isinstance(url, str):
-        raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
-    if not url.startswith("data:"):
-        return await fetch(url)
-    head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise BadRequest(
-            f'{field} is a data: address, and not of the form "data:image/png;base64,…".',
-            reason="BAD_DATA_URL",
-            field=field,
-        )
-    return from_base64(data, field)
 
 
 def idempotency_key(request: Request) -> str:

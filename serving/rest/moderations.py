@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope, Send
 from court.errors import BadRequest
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import USUAL_TIMEOUT_S, Api, finished, json_response, timeout_of
-from serving.rest.bodies import Fetch, ReceivedRequest, idempotency_key, picture_at, whole_body
+from serving.rest.bodies import ReceivedRequest, idempotency_key, whole_body
 from serving.rest.http_call import HttpCall
 from serving.rest.messages import decision_of, loaded, message_of, response_json
 from serving.rest.operations import JUDGE
 from serving.rest.problems import ProblemDetails
+from serving.rest.remote_pictures import Fetch, picture_at
 
 PATH = "/v1/moderations"
 MODEL = "memecourt"

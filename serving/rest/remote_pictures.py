@@ -6,9 +6,10 @@ The contract has no field for an address. Here the gateway fetches, and the cour
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 import httpx2
@@ -18,7 +19,10 @@ from court.backends.http_addresses import AddressRefused
 from court.backends.http_head import UnreadableAnswer
 from court.errors import BadPicture, BadRequest, Overrun, Unavailable
 from court.meme import LIMITS
-from serving.rest.bodies import Fetch
+from serving.rest.messages import from_base64
+
+Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
+"""Fetches the picture at an address."""
 
 FETCH_S = 5.0
 """Seconds that a picture may take to come."""
@@ -72,6 +76,22 @@ async def open_remote_pictures(hosts: Sequence[str], *, ca_file: str | None = No
         yield fetch
     finally:
         await client.aclose()
+
+
+async def picture_at(url: object, fetch: Fetch, field: str = "image_url") -> bytes:
+    """The picture that an address names: in it (``data:``), or where it leads. Raises BadRequest, Unavailable."""
+    if not isinstance(url, str):
+        raise BadRequest(f"{field} is an address, as text.", reason="MALFORMED_REQUEST", field=field)
+    if not url.startswith("data:"):
+        return await fetch(url)
+    head, comma, data = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise BadRequest(
+            f'{field} is a data: address, and not of the form "data:image/png;base64,…".',
+            reason="BAD_DATA_URL",
+            field=field,
+        )
+    return from_base64(data, field)
 
 
 async def _refuse(_: str) -> bytes:

@@ -26,6 +26,7 @@ WHERE = {
         "eval/perf/library/search.py",
     ),
     "http": ("serving/http/", "serving/rest/"),
+    "queue": ("serving/queue/",),
     "console": ("serving/console/", "serving/http/", "serving/views/"),
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),

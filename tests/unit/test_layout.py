@@ -44,6 +44,8 @@ def test_only_the_wire_s_neighbours_import_it():
             *(f"rpc/{part}" for part in ("convert", "status", "judge", "judge_stream", "watch")),
             *(f"rpc/{part}" for part in ("docket", "precedents", "listings", "server")),
             *(f"rest/{part}" for part in ("app", "judging", "messages", "moderations", "operations")),
+            "queue/consumer",
+            "queue/open",
         )
     }
     importers = {

@@ -1,0 +1,138 @@
+"""``memecourt consume``: memes out of a queue, verdicts into another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import FiniteRange, run, settings_of, tell, tls_options
+
+if TYPE_CHECKING:
+    from memecourt.client import Tls
+    from serving.queue.source import QueueSettings
+    from serving.settings import Settings
+
+_SECONDS = FiniteRange(1, 86_400)
+
+
+@click.command()
+@click.argument("queue", metavar="ADDRESS", envvar="MEMECOURT_QUEUE")
+@click.option("--stream", default="memes", show_default=True, help="Where memes come from.")
+@click.option("--group", default="memecourt", show_default=True, help="Name under which consumers share them.")
+@click.option("--answers", metavar="NAME", help="Where verdicts go.  [default: STREAM.answers]")
+@click.option(
+    "--dead", metavar="NAME", help="Where goes what gets no verdict, with the reason.  [default: STREAM.dead]"
+)
+@click.option("--server", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="Court to ask.")
+@click.option(
+    "--token",
+    envvar="MEMECOURT_TOKEN",
+    show_envvar=True,
+    help="What the court knows you by. Better in the environment.",
+)
+@tls_options
+@click.option(
+    "--at-once", default=8, show_default=True, type=click.IntRange(1, 1000), help="Memes on their way to the court."
+)
+@click.option("--timeout", default=120.0, show_default=True, type=_SECONDS, help="Seconds that one meme may take.")
+@click.option(
+    "--again-after",
+    default=60.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds until another consumer gets what one has left.",
+)
+@click.option(
+    "--deliveries",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Deliveries after which a meme without a verdict is put aside.",
+)
+@click.option(
+    "--grace", default=20.0, show_default=True, type=FiniteRange(0, 3600), help="Seconds to finish in, when stopped."
+)
+@click.option("--remove", is_flag=True, help="Take messages out of the stream once they are answered or put aside.")
+def consume(
+    queue: str,
+    stream: str,
+    group: str,
+    answers: str | None,
+    dead: str | None,
+    server: str,
+    token: str | None,
+    tls: Tls | None,
+    at_once: int,
+    timeout: float,
+    again_after: float,
+    deliveries: int,
+    grace: float,
+    remove: bool,
+) -> None:
+    """Has a running court judge the memes of a queue, until SIGTERM or Ctrl-C.
+
+    ADDRESS is redis://HOST:PORT/DATABASE (rediss:// with TLS); with a password in it, better in MEMECOURT_QUEUE. A
+    message is acknowledged only together with its answer. What is delivered again gets the verdict that the court has,
+    and is not tried again.
+
+    Pictures that messages name by an address are fetched from the hosts of the setting http_fetch_hosts alone.
+    """
+    from serving.queue.source import QueueSettings
+    from serving.telemetry.logs import set_up
+
+    settings = settings_of()
+    set_up(settings.log_format)
+    asked = QueueSettings(
+        address=queue,
+        stream=stream,
+        group=group,
+        answers=answers or f"{stream}.answers",
+        dead=dead or f"{stream}.dead",
+        again_after_s=again_after,
+        remove=remove,
+    )
+    run(
+        _consume(
+            settings,
+            asked,
+            (server, tls, token, timeout),
+            at_once=at_once,
+            deliveries=deliveries,
+            grace_s=grace,
+        )
+    )
+
+
+async def _consume(
+    settings: Settings,
+    asked: QueueSettings,
+    court_at: tuple[str, Tls | None, str | None, float],
+    *,
+    at_once: int,
+    deliveries: int,
+    grace_s: float,
+) -> None:
+    from serving.app import stop_signals
+    from serving.queue.consumer import QueueConsumer
+    from serving.queue.open import RemoteCourt, open_queue
+    from serving.rest.remote_pictures import open_remote_pictures
+
+    address, tls, token, timeout_s = court_at
+    try:
+        court = RemoteCourt(address, tls=tls, token=token, timeout_s=timeout_s)
+    except (ValueError, OSError) as error:
+        # A token without TLS, or a file that can't be read.
+        raise click.ClickException(str(error)) from None
+    stopping = stop_signals()
+    async with court, open_remote_pictures(settings.http_fetch_hosts) as fetch, open_queue(asked) as source:
+        consumer = QueueConsumer(
+            source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=asked.again_after_s / 4
+        )
+        if not await court.is_serving():
+            tell(f"The court at {address} does not serve now; memes wait in the queue until it does.")
+        click.echo(f"consuming {asked.stream}")
+        try:
+            await consumer.run(stopping, grace_s=grace_s)
+        finally:
+            click.echo(f"{consumer.answered:,} answered, {consumer.buried:,} put aside")

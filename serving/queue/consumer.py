@@ -1,0 +1,254 @@
+"""Judges the memes of a queue: some at a time, each acknowledged only with its answer.
+
+A message that is delivered again is the same request to the court, which gives it the verdict that it has and tries
+nothing twice. While the court does not serve, messages wait, and that counts against none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import grpc
+import orjson
+
+from court.errors import BadRequest, CourtError, Unavailable
+from memecourt.errors import JudgeError
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import NotAllowed
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, Source
+from serving.rest.messages import decision_of, loaded, message_of, require_bytes, response_json
+from serving.rest.operations import JUDGE, PICTURE
+from serving.rest.remote_pictures import Fetch, picture_at
+from serving.rpc.status import failure_of
+
+_PARTS = frozenset({"request", PICTURE, "text"})
+_AGAIN_S = 1.0
+"""Seconds until the queue is asked again that could not be reached, and until the court is that does not serve."""
+_LONGEST_AGAIN_S = 30.0
+_NOT_KNOWN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_NEVER = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # of a message that is too large; a busy court says when to come again
+    }
+)
+"""Codes of what will fail again."""
+
+_log = logging.getLogger("memecourt.queue")
+
+
+class JudgingCourt(Protocol):
+    """The court that a consumer asks."""
+
+    async def judge(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
+        """The verdict. Raises JudgeError."""
+        ...
+
+    async def is_serving(self) -> bool:
+        """True if the court is reached and says that it serves."""
+        ...
+
+
+class QueueConsumer:
+    """Reads a queue and has its memes judged.
+
+    Attributes:
+        answered: Number of messages that got an answer here.
+        buried: Number of messages that were put aside here with a reason.
+    """
+
+    def __init__(
+        self, source: Source, court: JudgingCourt, *, fetch: Fetch, at_once: int, deliveries: int, hold_s: float
+    ) -> None:
+        """Has read nothing yet.
+
+        Args:
+            source: Queue.
+            court: Court that is asked.
+            fetch: Fetches pictures where a request names an address, or refuses to.
+            at_once: Messages that are worked on at once; no more are read, so that the rest waits in the queue.
+            deliveries: Deliveries after which a message that got no verdict is put aside.
+            hold_s: Seconds from one sign to the queue to the next that messages are still worked on.
+        """
+        self._source = source
+        self._court = court
+        self._fetch = fetch
+        self._at_once = at_once
+        self._deliveries = deliveries
+        self._hold_s = hold_s
+        self._working: dict[asyncio.Task[None], QueuedMeme] = {}
+        self._refused: CourtError | None = None
+        self.answered = 0
+        self.buried = 0
+
+    async def run(self, stopping: asyncio.Event, *, grace_s: float) -> None:
+        """Judges until it is told to stop; what is on its way then has seconds to end, the rest is delivered again.
+
+        Raises:
+            NotAllowed: The court does not know this consumer, or does not let it ask for verdicts.
+        """
+        holding = asyncio.create_task(self._keep_holding())
+        told = asyncio.create_task(stopping.wait())
+        try:
+            while not (stopping.is_set() or self._refused):
+                room = self._at_once - len(self._working)
+                if room:
+                    await self._read(room, stopping)
+                else:
+                    await asyncio.wait((*self._working, told), return_when=asyncio.FIRST_COMPLETED)
+            if self._working:
+                await asyncio.wait(self._working, timeout=grace_s)
+        finally:
+            holding.cancel()
+            told.cancel()
+            left = list(self._working)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(holding, told, *left, return_exceptions=True)
+        if self._refused:
+            raise self._refused
+
+    async def _read(self, most: int, stopping: asyncio.Event) -> None:
+        try:
+            memes = await self._source.receive(most)
+        except Unavailable as error:
+            _log.warning("the queue can't be read now: %s", error.message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await stopping.wait()
+            return
+        for meme in memes:
+            task = asyncio.create_task(self._work(meme))
+            self._working[task] = meme
+            task.add_done_callback(self._over)
+
+    async def _keep_holding(self) -> None:
+        while True:
+            await asyncio.sleep(self._hold_s)
+            with suppress(Unavailable):  # what could not be held is delivered again, and answered once all the same
+                await self._source.hold(list(self._working.values()))
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        meme = self._working.pop(task)
+        if not task.cancelled() and (error := task.exception()):
+            # A fault of ours: the message stays in the queue, and is put aside when it was delivered too often.
+            _log.error("message=%s ended in a fault: error=%s", meme.id, type(error).__qualname__)
+
+    async def _work(self, meme: QueuedMeme) -> None:
+        request_id = meme.request_id
+        try:
+            if meme.deliveries > self._deliveries:
+                # Whoever had it before ended without a word: it may be what ends them, and is not tried again.
+                why = f"It was delivered {meme.deliveries - 1} times, and no consumer came to an end with it."
+                await self._bury(meme, request_id, JudgeError(grpc.StatusCode.ABORTED, why), "DELIVERED_TOO_OFTEN")
+                return
+            try:
+                request = await request_of(meme, self._fetch)
+                request_id = request.request_id
+                verdict = await self._verdict(request)
+            except CourtError as error:
+                await self._without_verdict(meme, request_id, JudgeError.of_failure(failure_of(error)))
+            except JudgeError as error:
+                await self._without_verdict(meme, request_id, error)
+            else:
+                said = orjson.dumps(response_json(verdict))
+                answer = QueueAnswer(meme.id, verdict.request_id, decision_of(verdict), said)
+                # Not counted where another consumer was faster: it has answered with the same verdict.
+                stored = await self._source.answer(meme, answer)
+                self.answered += stored
+        except Unavailable as error:
+            # Delivered again, and the court then gives the verdict that it has.
+            _log.warning("message=%s could not be acknowledged: %s", meme.id, error.message)
+
+    async def _verdict(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
+        pause = _AGAIN_S
+        while True:
+            try:
+                return await self._court.judge(request)
+            except JudgeError as error:
+                busy = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
+                away = error.code is grpc.StatusCode.UNAVAILABLE and not await self._court.is_serving()
+                if not (busy or away):
+                    raise
+                _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
+                await asyncio.sleep(max(pause, error.retry_after or 0.0))
+                while away and not await self._court.is_serving():
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_AGAIN_S)
+
+    async def _without_verdict(self, meme: QueuedMeme, request_id: str, error: JudgeError) -> None:
+        why = error.reason or error.code.name
+        if error.code in _NOT_KNOWN and why != "NAMESPACE_NOT_ALLOWED":
+            # No fault of the message: with such a token, all of them would be put aside.
+            self._refused = NotAllowed(f"The court refuses this consumer ({why}): {error.message}", reason=why)
+            await self._source.give_back(meme)
+        elif error.code in _NEVER or meme.deliveries >= self._deliveries:
+            await self._bury(meme, request_id, error, why)
+        else:
+            _log.warning("message=%s delivery=%d got no verdict: reason=%s", meme.id, meme.deliveries, why)
+            await self._source.give_back(meme)
+
+    async def _bury(self, meme: QueuedMeme, request_id: str, error: JudgeError, reason: str) -> None:
+        _log.error("message=%s is put aside: reason=%s", meme.id, reason)
+        letter = DeadLetter(
+            id=meme.id,
+            request_id=request_id,
+            reason=reason,
+            message=error.message,
+            code=error.code.name,
+            deliveries=meme.deliveries,
+        )
+        stored = await self._source.bury(meme, letter)
+        self.buried += stored
+
+
+async def request_of(meme: QueuedMeme, fetch: Fetch) -> wire.JudgeRequest:
+    """The request in a message, by the rules of ``POST /v1/judge``.
+
+    Args:
+        meme: Message.
+        fetch: Fetches the picture where the request names an address.
+
+    Raises:
+        BadRequest: The message is malformed.
+        Unavailable: The picture could not be fetched now.
+    """
+    for name in meme.parts.keys() - _PARTS:
+        raise BadRequest(
+            f"A message has the parts request (a JSON object), image and text; {name[:100]} is none of them.",
+            reason="MALFORMED_REQUEST",
+            field=name[:100],
+        )
+    if not meme.parts:
+        raise BadRequest("The message has no parts.", reason="MALFORMED_REQUEST")
+    given = loaded(meme.parts["request"]) if "request" in meme.parts else {}
+    picture = meme.parts.get(PICTURE)
+    url = given.pop("image_url", None)
+    if (picture is not None) + (url is not None) + (PICTURE in given) > 1:
+        raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)
+    message = message_of(JUDGE.request, given, _text_of(meme.parts))
+    assert isinstance(message, wire.JudgeRequest)
+    message.request_id = message.request_id or meme.request_id
+    if url is not None:
+        picture = await picture_at(url, fetch)
+    if picture is not None:
+        require_bytes(picture)
+        message.image = picture
+    return message
+
+
+def _text_of(parts: Mapping[str, bytes]) -> Mapping[str, str]:
+    if "text" not in parts:
+        return {}
+    try:
+        return {"text": parts["text"].decode()}
+    except UnicodeDecodeError:
+        raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None

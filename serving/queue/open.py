@@ -1,0 +1,98 @@
+"""Opens a queue by its address, and the court that its memes are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from court.errors import BadRequest, NotLoaded
+from memecourt.aio import AsyncClient
+from memecourt.connection import Connection, Tls
+from memecourt.v1 import court_pb2 as wire
+from serving.queue.source import QueueSettings, Source
+from serving.rpc.health import COURT
+
+_HEALTH_S = 5.0
+
+
+@asynccontextmanager
+async def open_queue(settings: QueueSettings) -> AsyncIterator[Source]:
+    """A queue, open while the block lasts.
+
+    Raises:
+        BadRequest: The address is of no queue that is known here, or its server refuses this consumer.
+        NotLoaded: Its client is not installed.
+        Unavailable: Its server can't be reached.
+    """
+    scheme = settings.address.partition("://")[0].lower()
+    opener = {"redis": _redis, "rediss": _redis, "unix": _redis}.get(scheme)
+    if opener is None:
+        raise BadRequest(
+            "The address of a queue is redis://HOST:PORT/DATABASE, or rediss:// with TLS.",
+            reason="QUEUE_ADDRESS",
+            field="queue",
+        )
+    source = await opener(settings)
+    try:
+        yield source
+    finally:
+        await source.aclose()
+
+
+async def _redis(settings: QueueSettings) -> Source:
+    try:
+        from serving.queue.redis_streams import RedisStreams
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    return await RedisStreams(settings).open()
+
+
+def _not_installed(error: ModuleNotFoundError) -> NotLoaded:
+    return NotLoaded(f"Queues are not installed ({error.name} is missing): pip install 'memecourt[queue]'.")
+
+
+class RemoteCourt:
+    """A server, asked over gRPC."""
+
+    def __init__(
+        self, address: str, *, tls: Tls | None, token: str | Callable[[], str] | None, timeout_s: float
+    ) -> None:
+        """Connects when it is asked first.
+
+        Args:
+            address: ``host:port``.
+            tls: TLS options; None to speak without.
+            token: Token that the server knows the consumer by.
+            timeout_s: Seconds that a verdict may take.
+
+        Raises:
+            ValueError: A token would go out without TLS.
+            OSError: A file of certificates can't be read.
+        """
+        self._client = AsyncClient(address, tls=tls, token=token)
+        self._timeout_s = timeout_s
+        self._channel = Connection.to(address, tls=tls).open_async()
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def judge(self, request: wire.JudgeRequest) -> wire.JudgeResponse:
+        """See :class:`serving.queue.consumer.JudgingCourt`."""
+        return await self._client.ask(request, timeout=self._timeout_s)
+
+    async def is_serving(self) -> bool:
+        """See :class:`serving.queue.consumer.JudgingCourt`."""
+        try:
+            said = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
+        except grpc.RpcError:
+            return False
+        return bool(said.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+        await self._channel.close()

@@ -1,0 +1,231 @@
+"""A queue in Redis Streams: a consumer group, with answers and dead letters in streams of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Self
+
+import redis.asyncio as redis
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from typing_extensions import override
+
+from court.errors import BadRequest, CourtError, Unavailable
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, Source
+
+_BLOCK_MS = 1000
+"""Milliseconds that the server waits for a message: also how long a consumer may take to stop."""
+_SOCKET_S = 10.0
+_LONGEST_STREAM = 100
+"""Characters of a stream's name, which with an id of a message must fit into a request_id."""
+_LONGEST_FAULT = 200
+_SETTLE = """
+if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
+redis.call('XADD', KEYS[2], '*', unpack(ARGV, 4))
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[3] == '1' then redis.call('XDEL', KEYS[1], ARGV[2]) end
+return 1
+"""
+"""Answers a message and acknowledges it, together or not at all; nothing where another consumer has done so.
+
+The answer first: where Redis refuses it for want of memory, nothing was acknowledged."""
+
+
+class RedisStreams(Source):
+    """One consumer of a stream."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        """Connects to nothing yet.
+
+        Raises:
+            BadRequest: The address is none of a Redis server, or a name can't be used.
+        """
+        self._settings = settings
+        if len(settings.stream) > _LONGEST_STREAM:
+            raise BadRequest(
+                f"The name of a stream has at most {_LONGEST_STREAM} characters.", reason="QUEUE_NAME", field="stream"
+            )
+        if len({settings.stream, settings.answers, settings.dead}) < 3:
+            raise BadRequest(
+                "Memes, answers and what is put aside each have a stream of their own.",
+                reason="QUEUE_NAME",
+                field="stream",
+            )
+        self._again_after_ms = round(settings.again_after_s * 1000)
+        self._remove = settings.remove
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._look_s = settings.again_after_s / 4
+        self._looked = 0.0
+        try:
+            self._redis: Any = redis.Redis.from_url(
+                settings.address,
+                # Version 2, which every server of Redis's kind speaks; answers have another form in version 3.
+                protocol=2,
+                socket_timeout=_SOCKET_S,
+                socket_connect_timeout=_SOCKET_S,
+            )
+        except (ValueError, TypeError):  # of a port or an option that is none
+            raise BadRequest(
+                "The address of the queue is none of a Redis server: redis://HOST:PORT/DATABASE.",
+                reason="QUEUE_ADDRESS",
+                field="queue",
+            ) from None
+        self._settle: Any = self._redis.register_script(_SETTLE)
+
+    async def open(self) -> Self:
+        """Makes the consumer group where there is none: it begins with the first message that is there.
+
+        Raises:
+            BadRequest: The server refuses it: a name or a password is wrong, or the key is no stream.
+            Unavailable: The server can't be reached.
+        """
+        try:
+            with _errors(refused=BadRequest):
+                await self._make_group()
+        except BaseException:
+            await self._redis.aclose()
+            raise
+        return self
+
+    @override
+    async def receive(self, most: int) -> Sequence[QueuedMeme]:
+        with _errors():
+            if found := await self._left_by_others(most):
+                return found
+            try:
+                streams = {self._settings.stream: ">"}
+                said = await self._redis.xreadgroup(
+                    self._settings.group, self._name, streams, count=most, block=_BLOCK_MS
+                )
+            except ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+                await self._make_group()  # somebody emptied the database
+                return ()
+        return [self._meme(id_, parts) for _, entries in said for id_, parts in entries]
+
+    @override
+    async def hold(self, memes: Collection[QueuedMeme]) -> None:
+        if not memes:
+            return
+        with _errors():
+            # JUSTID: the time without a sign begins anew, and it does not count as a delivery.
+            ids = [meme.id for meme in memes]
+            await self._redis.xclaim(
+                self._settings.stream,
+                self._settings.group,
+                self._name,
+                min_idle_time=0,
+                message_ids=ids,
+                justid=True,
+            )
+
+    @override
+    async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
+        return await self._settled(meme, self._settings.answers, asdict(answer))
+
+    @override
+    async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:
+        about = {f"dead_{name}": value for name, value in asdict(letter).items()}
+        return await self._settled(meme, self._settings.dead, {**meme.parts, **about})
+
+    @override
+    async def give_back(self, meme: QueuedMeme) -> None:
+        """Does nothing: it is pending, and delivered again when nobody has shown a sign of it for long enough."""
+
+    @override
+    async def aclose(self) -> None:
+        try:
+            with _errors():
+                asked = self._settings
+                # With a consumer, Redis forgets what is pending for it: one that has something stays.
+                if not await self._pending("-", "+", consumername=self._name):
+                    await self._redis.xgroup_delconsumer(asked.stream, asked.group, self._name)
+        except Unavailable:
+            pass
+        finally:
+            await self._redis.aclose()
+
+    async def _make_group(self) -> None:
+        try:
+            await self._redis.xgroup_create(self._settings.stream, self._settings.group, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    async def _pending(self, first: Any, last: Any, **more: Any) -> Any:
+        asked = self._settings
+        return await self._redis.xpending_range(asked.stream, asked.group, min=first, max=last, count=1, **more)
+
+    async def _left_by_others(self, most: int) -> Sequence[QueuedMeme]:
+        """Messages of consumers that have shown no sign of them; not looked for each time, for it reads all of them."""
+        now = asyncio.get_running_loop().time()
+        if self._looked and now < self._looked + self._look_s:
+            return ()
+        asked, cursor = self._settings, "0-0"
+        try:
+            while True:
+                cursor, entries, *_ = await self._redis.xautoclaim(
+                    asked.stream,
+                    asked.group,
+                    self._name,
+                    min_idle_time=self._again_after_ms,
+                    start_id=cursor,
+                    count=most,
+                )
+                if entries or cursor in (b"0-0", "0-0"):
+                    break
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            entries = ()
+        if not entries:
+            self._looked = now  # otherwise there may be more
+        found = []
+        for id_, parts in entries:
+            pending = await self._pending(id_, id_)
+            found.append(self._meme(id_, parts, pending[0]["times_delivered"] if pending else 1))
+        return found
+
+    async def _settled(self, meme: QueuedMeme, target: str, fields: Mapping[str, Any]) -> bool:
+        asked = self._settings
+        flat = [part for field in fields.items() for part in field]
+        with _errors():
+            done = await self._settle(
+                keys=[asked.stream, target], args=[asked.group, meme.id, int(self._remove), *flat]
+            )
+        return bool(done)
+
+    def _meme(self, id_: bytes, parts: Mapping[bytes, bytes], deliveries: int = 1) -> QueuedMeme:
+        name = id_.decode()
+        # The stream's name too: ids of two streams may be equal, and a court may serve both.
+        return QueuedMeme(
+            name,
+            f"{self._settings.stream}/{name}",
+            {key.decode(errors="replace"): value for key, value in parts.items()},
+            deliveries,
+        )
+
+
+@contextmanager
+def _errors(refused: type[CourtError] = Unavailable) -> Iterator[None]:
+    """Errors of Redis as ours; ``refused`` where it was reached and refuses: that may be mended meanwhile."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        cause = error.__cause__ or error  # of a wrong password, the library makes an error of the connection
+        if isinstance(cause, AuthenticationError | ResponseError):
+            raise refused(f"Redis refuses this consumer: {_words_of(cause)}", reason="QUEUE_REFUSED") from None
+        raise Unavailable(
+            f"The queue's server can't be reached ({type(error).__name__}).", reason="QUEUE_UNAVAILABLE"
+        ) from None
+
+
+def _words_of(error: BaseException) -> str:
+    """Words of the server, for whoever runs the consumer."""
+    return "".join(char if char.isprintable() else " " for char in str(error)[:_LONGEST_FAULT])

@@ -1,0 +1,117 @@
+"""The small protocol that a queue is read by, and the values that go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Settings of one consumer.
+
+    Attributes:
+        address: Address of the queue's server; its scheme says of which kind it is.
+        stream: Name of the stream that messages come from.
+        group: Name of the consumers that share them.
+        answers: Stream, or subject, that verdicts go to.
+        dead: Stream, or subject, that messages go to which get no verdict.
+        again_after_s: Seconds after which a message that nobody works on is delivered again.
+        remove: True to take messages out of the stream once they are answered or put aside.
+    """
+
+    address: str
+    stream: str
+    group: str
+    answers: str
+    dead: str
+    again_after_s: float
+    remove: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMeme:
+    """A message of a queue.
+
+    Attributes:
+        id: Identifies it in its queue, equal at each delivery.
+        request_id: Id of its request where it names none: that of its queue and its own, so that the court takes each
+            delivery for the same request.
+        parts: Its parts by name: ``request`` (JSON), ``image`` (a picture's bytes), ``text`` (UTF-8).
+        deliveries: Times that it was delivered, with this one.
+    """
+
+    id: str
+    request_id: str
+    parts: Mapping[str, bytes]
+    deliveries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAnswer:
+    """Answer to a message.
+
+    Attributes:
+        id: Id of the message.
+        request_id: Id of its request.
+        decision: Decision that the verdict comes to: allow, block or review.
+        verdict: Verdict in JSON, as ``POST /v1/judge`` answers with it.
+    """
+
+    id: str
+    request_id: str
+    decision: str
+    verdict: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that gets no verdict, beside which its parts are stored.
+
+    Attributes:
+        id: Id of the message.
+        request_id: Id of its request.
+        reason: Why, for machines.
+        message: Why, for people.
+        code: Status code of gRPC by name.
+        deliveries: Times that it was delivered.
+    """
+
+    id: str
+    request_id: str
+    reason: str
+    message: str
+    code: str
+    deliveries: int
+
+
+class Source(Protocol):
+    """A queue, as one of its consumers sees it.
+
+    Every method raises Unavailable where the queue can't be reached now.
+    """
+
+    async def receive(self, most: int) -> Sequence[QueuedMeme]:
+        """Up to so many messages: new ones, and those that another consumer has left; none where none came soon."""
+        ...
+
+    async def hold(self, memes: Collection[QueuedMeme]) -> None:
+        """Says that these are still worked on, so that they are not delivered to another consumer."""
+        ...
+
+    async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
+        """Stores an answer and acknowledges its message; False where that was acknowledged before."""
+        ...
+
+    async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:
+        """Stores a message with the reason for its end and acknowledges it; False where it was acknowledged before."""
+        ...
+
+    async def give_back(self, meme: QueuedMeme) -> None:
+        """Leaves a message to be delivered again later."""
+        ...
+
+    async def aclose(self) -> None:
+        """Closes connections. What was received and not acknowledged is delivered again."""
+        ...

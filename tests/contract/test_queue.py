@@ -1,0 +1,420 @@
+"""A consumer on a real Redis: each meme is answered once, whatever becomes of consumers, court and queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+import redis.asyncio
+
+from court.errors import BadRequest, Unavailable
+from memecourt.errors import JudgeError
+from memecourt.v1 import court_pb2 as wire
+from serving.access.callers import NotAllowed
+from serving.queue.consumer import QueueConsumer
+from serving.queue.open import open_queue
+from serving.queue.source import QueueAnswer, QueueSettings
+from tests.support.redis_server import entries_of, redis_server
+
+AGAIN_S = 0.4
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    """Consumers stop as soon as the server's wait for a message is over."""
+    monkeypatch.setattr("serving.queue.redis_streams._BLOCK_MS", 100)
+
+
+class FakeCourt:
+    """Answers by request_id: what a test has put there, in turn, and then that it is not harmful."""
+
+    def __init__(self, **said):
+        self.said = {name: list(answers) for name, answers in said.items()}
+        self.asked = []
+        self.serves = True
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def judge(self, request):
+        self.asked.append(request)
+        await self.may_answer.wait()
+        answers = self.said.get(request.request_id)
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, JudgeError):
+            raise answer
+        return wire.JudgeResponse(
+            request_id=request.request_id,
+            verdict_id=f"verdict of {request.request_id}",
+            label=answer or wire.LABEL_NOT_HARMFUL,
+        )
+
+    async def is_serving(self):
+        return self.serves
+
+
+def failed(code, reason="", retry_after=None):
+    error = JudgeError(code, "Not now.")
+    error.reason, error.retry_after = reason, retry_after
+    return error
+
+
+async def no_fetch(url):
+    raise BadRequest("Nothing is fetched.", reason="URL_NOT_ALLOWED", field="image_url")
+
+
+def settings(url, **given):
+    usual = {
+        "stream": "memes",
+        "group": "courts",
+        "answers": "answers",
+        "dead": "dead",
+        "again_after_s": AGAIN_S,
+        "remove": False,
+    }
+    return QueueSettings(**{"address": url, **usual, **given})
+
+
+@asynccontextmanager
+async def consuming(url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grace_s=5, **given):
+    """A consumer that runs until the block is left."""
+    stopping = asyncio.Event()
+    async with open_queue(settings(url, **given)) as source:
+        consumer = QueueConsumer(source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=AGAIN_S / 4)
+        running = asyncio.create_task(consumer.run(stopping, grace_s=grace_s))
+        try:
+            yield consumer
+        finally:
+            stopping.set()
+            await running
+
+
+async def until(holds):
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def put(url, **parts):
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return (await client.xadd("memes", parts)).decode()
+
+
+async def pending(url):
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return (await client.xpending("memes", "courts"))["pending"]
+
+
+def test_memes_are_answered_and_acknowledged():
+    async def scene(url):
+        court = FakeCourt(harmful=[wire.LABEL_HARMFUL])
+        mine = json.dumps({"request_id": "harmful", "content": {"namespace": "forum", "id": "7"}, "language": "en"})
+        first = await put(url, image=b"\x89PNG", text="für alle")
+        await put(url, request=mine, image=b"\xff\xd8")
+        await put(url, request=json.dumps({"image": "AAEC", "request_id": "base64"}))
+        async with consuming(url, court) as consumer:
+            answers = await entries_of(url, "answers", at_least=3)
+        assert consumer.answered == 3
+        by_name = {answer["request_id"].decode(): answer for answer in answers}
+        assert by_name.keys() == {f"memes/{first}", "harmful", "base64"}
+        assert by_name[f"memes/{first}"]["id"].decode() == first
+        assert [by_name[name]["decision"] for name in ("harmful", "base64")] == [b"block", b"allow"]
+        verdict = json.loads(by_name["harmful"]["verdict"])
+        assert (verdict["decision"], verdict["verdict_id"]) == ("block", "verdict of harmful")
+        asked = {request.request_id: request for request in court.asked}
+        assert (asked[f"memes/{first}"].image, asked[f"memes/{first}"].text) == (b"\x89PNG", "für alle")
+        assert asked["harmful"].content.namespace == "forum"
+        assert not asked["harmful"].HasField("text"), "its text is read off the picture"
+        assert asked["base64"].image == b"\0\1\2"
+        assert await pending(url) == 0
+        async with redis.asyncio.Redis.from_url(url) as client:
+            assert await client.xlen("memes") == 3, "another group may want them"
+            assert await client.xinfo_consumers("memes", "courts") == [], "it leaves nothing behind"
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_answered_messages_can_be_taken_out():
+    async def scene(url):
+        await put(url, text="a")
+        async with consuming(url, FakeCourt(), remove=True):
+            await entries_of(url, "answers", at_least=1)
+        assert await entries_of(url, "memes") == []
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_pictures_are_fetched_as_over_http():
+    async def fetch(url):
+        if url == "https://cdn.example.org/slow.png":
+            raise Unavailable("The host can't be reached.", reason="PICTURE_NOT_FETCHED")
+        assert url == "https://cdn.example.org/meme.png"
+        return b"\x89PNG fetched"
+
+    async def scene(url):
+        court = FakeCourt()
+        for name, where in (("cdn", "https://cdn.example.org/meme.png"), ("data", "data:image/png;base64,AAEC")):
+            await put(url, request=json.dumps({"request_id": name, "image_url": where}))
+        async with consuming(url, court, fetch=fetch):
+            await entries_of(url, "answers", at_least=2)
+        assert {request.request_id: request.image for request in court.asked} == {
+            "cdn": b"\x89PNG fetched",
+            "data": b"\0\1\2",
+        }
+        # Not reached is no fault of the message, and may pass; a host that is not listed never will.
+        await put(url, request=json.dumps({"request_id": "slow", "image_url": "https://cdn.example.org/slow.png"}))
+        async with consuming(url, court, fetch=fetch, deliveries=2):
+            (letter,) = await entries_of(url, "dead", at_least=1)
+        assert (letter["dead_reason"], letter["dead_deliveries"]) == (b"PICTURE_NOT_FETCHED", b"2")
+        await put(url, request=json.dumps({"request_id": "other", "image_url": "https://elsewhere.example.org/"}))
+        async with consuming(url, court):
+            letter = (await entries_of(url, "dead", at_least=2))[1]
+        assert (letter["dead_reason"], letter["dead_deliveries"]) == (b"URL_NOT_ALLOWED", b"1")
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"request": "no JSON"}, "MALFORMED_REQUEST"),
+        ({"request": '{"txt": "a"}'}, "MALFORMED_REQUEST"),
+        ({"picture": b"\x89PNG"}, "MALFORMED_REQUEST"),
+        ({"image": b"", "text": "a"}, "PICTURE_EMPTY"),
+        ({"image": b"a", "request": '{"image": "AAEC"}'}, "MALFORMED_REQUEST"),
+        ({"text": b"\xff"}, "MALFORMED_REQUEST"),
+        ({"text": "a", "request": '{"text": "b"}'}, "ADDRESS_CONTRADICTS"),
+        ({"request": '{"image": "%%%"}'}, "BAD_BASE64"),
+    ],
+)
+def test_what_is_no_request_is_put_aside_with_the_reason_and_all_of_it(parts, reason):
+    async def scene(url):
+        court = FakeCourt()
+        id_ = await put(url, **parts)
+        async with consuming(url, court) as consumer:
+            (letter,) = await entries_of(url, "dead", at_least=1)
+        assert (consumer.answered, consumer.buried, court.asked) == (0, 1, [])
+        assert (letter["dead_reason"].decode(), letter["dead_id"].decode()) == (reason, id_)
+        assert letter["dead_code"] == b"INVALID_ARGUMENT"
+        assert letter["dead_message"]
+        sent = {name: value if isinstance(value, bytes) else value.encode() for name, value in parts.items()}
+        assert {name: letter[name] for name in sent} == sent
+        assert await pending(url) == 0
+        assert await entries_of(url, "answers") == []
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_got_no_verdict_is_delivered_again_and_at_last_put_aside():
+    async def scene(url):
+        internal = failed(grpc.StatusCode.INTERNAL, "INTERNAL")
+        court = FakeCourt(
+            passes=[internal, failed(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")],
+            never=[internal] * 10,
+            refused=[failed(grpc.StatusCode.INVALID_ARGUMENT, "PICTURE_FORMAT_NOT_READ")],
+            large=[failed(grpc.StatusCode.RESOURCE_EXHAUSTED)],
+            theirs=[failed(grpc.StatusCode.PERMISSION_DENIED, "NAMESPACE_NOT_ALLOWED")],
+        )
+        names = list(court.said)
+        for name in names:
+            await put(url, request=json.dumps({"request_id": name, "text": "a"}))
+        async with consuming(url, court, deliveries=3):
+            (answer,) = await entries_of(url, "answers", at_least=1)
+            letters = await entries_of(url, "dead", at_least=4)
+        assert answer["request_id"] == b"passes"
+        assert {letter["dead_request_id"].decode(): letter["dead_reason"].decode() for letter in letters} == {
+            "never": "INTERNAL",
+            "refused": "PICTURE_FORMAT_NOT_READ",
+            "large": "RESOURCE_EXHAUSTED",
+            "theirs": "NAMESPACE_NOT_ALLOWED",
+        }
+        times = [request.request_id for request in court.asked]
+        assert {name: times.count(name) for name in names} == {
+            "passes": 3,
+            "never": 3,
+            "refused": 1,
+            "large": 1,
+            "theirs": 1,
+        }
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+@pytest.mark.slow
+def test_while_the_court_is_away_or_busy_nothing_counts_and_little_is_read(monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+
+    async def scene(url):
+        away = failed(grpc.StatusCode.UNAVAILABLE)
+        busy = failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", 0.01)
+        court = FakeCourt(m0=[busy, away], m1=[away, busy], **{f"m{number}": [busy] for number in range(2, 6)})
+        court.serves = False
+        for name in court.said:
+            await put(url, request=json.dumps({"request_id": name, "text": "a"}))
+        async with consuming(url, court, at_once=2, deliveries=1) as consumer:
+            await asyncio.sleep(5 * AGAIN_S)  # longer than until they would be delivered again
+            assert {request.request_id for request in court.asked} == {"m0", "m1"}
+            assert await pending(url) == 2
+            court.serves = True
+            await entries_of(url, "answers", at_least=6)
+        assert (consumer.answered, consumer.buried) == (6, 0)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_a_consumer_that_the_court_does_not_know_ends_and_loses_nothing():
+    async def scene(url):
+        await put(url, request='{"request_id": "mine", "text": "a"}')
+        court = FakeCourt(mine=[failed(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN")])
+        with pytest.raises(NotAllowed, match="TOKEN_UNKNOWN"):
+            async with consuming(url, court):
+                await until(lambda: court.asked)
+                await asyncio.sleep(0.1)
+        assert await pending(url) == 1
+        async with consuming(url, court):
+            await entries_of(url, "answers", at_least=1)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_is_worked_on_for_long_goes_to_nobody_else():
+    async def scene(url):
+        slow, quick = FakeCourt(), FakeCourt()
+        slow.may_answer.clear()
+        await put(url, request='{"request_id": "long", "text": "a"}')
+        async with consuming(url, slow):
+            await until(lambda: slow.asked)
+            async with consuming(url, quick):
+                await asyncio.sleep(5 * AGAIN_S)
+                assert quick.asked == []
+                slow.may_answer.set()
+                await entries_of(url, "answers", at_least=1)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_a_consumer_left_is_taken_up_and_answered_once():
+    async def scene(url):
+        await put(url, request='{"request_id": "left", "text": "a"}')
+        async with open_queue(settings(url)) as dead:
+            (left,) = await dead.receive(5)
+            assert (left.deliveries, await dead.receive(5)) == (1, [])
+            async with consuming(url, FakeCourt()) as consumer:
+                await entries_of(url, "answers", at_least=1)
+            assert consumer.answered == 1
+            # The first was only slow: its answer comes too late, and is not stored beside the other.
+            late = QueueAnswer(left.id, "left", "allow", b"{}")
+            assert await dead.answer(left, late) is False
+            assert len(await entries_of(url, "answers")) == 1
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_ends_its_consumers_is_not_tried_for_ever():
+    async def scene(url):
+        await put(url, request='{"request_id": "poison", "text": "a"}')
+        court = FakeCourt()
+        async with open_queue(settings(url)) as dies:
+            for times in (1, 2, 3):
+                while not (got := await dies.receive(1)):  # noqa: ASYNC110
+                    await asyncio.sleep(AGAIN_S / 4)
+                assert got[0].deliveries == times
+            async with consuming(url, court, deliveries=3):
+                (letter,) = await entries_of(url, "dead", at_least=1)
+        assert (letter["dead_reason"], court.asked) == (b"DELIVERED_TOO_OFTEN", [])
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_stopping_finishes_what_is_on_its_way_and_reads_no_more():
+    async def scene(url):
+        court = FakeCourt()
+        court.may_answer.clear()
+        for number in range(4):
+            await put(url, request=json.dumps({"request_id": f"m{number}", "text": "a"}))
+        async with consuming(url, court, at_once=2, grace_s=10):
+            await until(lambda: len(court.asked) == 2)
+            asyncio.get_running_loop().call_later(0.3, court.may_answer.set)
+        assert len(court.asked) == 2
+        assert len(await entries_of(url, "answers")) == 2
+        assert await pending(url) == 0
+        court.may_answer.clear()
+        async with consuming(url, court, at_once=2, grace_s=0):
+            await until(lambda: len(court.asked) == 4)
+        assert await pending(url) == 2, "what was cut off is there for the next one"
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_a_queue_that_goes_and_comes_back_is_read_on():
+    async def scene(server):
+        court = FakeCourt()
+        court.may_answer.clear()
+        await put(server.url, request='{"request_id": "before", "text": "a"}')
+        async with consuming(server.url, court, deliveries=5):
+            await until(lambda: court.asked)
+            await asyncio.to_thread(server.stop)
+            court.may_answer.set()
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.start)
+            await put(server.url, request='{"request_id": "after", "text": "a"}')
+            answers = await entries_of(server.url, "answers", at_least=2)
+            async with redis.asyncio.Redis.from_url(server.url) as client:
+                await client.flushall()
+            await put(server.url, request='{"request_id": "emptied", "text": "a"}')
+            (again,) = await entries_of(server.url, "answers", at_least=1)
+        assert {answer["request_id"] for answer in answers} == {b"before", b"after"}
+        assert again["request_id"] == b"emptied"
+
+    with redis_server() as server:
+        asyncio.run(scene(server))
+
+
+def test_an_answer_that_redis_refuses_acknowledges_nothing():
+    async def scene(url):
+        async with redis.asyncio.Redis.from_url(url) as client:
+            await client.set("answers", "no stream")
+            await put(url, request='{"request_id": "mine", "text": "a"}')
+            async with open_queue(settings(url)) as source:
+                (meme,) = await source.receive(1)
+                with pytest.raises(Unavailable, match="WRONGTYPE"):
+                    await source.answer(meme, QueueAnswer(meme.id, "mine", "allow", b"{}"))
+            assert await pending(url) == 1
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_can_not_be_a_queue_is_refused_in_words():
+    async def opened(url, **given):
+        async with open_queue(settings(url, **given)):
+            pass
+
+    with redis_server("--requirepass", "secret") as server:
+        with pytest.raises(BadRequest, match="Redis refuses this consumer") as refused:
+            asyncio.run(opened(server.url))
+        assert refused.value.reason == "QUEUE_REFUSED"
+        with_password = server.url.replace("unix://", "unix://:secret@")
+        asyncio.run(opened(with_password))
+        with pytest.raises(BadRequest, match="a stream of their own"):
+            asyncio.run(opened(with_password, dead="memes"))
+        with pytest.raises(BadRequest, match="at most 100"):
+            asyncio.run(opened(with_password, stream="m" * 101))
+    with pytest.raises(Unavailable, match="can't be reached"):
+        asyncio.run(opened("redis://127.0.0.1:1/0"))
+    for address in ("kafka://here", "redis://host:port/0", "memes"):
+        with pytest.raises(BadRequest, match="address of"):
+            asyncio.run(opened(address))
