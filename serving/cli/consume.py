@@ -72,7 +72,8 @@ def consume(
 ) -> None:
     """Has a running court judge the memes of a queue, until SIGTERM or Ctrl-C.
 
-    ADDRESS is redis://HOST:PORT/DATABASE (rediss:// with TLS); with a password in it, better in MEMECOURT_QUEUE. A
+    ADDRESS is redis://HOST:PORT/DATABASE or nats://HOST:PORT (with TLS rediss:// or tls://); with a password in it,
+    better in MEMECOURT_QUEUE. A
     message is acknowledged only together with its answer. What is delivered again gets the verdict that the court has,
     and is not tried again.
 

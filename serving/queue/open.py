@@ -29,10 +29,10 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Source]:
         Unavailable: Its server can't be reached.
     """
     scheme = settings.address.partition("://")[0].lower()
-    opener = {"redis": _redis, "rediss": _redis, "unix": _redis}.get(scheme)
+    opener = {"redis": _redis, "rediss": _redis, "unix": _redis, "nats": _jetstream, "tls": _jetstream}.get(scheme)
     if opener is None:
         raise BadRequest(
-            "The address of a queue is redis://HOST:PORT/DATABASE, or rediss:// with TLS.",
+            "The address of a queue is redis://HOST:PORT/DATABASE or nats://HOST:PORT; with TLS rediss:// or tls://.",
             reason="QUEUE_ADDRESS",
             field="queue",
         )
@@ -49,6 +49,14 @@ async def _redis(settings: QueueSettings) -> Source:
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     return await RedisStreams(settings).open()
+
+
+async def _jetstream(settings: QueueSettings) -> Source:
+    try:
+        from serving.queue.jetstream import JetStreamQueue
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    return await JetStreamQueue(settings).open()
 
 
 def _not_installed(error: ModuleNotFoundError) -> NotLoaded:

