@@ -73,9 +73,8 @@ def consume(
     """Has a running court judge the memes of a queue, until SIGTERM or Ctrl-C.
 
     ADDRESS is redis://HOST:PORT/DATABASE or nats://HOST:PORT (with TLS rediss:// or tls://); with a password in it,
-    better in MEMECOURT_QUEUE. A
-    message is acknowledged only together with its answer. What is delivered again gets the verdict that the court has,
-    and is not tried again.
+    better in MEMECOURT_QUEUE. A message is acknowledged only together with its answer. What is delivered again gets the
+    verdict that the court has, and is not tried again.
 
     Pictures that messages name by an address are fetched from the hosts of the setting http_fetch_hosts alone.
     """

@@ -12,6 +12,7 @@ import click
 
 from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
+from serving.cli.hashes import hashes
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -34,6 +35,9 @@ def docket() -> None:
 
     The docket is one log of everything that happened, signed as it grows. See docs/docket.md.
     """
+
+
+docket.add_command(hashes)
 
 
 @docket.command()

@@ -1,0 +1,1 @@
+"""Tells other moderation tools what a MemeCourt found."""
