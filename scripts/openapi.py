@@ -16,8 +16,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 
 from memecourt.v1 import court_pb2 as wire
 from serving.rest.api import TIMEOUT, USUAL_TIMEOUT_S
-from serving.rest.app import OPENAPI
-from serving.rest.bodies import BODY_BYTES
+from serving.rest.app import OPENAPI, WEBHOOK_KEYS
+from serving.rest.bodies import BODY_BYTES, LINES
 from serving.rest.moderations import CATEGORIES, MODEL
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.operations import JUDGE, OPERATIONS, PICTURE, Operation, Source
@@ -248,6 +248,13 @@ class Description:
             "parameters": parameters,
             "responses": self.responses(operation),
         }
+        if operation.source is Source.LINES:
+            self.reference(method.input_type)
+            told = f"Lines, each the JSON of a {method.input_type.name}; without image_url."
+            found["requestBody"] = {
+                "required": True,
+                "content": {LINES: {"schema": {"type": "string", "description": told}}},
+            }
         if operation.source is Source.BODY:
             found["requestBody"] = {"required": True, "content": self.bodies(operation)}
         return found
@@ -276,7 +283,14 @@ class Description:
     def responses(self, operation: Operation) -> dict[str, Any]:
         """The answers of an address."""
         schema = self.reference(operation.descriptor.output_type)
-        if operation.descriptor.server_streaming:
+        if operation.lines:
+            line = operation.descriptor.output_type.name
+            told = (
+                f"Lines, each the JSON of a {line}, as they come; an empty one now and then. The last is "
+                '{"end": {}}, or {"problem": …}, a Problem, where it broke off.'
+            )
+            found = {"200": {"description": told, "content": {LINES: {"schema": {"type": "string"}}}}}
+        elif operation.descriptor.server_streaming:
             told = (
                 'Server-sent events: data of each is JSON; "end" when there are no more, "problem" where it broke off.'
             )
@@ -350,6 +364,17 @@ def description() -> dict[str, Any]:
                 },
             }
         }
+    keys = {"type": "array", "items": {"type": "string"}, "description": "Each whpk_ and base64: Ed25519, v1a."}
+    schema = {"type": "object", "required": ["keys"], "properties": {"keys": keys}}
+    paths[WEBHOOK_KEYS] = {
+        "get": {
+            "operationId": "GetWebhookKeys",
+            "tags": ["Webhooks"],
+            "summary": "Public keys that receivers verify webhooks with.",
+            "security": [],
+            "responses": {"200": {"description": "The keys.", "content": {"application/json": {"schema": schema}}}},
+        }
+    }
     return {
         "openapi": "3.1.0",
         "info": {

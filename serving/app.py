@@ -118,7 +118,8 @@ async def serve(
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
         if settings.http:
-            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, settings.http))}")
+            keys = [signer.public_key for receiver in receivers for signer in receiver.signers if signer.public_key]
+            tell(f"http on {await stack.enter_async_context(_http(methods, health, settings, keys))}")
         if settings.insecure and not only_here(host):
             lifted = ", ".join(settings.insecure)
             _log.warning("others than this machine can connect, and this was not asked for: %s", lifted)
@@ -190,15 +191,18 @@ def lock_docket(docket: Path) -> Iterator[bool]:
             yield True
 
 
-def _http(methods: Methods, health: Health, settings: Settings, address: str) -> AbstractAsyncContextManager[str]:
+def _http(
+    methods: Methods, health: Health, settings: Settings, webhook_keys: Sequence[str]
+) -> AbstractAsyncContextManager[str]:
     """The HTTP API beside gRPC, over the same methods."""
+    assert settings.http is not None
     try:
         from serving.rest.serve import open_api
     except ModuleNotFoundError as error:
         raise NotLoaded(
             f"The HTTP API is not installed ({error.name} is missing): pip install 'memecourt[http]'."
         ) from None
-    return open_api(methods, health, settings, address)
+    return open_api(methods, health, settings, settings.http, webhook_keys=webhook_keys)
 
 
 def _console(

@@ -59,6 +59,12 @@ class GuardedConnection(H11Protocol):
             self._wait(self._body_s)
             self._silent_since, self._awaits_body = self.loop.time(), True
 
+    def renew_body_time(self) -> None:
+        """Gives the rest of a body as long as all of it had: for a body of many requests, with each whole one."""
+        if self._awaits_body:
+            self._wait(self._body_s)
+            self._silent_since = self.loop.time()
+
     @override
     def on_response_complete(self) -> None:
         self._begin_silence()

@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from court.errors import BadRequest, CourtError, Overrun
 from serving.http.connections import GuardedConnection
-from serving.rest.bodies import content_length, received
-from serving.rest.http_call import CallEnded, EventForm, EventWriter, HttpCall
+from serving.rest.bodies import RequestLines, content_length, received
+from serving.rest.http_call import CallEnded, EventForm, EventWriter, HttpCall, LineWriter
 from serving.rest.messages import response_json
-from serving.rest.operations import JUDGE, Operation
+from serving.rest.operations import JUDGE, Operation, Source
 from serving.rest.problems import MEDIA_TYPE, ProblemDetails, problem_of
 from serving.rest.remote_pictures import Fetch
 from serving.rpc.calls import to_court_error
@@ -102,6 +102,16 @@ class Api:
         Raises:
             BadRequest: The header of the deadline is no number of seconds.
         """
+        if operation.source is Source.LINES:
+            lines = RequestLines(request, connection_of(request).renew_body_time)
+            return HttpCall(
+                request,
+                lines.read,
+                announced_bytes=None,
+                timeout_s=timeout_of(request, usual_s),
+                events=events,
+                many=True,
+            )
 
         async def message() -> bytes:
             found = await received(operation, request, self.fetch)
@@ -143,7 +153,7 @@ class Endpoint:
 
 
 class EventEndpoint:
-    """Address of a method with many responses, which are sent as server-sent events."""
+    """Address of a method with many responses, which are sent as server-sent events or as lines of JSON."""
 
     def __init__(self, api: Api, operation: Operation, form: EventForm) -> None:
         """Answers requests for an operation; ``form`` converts its responses to events."""
@@ -153,7 +163,8 @@ class EventEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers."""
-        request, events = Request(scope, receive), EventWriter(send, self._form)
+        request = Request(scope, receive)
+        events = (LineWriter if self._operation.lines else EventWriter)(send, self._form)
 
         async def work() -> None:
             await self._api.answer(

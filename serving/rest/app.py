@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from serving.http.hosts import host_of
 from serving.rest.api import Api, Endpoint, EventEndpoint, error_response, json_response
 from serving.rest.http_call import EventForm
 from serving.rest.judging import JudgeEndpoint
-from serving.rest.messages import json_of
+from serving.rest.messages import json_of, response_json
 from serving.rest.moderations import PATH as MODERATIONS
 from serving.rest.moderations import ModerationsEndpoint
 from serving.rest.operations import JUDGE, OPERATIONS
@@ -30,11 +30,18 @@ from serving.rpc.health import COURT, LIVENESS, SERVING, Health
 
 OPENAPI = Path(__file__).with_name("openapi.json")
 """The description that ``scripts/openapi.py`` writes."""
+WEBHOOK_KEYS = "/v1/webhooks/keys"
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
 def create_api(
-    api: Api, judging: JudgeEndpoint, health: Health, *, names: frozenset[str] | None, described: bool
+    api: Api,
+    judging: JudgeEndpoint,
+    health: Health,
+    *,
+    names: frozenset[str] | None,
+    described: bool,
+    webhook_keys: Sequence[str] = (),
 ) -> Starlette:
     """The HTTP API as an ASGI application.
 
@@ -44,6 +51,7 @@ def create_api(
         health: Health of the services.
         names: Names under which it is reached; None for any.
         described: True to serve the description of the API.
+        webhook_keys: Public keys that signatures of webhooks are verified with.
     """
     routes: list[BaseRoute] = []
     for operation in OPERATIONS:
@@ -56,6 +64,7 @@ def create_api(
     routes.append(Route(MODERATIONS, ModerationsEndpoint(api), methods=["POST"]))
     routes.append(Route("/v1/healthz", _health(health, LIVENESS)))
     routes.append(Route("/v1/readyz", _health(health, COURT)))
+    routes.append(Route(WEBHOOK_KEYS, _answer({"keys": list(webhook_keys)})))
     if described:
         routes.append(Route("/v1/openapi.json", _description))
     return Starlette(
@@ -106,6 +115,13 @@ def _health(health: Health, service: str) -> Callable[[Request], Awaitable[Respo
     return answer
 
 
+def _answer(content: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(_: Request) -> Response:
+        return json_response(content)
+
+    return answer
+
+
 async def _description(_: Request) -> Response:
     return FileResponse(OPENAPI, media_type="application/json")
 
@@ -132,4 +148,17 @@ def _review_event(response: wire.WatchReviewsResponse) -> tuple[int, str, dict[s
     return response.next_entry, name, json_of(response)
 
 
-_EVENTS: Mapping[str, EventForm] = {"WatchTrial": _trial_event, "WatchReviews": _review_event}
+def _judged(response: bytes) -> tuple[None, str, dict[str, Any]]:
+    return None, "", response_json(wire.JudgeStreamResponse.FromString(response))
+
+
+def _exported(response: wire.ExportTrialsResponse) -> tuple[None, str, dict[str, Any]]:
+    return None, "trial", json_of(response.trial)
+
+
+_EVENTS: Mapping[str, EventForm] = {
+    "WatchTrial": _trial_event,
+    "WatchReviews": _review_event,
+    "JudgeStream": _judged,
+    "ExportTrials": _exported,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from court.errors import BadRequest
+from memecourt.v1 import court_pb2 as wire
 from serving.rest.form import FormReader
 from serving.rest.messages import loaded, message_of, object_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
@@ -24,6 +25,8 @@ BODY_BYTES = MESSAGE_BYTES
 """Largest body: what gRPC takes. A picture in base64 is a third larger than by itself."""
 
 _JSON, _FORM = "application/json", "multipart/form-data"
+LINES = "application/x-ndjson"
+"""Media type of lines of JSON."""
 _IN_FORM = frozenset({"request", "text"})
 
 
@@ -68,6 +71,69 @@ async def whole_body(request: Request) -> bytearray:
     async for piece in pieces_of(request):
         body += piece
     return body
+
+
+class RequestLines:
+    """Requests of a stream, each a line of the body; no more of it is held than a line, and what came with it."""
+
+    def __init__(self, request: Request, came: Callable[[], None]) -> None:
+        """Has read nothing yet; ``came`` is called with each line that has come whole."""
+        self._request = request
+        self._came = came
+        self._buffer = bytearray()
+        self._looked = 0
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """The next request in the contract's binary form; empty where there is none to come.
+
+        Raises:
+            BadRequest: The line is no request, or too large.
+            CancelledError: The caller has gone.
+        """
+        media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != LINES:
+            raise BadRequest(
+                f"The body's Content-Type is none that is taken here: {LINES}.", reason="MEDIA_TYPE_NOT_TAKEN"
+            )
+        while True:
+            line = await self._line()
+            if not line:
+                return b""
+            if line.strip():
+                self._came()
+                return _stream_request(line)
+
+    async def _line(self) -> bytes:
+        while True:
+            end = self._buffer.find(b"\n", self._looked)
+            if end < 0 and self._ended:
+                end = len(self._buffer) - 1
+            if (len(self._buffer) if end < 0 else end) > BODY_BYTES:
+                raise _too_large()
+            if end >= 0 or self._ended:
+                line = bytes(self._buffer[: end + 1])
+                del self._buffer[: end + 1]
+                self._looked = 0
+                return line
+            self._looked = len(self._buffer)
+            message = await self._request.receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            self._buffer += message.get("body", b"")
+            self._ended = not message.get("more_body", False)
+
+
+def _stream_request(line: bytes) -> bytes:
+    given = loaded(line)
+    request = given.pop("request", {})
+    if not isinstance(request, dict):
+        raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
+    message = message_of(wire.JudgeStreamRequest, given)
+    assert isinstance(message, wire.JudgeStreamRequest)
+    # By itself, so that its picture is read as strictly as elsewhere.
+    message.request.MergeFrom(message_of(JUDGE.request, request))
+    return message.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)

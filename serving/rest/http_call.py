@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 import grpc
@@ -11,14 +11,15 @@ import orjson
 from google.rpc import status_pb2
 from starlette.requests import Request
 from starlette.types import Send
+from typing_extensions import override
 
 from serving.rest.problems import ProblemDetails
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-EventForm: TypeAlias = Callable[[Any], tuple[int, str, dict[str, Any]]]
-"""Converts a response to an event: its id, its name and its data."""
+EventForm: TypeAlias = Callable[[Any], tuple[int | None, str, dict[str, Any]]]
+"""Converts a response to an event: its id, if it has one, its name and its data."""
 
 _DETAILS = "grpc-status-details-bin"
 _STILL_THERE_S = 15.0
@@ -52,16 +53,20 @@ class HttpCall:
         announced_bytes: int | None,
         timeout_s: float | None,
         events: EventWriter | None = None,
+        many: bool = False,
     ) -> None:
         """Has read nothing yet.
 
         Args:
             request: HTTP request.
-            message: Reads the request and gives it in the contract's binary form.
+            message: Reads the request and gives it in the contract's binary form; empty where there are many, and none
+                is to come.
             announced_bytes: See the attribute.
             timeout_s: Seconds that the caller waits; None for as long as it takes.
             events: Takes the responses of a method with many.
+            many: True if the HTTP request holds many of the contract.
         """
+        self._many = many
         self.announced_bytes = announced_bytes
         self._request = request
         self._message = message
@@ -84,21 +89,27 @@ class HttpCall:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def read(self) -> object:
-        """The request, and then that there is none to come."""
-        if self._was_read:
+        """The next request, or that there is none to come."""
+        if self._was_read and not self._many:
             return grpc.aio.EOF
         self._was_read = True
-        return await self._message()
+        data = await self._message()
+        if self._many:
+            assert self._events is not None
+            await self._events.begin()
+        return data or (grpc.aio.EOF if self._many else data)
 
-    async def send_initial_metadata(self, _: Sequence[tuple[str, str]]) -> None:
-        """Begins the stream of events."""
+    async def send_initial_metadata(self, initial_metadata: Sequence[tuple[str, str]]) -> None:
+        """Begins the stream of events; with many requests, once the first has come: what is wrong has a status then."""
         assert self._events is not None
-        await self._events.begin()
+        self._events.headers = [(name.encode(), value.encode()) for name, value in initial_metadata]
+        if not self._many:
+            await self._events.begin()
 
     async def write(self, message: Message | bytes) -> None:
         """Sends an event."""
         assert self._events is not None
-        assert not isinstance(message, bytes)
+        await self._events.begin()
         await self._events.write(message)
 
     async def abort(
@@ -119,7 +130,14 @@ class HttpCall:
 
 
 class EventWriter:
-    """A response of server-sent events."""
+    """A response of server-sent events.
+
+    Attributes:
+        headers: Headers of the response, besides its own.
+    """
+
+    media_type = "text/event-stream; charset=utf-8"
+    _sign_of_life = b": still there\n\n"
 
     def __init__(self, send: Send, form: EventForm) -> None:
         """Has sent nothing yet.
@@ -130,6 +148,7 @@ class EventWriter:
         """
         self._send = send
         self._form = form
+        self.headers: list[tuple[bytes, bytes]] = []
         # Events and signs of life come from two tasks, and ASGI's send is used by one at a time.
         self._sending = asyncio.Lock()
         self._alive: asyncio.Task[None] | None = None
@@ -140,28 +159,34 @@ class EventWriter:
         return self._alive is not None
 
     async def begin(self) -> None:
-        """Sends the head of the response."""
+        """Sends the head of the response, unless it is sent."""
+        if self._alive is not None:
+            return
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self.media_type.encode()),
             (b"x-accel-buffering", b"no"),  # by itself nginx keeps events until it has many
+            *self.headers,
         ]
         self._alive = asyncio.create_task(self._stay_alive())
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def write(self, response: Message) -> None:
+    async def write(self, response: Message | bytes) -> None:
         """Sends an event."""
-        id_, name, data = self._form(response)
-        await self._put(f"id: {id_}\nevent: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n")
+        await self._put(self._written(*self._form(response)))
 
     async def end(self, problem: ProblemDetails | None = None) -> None:
         """Says that the stream is over, or why it broke off, and ends the response."""
-        name, data = ("end", b"{}") if problem is None else ("problem", orjson.dumps(problem.body))
-        await self._put(b"event: " + name.encode() + b"\ndata: " + data + b"\n\n", more=False)
+        name, data = ("end", {}) if problem is None else ("problem", problem.body)
+        await self._put(self._written(None, name, data), more=False)
 
     def close(self) -> None:
         """Sends no more signs of life."""
         if self._alive is not None:
             self._alive.cancel()
+
+    def _written(self, id_: int | None, name: str, data: Mapping[str, Any]) -> bytes:
+        number = f"id: {id_}\n" if id_ is not None else ""
+        return f"{number}event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
 
     async def _put(self, data: bytes, *, more: bool = True) -> None:
         async with self._sending:
@@ -170,4 +195,15 @@ class EventWriter:
     async def _stay_alive(self) -> None:
         while True:
             await asyncio.sleep(_STILL_THERE_S)
-            await self._put(b": still there\n\n")
+            await self._put(self._sign_of_life)
+
+
+class LineWriter(EventWriter):
+    """A response of lines, each a JSON object with one field, whose name says what it is."""
+
+    media_type = "application/x-ndjson"
+    _sign_of_life = b"\n"
+
+    @override
+    def _written(self, id_: int | None, name: str, data: Mapping[str, Any]) -> bytes:
+        return orjson.dumps({name: data} if name else data) + b"\n"

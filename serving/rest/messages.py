@@ -45,7 +45,7 @@ def response_json(message: Message) -> dict[str, Any]:
     found = json_of(message)
     if isinstance(message, wire.JudgeResponse):
         return {"decision": decision_of(message), **found}
-    if isinstance(message, wire.GetVerdictResponse) and message.HasField("verdict"):
+    if isinstance(message, wire.GetVerdictResponse | wire.JudgeStreamResponse) and message.HasField("verdict"):
         return {**found, "verdict": response_json(message.verdict)}
     return found
 

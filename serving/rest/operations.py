@@ -24,6 +24,8 @@ class Source(Enum):
     """The query: ``filter.labels=LABEL_HARMFUL&page_size=10``."""
     BODY = auto()
     """The body: JSON, or where the message has a picture a form or the picture itself, with the rest in the query."""
+    LINES = auto()
+    """The lines of the body, each the JSON of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Operation:
         source: Origin of the request's fields.
         fields: Field of the request for each parameter of the path.
         continued_by: Field that ``Last-Event-ID`` gives, of a stream; empty otherwise.
+        lines: True if its responses are lines of JSON, and no events.
         summary: Explanation of a line.
     """
 
@@ -49,6 +52,7 @@ class Operation:
     summary: str
     fields: Mapping[str, str] = field(default_factory=dict)
     continued_by: str = ""
+    lines: bool = False
 
     @property
     def descriptor(self) -> MethodDescriptor:
@@ -80,7 +84,8 @@ def _operation(address: str, method: str, summary: str, **given: Any) -> Operati
     """The operation ``VERB /path`` that is ``Service.Method``."""
     verb, path = address.split()
     service, name = method.split(".")
-    source = Source.BODY if verb in ("POST", "PATCH") else Source.QUERY
+    usual = Source.BODY if verb in ("POST", "PATCH") else Source.QUERY
+    source = given.pop("source", usual)
     return Operation(verb=verb, path=path, service=service, method=name, source=source, summary=summary, **given)
 
 
@@ -96,11 +101,19 @@ VERDICT = _operation(
 )
 OPERATIONS: Sequence[Operation] = (
     JUDGE,
+    _operation(
+        "POST /v1/judge:stream",
+        "Court.JudgeStream",
+        "Tries memes as they come, and answers each as soon as it is ready.",
+        source=Source.LINES,
+        lines=True,
+    ),
     VERDICT,
     _operation(
         "GET /v1/trials/{trial_id}/verdict", "Court.GetVerdict", "Where a trial stands, and its verdict.", **_OF_TRIAL
     ),
     _operation("GET /v1/trials", "Docket.ListTrials", "Trials, the last opened first."),
+    _operation("GET /v1/trials:export", "Docket.ExportTrials", "Trials with all of their events.", lines=True),
     _operation("GET /v1/trials/{trial_id}", "Docket.GetTrial", "One trial with all of its events.", **_OF_TRIAL),
     _operation(
         "GET /v1/trials/{trial_id}/events",

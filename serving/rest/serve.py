@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from serving.access.exposure import only_here
@@ -22,7 +22,9 @@ _TO_WAIT_S = 10.0
 
 
 @asynccontextmanager
-async def open_api(methods: Methods, health: Health, settings: Settings, address: str) -> AsyncIterator[str]:
+async def open_api(
+    methods: Methods, health: Health, settings: Settings, address: str, *, webhook_keys: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """The HTTP API, served while the block lasts; gives its URL.
 
     Args:
@@ -30,6 +32,7 @@ async def open_api(methods: Methods, health: Health, settings: Settings, address
         health: Health of the services.
         settings: TLS, tokens, and hosts that pictures are fetched from.
         address: ``host:port``; port 0 for a free one.
+        webhook_keys: Public keys that signatures of webhooks are verified with.
 
     Raises:
         BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
@@ -49,7 +52,12 @@ async def open_api(methods: Methods, health: Health, settings: Settings, address
         api = Api(methods, fetch, fetches=bool(settings.http_fetch_hosts))
         judging = JudgeEndpoint(api)
         app = create_api(
-            api, judging, health, names=own_names(host) if unknown else None, described=settings.reflection
+            api,
+            judging,
+            health,
+            names=own_names(host) if unknown else None,
+            described=settings.reflection,
+            webhook_keys=webhook_keys,
         )
         url = await stack.enter_async_context(open_listener(listener, app, settings, address))
         stack.push_async_callback(judging.aclose)

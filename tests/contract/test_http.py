@@ -18,6 +18,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.http.listen import Listener, open_listener
+from serving.rest.bodies import BODY_BYTES
 from serving.rest.messages import decision_of
 from serving.rest.operations import OPERATIONS
 from serving.rest.problems import STATUS_OF_CODE
@@ -465,6 +466,158 @@ def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path
             lines = stream.aiter_lines()
             [_ async for _ in until(lines, "event: review")]
             assert "the second" in await anext(lines)
+
+    with_api(tmp_path, scene)
+
+
+# Lines
+
+
+def lines_of(text):
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def test_trials_are_exported_line_by_line(tmp_path):
+    async def scene(court, client):
+        for number in range(3):
+            asked = {"text": f"x {number}", "content": {"namespace": "forum", "id": str(number)}, "try_anew": True}
+            (await client.post("/v1/judge", json={**asked, "image": BASE64})).raise_for_status()
+        *trials, end = lines_of(await curl("-N", f"{court.http}/v1/trials:export?filter.namespace=forum"))
+        assert end == {"end": {}}
+        assert [each["trial"]["summary"]["content"]["id"] for each in trials] == ["0", "1", "2"]
+        whole = (await client.get(f"/v1/trials/{trials[0]['trial']['summary']['trial_id']}")).json()
+        assert trials[0] == whole
+        assert lines_of(await curl("-N", f"{court.http}/v1/trials:export?filter.namespace=nobody")) == [{"end": {}}]
+        refused = await client.get("/v1/trials:export?filter.nope=1")
+        assert reason(refused, 400) == "MALFORMED_REQUEST"
+
+    with_api(tmp_path, scene)
+
+
+def stream_line(request_id, **meme):
+    timeout = {"timeout": meme.pop("timeout")} if "timeout" in meme else {}
+    return json.dumps({"request": {"request_id": request_id, **meme}, **timeout}).encode() + b"\n"
+
+
+LINES = {"content-type": "application/x-ndjson"}
+
+
+async def open_lines(court):
+    """A connection on which the head of a stream was sent, and nothing of it."""
+    host, port = court.http.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /v1/judge:stream HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/x-ndjson\r\n"
+    writer.write(f"{head}transfer-encoding: chunked\r\nconnection: close\r\n\r\n".encode())
+    return reader, writer
+
+
+def test_memes_are_judged_line_by_line_as_they_come(tmp_path):
+    async def scene(court, client):
+        file = tmp_path / "memes.ndjson"
+        memes = [stream_line(f"r{number}", image=BASE64, text=f"x {number}", timeout="20s") for number in range(3)]
+        # The last line without its end, and an empty one between.
+        file.write_bytes(b"\n".join([memes[0], memes[1] + stream_line("bad", image="AAEC"), memes[2].strip()]))
+        url = f"{court.http}/v1/judge:stream"
+        *told, end = lines_of(
+            await curl("-N", "-T", str(file), "-X", "POST", "-H", "content-type: application/x-ndjson", url)
+        )
+        assert end == {"end": {}}
+        by_name = {each["request_id"]: each for each in told}
+        assert by_name.keys() == {"r0", "r1", "r2", "bad"}
+        assert by_name["bad"]["failure"]["reason"] == "NOT_A_PICTURE"
+        for name in ("r0", "r1", "r2"):
+            assert by_name[name]["verdict"]["decision"] in ("allow", "block", "review")
+            assert by_name[name]["verdict"]["request_id"] == name
+        again = (await client.post("/v1/judge", json={"request_id": "r0", "image": BASE64, "text": "x 0"})).json()
+        assert again["verdict_id"] == by_name["r0"]["verdict"]["verdict_id"], "the same request over either address"
+
+    with_api(tmp_path, scene)
+
+
+def test_answers_come_while_further_memes_are_still_to_come(tmp_path):
+    async def scene(court, _):
+        reader, writer = await open_lines(court)
+
+        async def answer_to(line):
+            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            await writer.drain()
+            while not (said := await asyncio.wait_for(reader.readline(), 30)).startswith(b"{"):
+                assert said, "the connection ended"
+            return json.loads(said)
+
+        for name in ("first", "second"):
+            answer = await answer_to(stream_line(name, image=BASE64, text=name))
+            assert (answer["request_id"], "verdict" in answer) == (name, True)
+        writer.write(b"0\r\n\r\n")
+        rest = await asyncio.wait_for(reader.read(), 30)
+        assert b'{"end":{}}' in rest
+        writer.close()
+
+    with_api(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "why"),
+    [
+        (b"no JSON\n", LINES, 400, "MALFORMED_REQUEST"),
+        (b'{"reqest": {}}\n', LINES, 400, "MALFORMED_REQUEST"),
+        (b'{"request": 7}\n', LINES, 400, "MALFORMED_REQUEST"),
+        (stream_line("a", image="%%%"), LINES, 400, "BAD_BASE64"),
+        (stream_line("a", image=""), LINES, 400, "PICTURE_EMPTY"),
+        (stream_line("a", image_url="https://cdn.example.org/"), LINES, 400, "MALFORMED_REQUEST"),
+        (stream_line("a", image=BASE64), {"content-type": "application/json"}, 415, "MEDIA_TYPE_NOT_TAKEN"),
+    ],
+)
+def test_a_first_line_that_is_no_request_is_refused_with_a_status(tmp_path, body, headers, status, why):
+    async def scene(_, client):
+        assert reason(await client.post("/v1/judge:stream", content=body, headers=headers), status) == why
+
+    with_api(tmp_path, scene)
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_for_longer_than_a_body_may_take(tmp_path):
+    async def scene(court, _):
+        reader, writer = await open_lines(court)
+        begun = asyncio.get_running_loop().time()
+        answered = 0
+        while asyncio.get_running_loop().time() < begun + 14:  # 2 s of idleness and 10 s are a body's time here
+            line = stream_line(f"r{answered}", text="x", image=BASE64)
+            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            while not (said := await asyncio.wait_for(reader.readline(), 10)).startswith(b"{"):
+                assert said, "the connection ended"
+            answered += 1
+            await asyncio.sleep(0.3)
+        assert answered > 5
+        writer.close()
+
+    with_api(tmp_path, scene, idle=1.0)
+
+
+def test_a_line_that_is_too_large_is_refused_before_all_of_it_is_there(tmp_path):
+    async def scene(court, _):
+        reader, writer = await open_lines(court)
+        writer.write(b"%x\r\n" % (2 * BODY_BYTES) + b"x" * (BODY_BYTES + 2))
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 413")
+        assert b"BODY_TOO_LARGE" in await asyncio.wait_for(reader.read(4096), 30)
+        writer.close()
+
+    with_api(tmp_path, scene)
+
+
+def test_a_later_line_that_is_no_request_ends_the_stream_after_what_was_read_is_answered(tmp_path):
+    async def scene(_, client):
+        body = stream_line("a", image=BASE64, text="x") + b"no JSON\n" + stream_line("b", image=BASE64)
+        *told, problem = lines_of((await client.post("/v1/judge:stream", content=body, headers=LINES)).text)
+        assert [each["request_id"] for each in told] == ["a"]
+        assert problem["problem"]["reason"] == "MALFORMED_REQUEST"
+
+    with_api(tmp_path, scene)
+
+
+def test_public_keys_of_webhooks_are_there_for_whoever_asks(tmp_path):
+    async def scene(_, client):
+        assert (await client.get("/v1/webhooks/keys")).json() == {"keys": ["whpk_AAAA"]}
 
     with_api(tmp_path, scene)
 
