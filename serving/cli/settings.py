@@ -15,11 +15,22 @@ import click
 from pydantic import BaseModel
 
 from serving.cli.common import settings_of
-from serving.settings import RoleName, RoleSettings, Settings
+from serving.settings import GuardSettings, ModelSettings, RoleName, RoleSettings, Settings, WebhookSettings
 
 if TYPE_CHECKING:
     from serving.presets import Preset
 
+_OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
+    (GuardSettings, "[llm.guard]", "A guard model, which is heard in full trials as a further witness:"),
+    (
+        RoleSettings,
+        "[[llm.judges]]",
+        "A further judge; the table may come again. What one does not name is as the Judge's:",
+    ),
+    (WebhookSettings, "[[webhooks]]", "A receiver that is told what happens; the table may come again:"),
+)
+"""Models of tables that are not there by themselves, with the head of each and a line about it."""
+_SHOWN_APART = {(ModelSettings, "roles"), (ModelSettings, "guard"), (ModelSettings, "judges"), (Settings, "webhooks")}
 _MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
 
 
@@ -84,6 +95,9 @@ def _example() -> Iterator[str]:
     """Lines of a file of settings in which everything is explained, and nothing set."""
     yield "# Settings of MemeCourt, each with its default. Remove the # in front of a name to change it."
     yield from _explained(Settings, "")
+    for field, table, lead in _OPTIONAL:
+        yield f"\n# {lead}\n# {table}"
+        yield from _explained(field, "")
     yield "\n# The same for one role, which goes before those of all roles:"
     yield from (f"# [llm.roles.{role}]" for role in get_args(RoleName))
 
@@ -98,12 +112,14 @@ def _explained(model: type[BaseModel], table: str) -> Iterator[str]:
     if table:
         yield f"\n[{table}]"
     for name, field in model.model_fields.items():
-        if name in tables or field.annotation == dict[RoleName, RoleSettings]:
+        if name in tables or (model, name) in _SHOWN_APART:
             continue
         words = _MARKUP.sub(lambda match: match[1] or match[2], " ".join(docs.get(name, "").split()))
+        words += " Required." if field.is_required() else ""
         yield "\n" + "\n".join(textwrap.wrap(words, 100, initial_indent="# ", subsequent_indent="# "))
         # A default that is worked out differs between machines.
-        default = None if field.default_factory else json.loads(json.dumps(field.default, default=_as_written))
+        worked_out = field.default_factory or field.is_required()
+        default = None if worked_out else json.loads(json.dumps(field.default, default=_as_written))
         yield f"# {name} =" if default is None else f"# {name} = {json.dumps(default)}"
     for name, below in tables.items():
         yield from _explained(below, f"{table}.{name}" if table else name)

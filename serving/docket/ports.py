@@ -238,6 +238,21 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class HookStates:
+    """State of all receivers at one time.
+
+    Attributes:
+        log_size: Entries of the log.
+        hooks: Receivers by name.
+        backlogs: Messages that are not delivered, by receiver; one that has none may be missing.
+    """
+
+    log_size: int
+    hooks: Mapping[str, Hook]
+    backlogs: Mapping[str, Backlog]
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """A trial, as far as messages name it.
 
@@ -620,6 +635,10 @@ class DeliveryStore(Protocol):
 
     async def backlog(self, name: str) -> Backlog:
         """Counts the messages that a receiver has not taken."""
+        ...
+
+    async def states(self) -> HookStates:
+        """Reads where all receivers are, and what waits for each, at once."""
         ...
 
     async def settle(

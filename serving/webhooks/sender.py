@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from court.errors import CourtError
 from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
-from serving.docket.ports import Delivery, Hook
+from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStates
 from serving.runner.heartbeat import Heartbeat
 from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
@@ -27,6 +27,8 @@ from serving.webhooks.messages import Message, messages_of, wanted_kinds
 
 LOOK_S = 0.5
 """Seconds between two looks for something to send."""
+_SHARED_S = 0.9 * LOOK_S
+"""Seconds for which a state that was read serves all senders: a little less than until the same one looks again."""
 AGAIN_S = 5.0
 """Seconds until the next look where the docket could not be asked."""
 MOST_WAITING = 1000
@@ -36,6 +38,7 @@ DEAD_AFTER = timedelta(hours=72)
 """A receiver that has taken nothing for so long is disabled when the first message is given up."""
 _STORE_ANYWAY = 1000
 """Entries that are none of a receiver's after which its place is stored all the same."""
+_NOTHING = Backlog(waiting=0, given_up=0, oldest=None)
 _LAST_S = 5.0
 """Seconds that attempts have to end when sending is to stop."""
 
@@ -62,6 +65,31 @@ class _Attempted:
     answer: ReceiverAnswer | None
 
 
+class SharedStates:
+    """State of all receivers, read once for all senders of a server that look at about the same time."""
+
+    def __init__(self, deliveries: DeliveryStore, *, good_s: float = 0.0) -> None:
+        """Has read nothing yet; what was read serves for so many seconds."""
+        self._deliveries = deliveries
+        self._good_s = good_s
+        self._until = 0.0
+        self._reading: asyncio.Future[HookStates] | None = None
+
+    async def get(self) -> HookStates:
+        """The state, as it was at most so many seconds ago. Raises CourtError where the docket can't be read now."""
+        now = asyncio.get_running_loop().time()
+        reading = self._reading
+        if reading is None or (reading.done() and (now >= self._until or reading.cancelled() or reading.exception())):
+            self._until = now + self._good_s
+            reading = self._reading = asyncio.ensure_future(self._deliveries.states())
+        # Shielded: a sender that is ended must not end the reading of the others.
+        return await asyncio.shield(reading)
+
+    def forget(self) -> None:
+        """Has the state read anew: something of it was changed."""
+        self._reading = None
+
+
 class HookSender:
     """Sends to one receiver, whenever this server is the one that does."""
 
@@ -73,6 +101,7 @@ class HookSender:
         *,
         telemetry: Telemetry,
         clock: Clock = utc_now,
+        states: SharedStates | None = None,
     ) -> None:
         """Sends nothing yet.
 
@@ -82,7 +111,9 @@ class HookSender:
             pulse: Heartbeat of this server, as far as it sends.
             telemetry: Counts attempts.
             clock: The time, UTC.
+            states: State of the receivers, shared with other senders; read for each round if not given.
         """
+        self._states = states or SharedStates(docket.deliveries)
         self._receiver = receiver
         self._docket = docket
         self._pulse = pulse
@@ -124,12 +155,13 @@ class HookSender:
         Raises:
             CourtError: The docket can't be asked or written now.
         """
-        hook = await self._own()
+        states = await self._states.get()
+        hook = await self._own(states)
         if hook is None:
             self._telemetry.webhook_elsewhere(self.name)
             return False
-        now, size = self._clock(), await self._docket.log.size()
-        backlog = await self._docket.deliveries.backlog(self.name)
+        now, size = self._clock(), states.log_size
+        backlog = states.backlogs.get(self.name, _NOTHING)
         stored, looked = self._looked
         # The stored place decides where it is another than this server has seen: a replay or another server has moved
         # it.
@@ -155,14 +187,15 @@ class HookSender:
             return False
         return await self._settle(hook, reached, attempted)
 
-    async def _own(self) -> Hook | None:
+    async def _own(self, states: HookStates) -> Hook | None:
         """The row of the receiver, once this server is the one that sends; None where another is."""
-        hook = next((hook for hook in await self._docket.hooks.hooks() if hook.name == self.name), None)
+        hook = states.hooks.get(self.name)
         if hook is None or hook.owner == self._pulse.server:
             return hook
         if hook.owner and not self._pulse.dead(hook.owner):
             return None
         # Of several servers that see the same owner dead, the docket gives the row to one.
+        self._states.forget()
         if not await self._docket.hooks.take(hook, self._pulse.server):
             return None
         _log.info("webhook=%s is sent to by this server", self.name)
@@ -238,7 +271,9 @@ class HookSender:
         elif given_up and failing_since and now - failing_since >= DEAD_AFTER:
             after = replace(after, disabled_at=now, why=f"It took nothing for three days: {given_up[-1].error}.")
         # Nothing is lost: whoever has the row now goes on from the stored place, and sends again under the same ids.
-        if not await self._docket.deliveries.settle(hook, after, gone=gone, kept=kept):
+        stored = await self._docket.deliveries.settle(hook, after, gone=gone, kept=kept)
+        self._states.forget()
+        if not stored:
             _log.info("webhook=%s was moved meanwhile, or another server sends to it", self.name)
             return True
         self._looked = (reached, reached)
@@ -279,7 +314,8 @@ async def send_webhooks(
     """
     pulse = pulse or Heartbeat(docket.heartbeats, f"webhooks-{uuid.uuid4().hex}")
     stopping = asyncio.Event()
-    senders = [HookSender(receiver, docket, pulse, telemetry=telemetry) for receiver in receivers]
+    states = SharedStates(docket.deliveries, good_s=_SHARED_S)
+    senders = [HookSender(receiver, docket, pulse, telemetry=telemetry, states=states) for receiver in receivers]
     beating = asyncio.create_task(pulse.run())
     sending: set[asyncio.Task[None]] = set()
     try:

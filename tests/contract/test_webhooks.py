@@ -79,6 +79,36 @@ async def sending(docket, hook, *, clock=None, name="s1", telemetry=SILENT):
         await receiver.aclose()
 
 
+def test_senders_of_a_server_share_one_look_at_the_docket(using, receiver, tmp_path):
+    hooks = [hook_to(receiver.url, tmp_path, name=f"hook-{number}") for number in range(5)]
+
+    async def scene(docket):
+        looks = []
+        states = docket.deliveries.states
+
+        async def counted():
+            looks.append(1)
+            return await states()
+
+        docket.deliveries.states = counted
+        telling = asyncio.create_task(send_webhooks(docket, [Receiver(hook) for hook in hooks], telemetry=SILENT))
+        try:
+            await asyncio.sleep(1)
+            looks.clear()
+            await asyncio.sleep(4 * sender.LOOK_S)
+            idle = len(looks)
+            await append_all(docket, decided("a"))
+            await asyncio.to_thread(receiver.wait_for, 5)
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        return idle
+
+    # One each 0.45 s where each of the five had made three each 0.5 s.
+    assert 1 <= using(scene) <= 6
+    assert {taken.message["data"]["verdict_id"] for taken in receiver.requests} == {"a"}
+
+
 async def until_idle(hook_sender):
     while await hook_sender.work():
         pass

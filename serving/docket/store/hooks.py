@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 from typing_extensions import override
 
-from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStore, Subject
+from serving.docket.ports import Backlog, Delivery, DeliveryStore, Hook, HookStates, HookStore, Subject
 from serving.docket.store import tables as t
 from serving.docket.store.database import insert_into
 from serving.docket.store.group_commit import Batch
@@ -114,6 +114,22 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
         def read(connection: Connection) -> Backlog:
             count, oldest = connection.execute(waiting).one()
             return Backlog(count, connection.execute(given_up).scalar_one(), _time(oldest or ""))
+
+        return await self._transactions.read(read)
+
+    @override
+    async def states(self) -> HookStates:
+        waiting = select(_row.hook, func.count(), func.min(_row.since)).where(_WAITS).group_by(_row.hook)
+        given_up = select(_row.hook, func.count()).where(~_WAITS).group_by(_row.hook)
+
+        def read(connection: Connection) -> HookStates:
+            hooks = {row.name: _hook_in(row) for row in connection.execute(select(t.hooks))}
+            size: int = connection.execute(select(t.log.c.size)).scalar_one()
+            lost = {name: count for name, count in connection.execute(given_up)}
+            backlogs = {name: Backlog(0, count, None) for name, count in lost.items()}
+            for name, count, oldest in connection.execute(waiting):
+                backlogs[name] = Backlog(count, lost.get(name, 0), _time(oldest))
+            return HookStates(size, hooks, backlogs)
 
         return await self._transactions.read(read)
 
