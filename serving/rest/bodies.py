@@ -129,10 +129,11 @@ def _stream_request(line: bytes) -> bytes:
     request = given.pop("request", {})
     if not isinstance(request, dict):
         raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
-    message = message_of(wire.JudgeStreamRequest, given)
+    # The request by itself, so that its picture is read as strictly as elsewhere.
+    meme, message = message_of(JUDGE.request, request), message_of(wire.JudgeStreamRequest, given)
+    assert isinstance(meme, wire.JudgeRequest)
     assert isinstance(message, wire.JudgeStreamRequest)
-    # By itself, so that its picture is read as strictly as elsewhere.
-    message.request.MergeFrom(message_of(JUDGE.request, request))
+    message.request.CopyFrom(meme)
     return message.SerializeToString()
 
 

@@ -140,7 +140,8 @@ def test_the_examples_of_the_documentation_run_as_they_stand_there(start, tmp_pa
     curl = blocks["console"].replace("$ ", "").replace("http://127.0.0.1:8081", url)
     (tmp_path / "ask.py").write_text(blocks["python"])
     (tmp_path / "ask.mjs").write_text(blocks["js"])
-    assert all(len(blocks[name].strip().splitlines()) <= 15 for name in ("console", "python", "js"))
+    (tmp_path / "ask.go").write_text(blocks["go"])
+    assert all(len(blocks[name].strip().splitlines()) <= 15 for name in ("console", "python", "js", "go"))
     own = {**os.environ, "COURT": url, "TOKEN": "any", "NO_PROXY": "*"}
 
     def said(*command, shell=False):
@@ -154,5 +155,7 @@ def test_the_examples_of_the_documentation_run_as_they_stand_there(start, tmp_pa
     assert said(sys.executable, "ask.py").strip() == verdict["decision"]
     if shutil.which("node"):
         assert said("node", "ask.mjs").strip() == verdict["decision"]
+    if shutil.which("go"):
+        assert said("go", "run", "ask.go").strip() == verdict["decision"]
     (tmp_path / "meme.png").write_bytes(b"no picture")
     assert said(sys.executable, "ask.py").strip() == "hold back: REQUEST_ID_TAKEN"
