@@ -575,6 +575,19 @@ def test_a_first_line_that_is_no_request_is_refused_with_a_status(tmp_path, body
     with_api(tmp_path, scene)
 
 
+def test_a_caller_who_leaves_a_stream_leaves_no_memory_behind(tmp_path):
+    async def scene(court, _):
+        before = court.court.memory.bytes_in_use
+        _, writer = await open_lines(court)
+        line = stream_line("left", image=BASE64, text="x")
+        writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+        await until_true(lambda: court.court.memory.bytes_in_use > before)
+        writer.transport.abort()
+        await until_true(lambda: court.court.memory.bytes_in_use == before)
+
+    with_api(tmp_path, scene)
+
+
 @pytest.mark.slow
 def test_a_stream_goes_on_for_longer_than_a_body_may_take(tmp_path):
     async def scene(court, _):

@@ -1,5 +1,6 @@
 """Webhooks of the real server, as a process: killed, doubled, and received by what the documentation shows."""
 
+import base64
 import os
 import re
 import shutil
@@ -11,10 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from memecourt.client import Client, judge_request
 from serving.models.vllm import free_port
 from serving.webhooks.signing import make_secret
+from tests.integration.test_http import url_of
 from tests.integration.test_other_clients import NODE
 from tests.integration.test_server import records
 from tests.support.pictures import encode, quarters
@@ -125,6 +129,23 @@ def test_what_the_command_line_changes_in_a_library_is_told(start, home, hook, t
         assert taken.message["type"] == "memecourt.precedent.changed"
         assert (taken.message["data"]["precedent_id"], taken.message["data"]["change"]) == ("starter-001", "relabel")
         assert server.end() == 0
+
+
+def test_the_public_key_is_served_and_verifies_what_is_sent(start, hook, tmp_path):
+    private = make_secret(tmp_path / "key.secret", ed25519=True)
+    with a_receiver() as receiver:
+        hook(receiver.url, secret_file=str(tmp_path / "key.secret"))
+        server = start(None, "--http", "127.0.0.1:0").ready()
+        (key,) = requests.get(f"{url_of(server)}/v1/webhooks/keys", timeout=10).json()["keys"]
+        assert key == private.public_key
+        with Client(server.address) as client:
+            client.judge(text="the printer jams", timeout=60)
+        (taken,) = receiver.wait_for(1)[:1]
+    scheme, _, signature = taken.headers["webhook-signature"].partition(",")
+    assert scheme == "v1a"
+    signed = f"{taken.id}.{taken.headers['webhook-timestamp']}.".encode() + taken.body
+    public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.removeprefix("whpk_")))
+    public.verify(base64.b64decode(signature), signed)  # raises where it is not by that key
 
 
 def test_a_receiver_that_can_not_be_used_keeps_a_server_from_starting(start, hook, tmp_path):
