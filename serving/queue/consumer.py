@@ -19,7 +19,7 @@ from court.errors import BadRequest, CourtError, Unavailable
 from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
-from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, Source
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSource
 from serving.rest.messages import decision_of, loaded, message_of, require_bytes, response_json
 from serving.rest.operations import JUDGE, PICTURE
 from serving.rest.remote_pictures import Fetch, picture_at
@@ -66,7 +66,7 @@ class QueueConsumer:
     """
 
     def __init__(
-        self, source: Source, court: JudgingCourt, *, fetch: Fetch, at_once: int, deliveries: int, hold_s: float
+        self, source: QueueSource, court: JudgingCourt, *, fetch: Fetch, at_once: int, deliveries: int, hold_s: float
     ) -> None:
         """Has read nothing yet.
 
@@ -96,23 +96,23 @@ class QueueConsumer:
             NotAllowed: The court does not know this consumer, or does not let it ask for verdicts.
         """
         holding = asyncio.create_task(self._keep_holding())
-        told = asyncio.create_task(stopping.wait())
+        stop = asyncio.create_task(stopping.wait())
         try:
             while not (stopping.is_set() or self._refused):
                 room = self._at_once - len(self._working)
                 if room:
                     await self._read(room, stopping)
                 else:
-                    await asyncio.wait((*self._working, told), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((*self._working, stop), return_when=asyncio.FIRST_COMPLETED)
             if self._working:
                 await asyncio.wait(self._working, timeout=grace_s)
         finally:
             holding.cancel()
-            told.cancel()
+            stop.cancel()
             left = list(self._working)
             for task in left:
                 task.cancel()
-            await asyncio.gather(holding, told, *left, return_exceptions=True)
+            await asyncio.gather(holding, stop, *left, return_exceptions=True)
         if self._refused:
             raise self._refused
 

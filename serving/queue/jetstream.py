@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,14 +19,14 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from typing_extensions import override
 
 from court.errors import BadRequest, Unavailable
-from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, Source
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource
 
 _WAIT_S = 1.0
 """Seconds that a look for messages lasts: also how long a consumer may take to stop."""
 _REPLY_S = 10.0
 
 
-class JetStreamQueue(Source):
+class JetStreamQueue(QueueSource):
     """One consumer of a stream."""
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -120,7 +121,7 @@ class JetStreamQueue(Source):
     @override
     async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:
         # In a header, so that the message itself stays as it came.
-        header = orjson.dumps(asdict(letter)).decode("ascii", "backslashreplace")
+        header = json.dumps(asdict(letter))  # in ASCII, as headers are
         return await self._settle(meme, self._settings.dead, meme.parts["request"], {"Memecourt-Dead": header})
 
     @override

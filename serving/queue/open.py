@@ -13,14 +13,14 @@ from court.errors import BadRequest, NotLoaded
 from memecourt.aio import AsyncClient
 from memecourt.connection import Connection, Tls
 from memecourt.v1 import court_pb2 as wire
-from serving.queue.source import QueueSettings, Source
+from serving.queue.source import QueueSettings, QueueSource
 from serving.rpc.health import COURT
 
 _HEALTH_S = 5.0
 
 
 @asynccontextmanager
-async def open_queue(settings: QueueSettings) -> AsyncIterator[Source]:
+async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
     """A queue, open while the block lasts.
 
     Raises:
@@ -43,7 +43,7 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Source]:
         await source.aclose()
 
 
-async def _redis(settings: QueueSettings) -> Source:
+async def _redis(settings: QueueSettings) -> QueueSource:
     try:
         from serving.queue.redis_streams import RedisStreams
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ async def _redis(settings: QueueSettings) -> Source:
     return await RedisStreams(settings).open()
 
 
-async def _jetstream(settings: QueueSettings) -> Source:
+async def _jetstream(settings: QueueSettings) -> QueueSource:
     try:
         from serving.queue.jetstream import JetStreamQueue
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from typing_extensions import override
 
 from court.errors import BadRequest, CourtError, Unavailable
-from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, Source
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource
 
 _BLOCK_MS = 1000
 """Milliseconds that the server waits for a message: also how long a consumer may take to stop."""
@@ -36,7 +36,7 @@ return 1
 The answer first: where Redis refuses it for want of memory, nothing was acknowledged."""
 
 
-class RedisStreams(Source):
+class RedisStreams(QueueSource):
     """One consumer of a stream."""
 
     def __init__(self, settings: QueueSettings) -> None:

@@ -86,7 +86,7 @@ class DeadLetter:
     deliveries: int
 
 
-class Source(Protocol):
+class QueueSource(Protocol):
     """A queue, as one of its consumers sees it.
 
     Every method raises Unavailable where the queue can't be reached now.

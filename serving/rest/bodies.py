@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from court.errors import BadRequest
-from memecourt.v1 import court_pb2 as wire
 from serving.rest.form import FormReader
-from serving.rest.messages import loaded, message_of, object_of, with_picture
+from serving.rest.messages import loaded, message_of, object_of, stream_request_of, with_picture
 from serving.rest.operations import JUDGE, PICTURE, Operation, Source
 from serving.rest.remote_pictures import Fetch, picture_at
 from serving.rpc.flow_control import MESSAGE_BYTES
@@ -102,7 +101,7 @@ class RequestLines:
                 return b""
             if line.strip():
                 self._came()
-                return _stream_request(line)
+                return stream_request_of(line).SerializeToString()
 
     async def _line(self) -> bytes:
         while True:
@@ -122,19 +121,6 @@ class RequestLines:
                 raise asyncio.CancelledError
             self._buffer += message.get("body", b"")
             self._ended = not message.get("more_body", False)
-
-
-def _stream_request(line: bytes) -> bytes:
-    given = loaded(line)
-    request = given.pop("request", {})
-    if not isinstance(request, dict):
-        raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
-    # The request by itself, so that its picture is read as strictly as elsewhere.
-    meme, message = message_of(JUDGE.request, request), message_of(wire.JudgeStreamRequest, given)
-    assert isinstance(meme, wire.JudgeRequest)
-    assert isinstance(message, wire.JudgeStreamRequest)
-    message.request.CopyFrom(meme)
-    return message.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,20 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
     return message
 
 
+def stream_request_of(line: bytes) -> wire.JudgeStreamRequest:
+    """The request of a stream that a line of JSON is. Raises as :func:`message_of`."""
+    given = loaded(line)
+    request = given.pop("request", {})
+    if not isinstance(request, dict):
+        raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
+    # The request by itself, so that its picture is read as strictly as elsewhere.
+    meme, message = message_of(wire.JudgeRequest, request), message_of(wire.JudgeStreamRequest, given)
+    assert isinstance(meme, wire.JudgeRequest)
+    assert isinstance(message, wire.JudgeStreamRequest)
+    message.request.CopyFrom(meme)
+    return message
+
+
 def _no_request(kind: type[Message], why: str) -> BadRequest:
     return BadRequest(f"The request is no {kind.DESCRIPTOR.full_name}: {why}", reason="MALFORMED_REQUEST")
 
