@@ -249,10 +249,9 @@ class _Writer:
             meme,
             # A mark of its own for each example: a model that learned one mark would take no other for a fence.
             Fence(hashlib.sha256(f"{event.meme} {event.task} {first} {second}".encode()).hexdigest()[:16]),
-            self._rounds[key],
-            self._guidelines[key] if event.setting is Setting.FUSED else None,
-            self._answers[*key, first],
-            self._answers[*key, second],
+            rounds=self._rounds[key],
+            reference=self._guidelines[key] if event.setting is Setting.FUSED else None,
+            answers=(self._answers[*key, first], self._answers[*key, second]),
             criteria=self._settings.criteria,
             levels=self._settings.levels,
         )

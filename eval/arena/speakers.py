@@ -188,7 +188,16 @@ class Speaker:
             levels: Three or five.
         """
         prompt, keys = prompt_of("judge"), keys_of(criteria)
-        parts = comparison(prompt, self.meme, self.fence, rounds, reference, a, b, criteria=criteria, levels=levels)
+        parts = comparison(
+            prompt,
+            self.meme,
+            self.fence,
+            rounds=rounds,
+            reference=reference,
+            answers=(a, b),
+            criteria=criteria,
+            levels=levels,
+        )
         said: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
@@ -251,7 +260,7 @@ class Speaker:
 
         Args:
             rounds: The question, or several.
-            reference: What a good answer holds; None where nobody wrote it.
+            reference: A good answer, where somebody wrote one; else None.
         """
         prompt = prompt_of(ANNOTATOR)
         parts: list[str | Frame] = self._shown(prompt)
@@ -281,11 +290,10 @@ def comparison(
     prompt: Prompt,
     meme: ShownMeme,
     fence: Fence,
+    *,
     rounds: Sequence[str],
     reference: FixedQuestion | None,
-    a: FixedQuestion,
-    b: FixedQuestion,
-    *,
+    answers: tuple[FixedQuestion, FixedQuestion],
     criteria: Sequence[Criterion],
     levels: int,
 ) -> list[str | Frame]:
@@ -294,7 +302,8 @@ def comparison(
     parts.append(prompt.task("question", question=fence.around("\n\n".join(rounds))))
     if reference is not None:
         parts.append(prompt.task("reference", reference=_laid_out(prompt, fence, reference)))
-    parts.append(prompt.task("answers", a=_laid_out(prompt, fence, a), b=_laid_out(prompt, fence, b)))
+    a, b = (_laid_out(prompt, fence, one) for one in answers)
+    parts.append(prompt.task("answers", a=a, b=b))
     parts.append(
         prompt.task(
             "verdicts",

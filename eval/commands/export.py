@@ -44,7 +44,7 @@ def publisher_options(command: C) -> C:
 
 
 def publisher_of(given: dict[str, Any]) -> Publisher:
-    """Who publishes, from :func:`publisher_options`. Raises click.UsageError where nobody is named."""
+    """Reads the publisher off :func:`publisher_options`. Raises click.UsageError where nobody is named."""
     from eval.reports.every_eval_ever import Publisher
 
     if not given["organization"].strip():

@@ -137,4 +137,4 @@ async def _opened(
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames
         chairs = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)
-        await ask(FollowUp(folder, manifest, shown.memes, chairs, progress))
+        await ask(FollowUp(folder, manifest, shown.memes, chairs=chairs, progress=progress))

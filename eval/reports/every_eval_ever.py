@@ -33,7 +33,7 @@ class Publisher:
     """Source of the results, as a record names it.
 
     Attributes:
-        organization: Who evaluated.
+        organization: Organization that evaluated.
         relationship: Relationship of the evaluator to the makers of the models.
         url: Address of the organization; empty where there is none.
     """
@@ -49,13 +49,13 @@ class Metric:
 
     Attributes:
         name: Name of the evaluation.
-        description: What it measures, in a sentence.
+        description: Sentence on the quantity that it measures.
         figure: Value with its 95 % interval, or the value alone.
         n: Memes or battles that it is over.
         lower_is_better: True for errors.
         low: Lowest value that there can be.
         high: Highest, likewise.
-        method: How the interval was computed.
+        method: Method of the interval.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Record:
         """Writes both files, and returns the one of the results.
 
         Raises:
-            BadRequest: It is there already.
+            BadRequest: The file is there already.
             OSError: The disk will not have it.
         """
         place = root.joinpath("data", *self.folder)
@@ -119,13 +119,13 @@ def record_of_run(
 
     Args:
         results: Results of a finished run.
-        publisher: Who evaluated.
-        source_url: Where the data set's authors publish it; empty where that is not known.
+        publisher: Publisher of the results.
+        source_url: Address at which the data set's authors publish it; empty where that is not known.
         developer: Maker of the model; the part of its name before the slash where it is empty.
         with_texts: True to write the memes' texts into the samples.
 
     Raises:
-        BadRequest: It is no run, or one that is not finished.
+        BadRequest: The results are of no run, or of one that is not finished.
     """
     manifest = results.manifest
     if manifest is None or not results.finished:
@@ -183,13 +183,13 @@ def record_of(
 
     Args:
         metrics: The figures.
-        publisher: Who evaluated.
+        publisher: Publisher of the results.
         benchmark: Name of the benchmark.
         data: ``dataset_name``, and ``url`` where it is known.
         model: Name of the model, ``maker/name``.
         developer: Maker of the model; the part of its name before the slash where it is empty.
         source: Name of the run.
-        at: When it was held.
+        at: Time at which it was begun.
         details: Settings of the evaluation; empty ones are left out.
         model_details: Details of the model, likewise.
     """

@@ -63,7 +63,7 @@ def write_rows(
 
     Raises:
         BadRequest: The file is there already.
-        NotLoaded: What writes Parquet is not installed.
+        NotLoaded: pyarrow is not installed.
         OSError: The disk will not have it.
     """
     if target.exists():
