@@ -32,6 +32,8 @@ if (!location.hash && document.activeElement === document.body) {
   document.querySelector("[data-start]")?.focus({ preventScroll: true });
 }
 
+document.querySelector("[data-row][aria-current]")?.scrollIntoView({ block: "nearest" });
+
 // What a link leads to may be folded.
 function unfold() {
   const to = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
