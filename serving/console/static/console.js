@@ -47,7 +47,7 @@ unfold();
 // Rows that were added to a list: whoever asked for them goes on at the first.
 let above = null;
 document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.target.matches("li.more")) above = event.detail.target.previousElementSibling;
+  if (event.detail.target.matches(".more")) above = event.detail.target.previousElementSibling;
 });
 document.addEventListener("htmx:afterSwap", () => {
   above?.nextElementSibling?.querySelector("a")?.focus();

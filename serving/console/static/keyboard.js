@@ -71,21 +71,31 @@ function current() {
     || document.querySelector("[data-row][aria-current]");
 }
 
+// From where one is to the row beside it: a list of a thousand rows is not gone through at each step.
 function step(by) {
-  const all = rows();
-  if (!all.length) return false;
-  const at = all.indexOf(current());
-  if (by > 0 && at === all.length - 1) {
+  const at = current();
+  let next = at || (by > 0 ? rows()[0] : rows().at(-1));
+  if (at) do next = beside(next, by > 0); while (next && !isRow(next));
+  if (!next) {
     // Behind the last row: more of them, where there are more.
-    document.querySelector("li.more [data-key]")?.click();
-    return true;
+    if (by > 0) document.querySelector(".more [data-key]")?.click();
+    return at !== null;
   }
-  const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(Math.max(at + by, 0), all.length - 1)];
   document.querySelector(`.${MARK}`)?.classList.remove(MARK);
   next.classList.add(MARK);
-  next.querySelector("a")?.focus();
   next.scrollIntoView({ block: "nearest" });
+  next.querySelector("a")?.focus({ preventScroll: true });
   return true;
+}
+
+// Rows that came later stand in a list of their own.
+function beside(row, after) {
+  return after ? row.nextElementSibling || row.parentElement.nextElementSibling?.firstElementChild
+    : row.previousElementSibling || row.parentElement.previousElementSibling?.lastElementChild;
+}
+
+function isRow(one) {
+  return one.matches("[data-row]") && usable(one);
 }
 
 function showKeys() {
