@@ -58,7 +58,9 @@ def main() -> None:
     rows = parser.parse_args().rows
     picture, undecided = drawn(), verdict(Label.UNDECIDED)
     trials = [
-        trial(f"t{number:05}", undecided, words=f"case {number}, with the words of a meme", pixels=picture.pixels_sha256)
+        trial(
+            f"t{number:05}", undecided, words=f"case {number}, with the words of a meme", pixels=picture.pixels_sha256
+        )
         for number in range(rows)
     ]
     with tempfile.TemporaryDirectory() as made:
@@ -104,7 +106,7 @@ def open_list(browser: Browser, url: str, rows: int, *, all_drawn: bool) -> Page
 
 
 def measure(page: Page) -> list[float]:
-    """Returns the main thread's CPU time for a step with ``j``, 100 px of scrolling and a change of all texts, in ms."""
+    """Returns the main thread's CPU time, in ms, for a step with ``j``, 100 px of scrolling, a change of all texts."""
     client = page.context.new_cdp_session(page)
     # Time on the processor, and not by the clock: what else runs on this machine must not count.
     client.send("Performance.enable", {"timeDomain": "threadTicks"})

@@ -192,8 +192,13 @@ def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere
                 break
             assert seen, page.evaluate("document.activeElement.outerHTML")
         assert tag == "BODY", f"{key} leads out of the page at its end"
-    missed = "main :is(a[href], button, summary, select, textarea, input:not([type=hidden], [type=radio])):not([data-been])"
-    assert page.locator(missed).evaluate_all("all => all.filter(one => one.checkVisibility()).map(one => one.outerHTML)") == []
+    missed = (
+        "main :is(a[href], button, summary, select, textarea, input:not([type=hidden], [type=radio])):not([data-been])"
+    )
+    assert (
+        page.locator(missed).evaluate_all("all => all.filter(one => one.checkVisibility()).map(one => one.outerHTML)")
+        == []
+    )
 
 
 def test_texts_stay_blurred_until_somebody_asks(serve):

@@ -58,8 +58,8 @@ QUEUE = (
         ReviewReason.PRECEDENTS_DISAGREE,
         "The nearest precedent was found harmless, and most others were not.",
         4,
-        "The caption turns one strike into a trait of a whole group (“of course”), which clause 4 names. The Defender's "
-        "reading as a complaint about a service is supported by one precedent, not by the wording.",
+        "The caption turns one strike into a trait of a whole group (“of course”), which clause 4 names. The "
+        "Defender's reading as a complaint about a service is supported by one precedent, not by the wording.",
     ),
     Told(
         "desk",
@@ -180,9 +180,7 @@ def told_trial(trial_id: str, told: Told, *, now: datetime, namespace: str = "fo
     assert isinstance(given, VerdictGiven) and given.ruling is not None
     verdict = Verdict(
         label=told.label,
-        strengths=None
-        if told.strengths is None
-        else Strengths(harmful=told.strengths[0], benign=told.strengths[1]),
+        strengths=None if told.strengths is None else Strengths(harmful=told.strengths[0], benign=told.strengths[1]),
         harm_score=told.score,
         harm_score_meaning=None if told.score is None else ScoreMeaning.LABEL_PROBABILITY,
         rationale=told.rationale,

@@ -135,7 +135,11 @@ class Listening:
 
 @contextmanager
 def listening(
-    place: Path, folder: Path | None = None, *, parts: Callable[[Docket], Mapping[str, object]] | None = None, **options: Any
+    place: Path,
+    folder: Path | None = None,
+    *,
+    parts: Callable[[Docket], Mapping[str, object]] | None = None,
+    **options: Any,
 ) -> Iterator[Listening]:
     """Serves a console in a thread of its own: a browser's driver has the event loop of this one."""
     ready: list[Listening] = []
