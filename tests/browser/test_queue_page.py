@@ -204,11 +204,13 @@ def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere
 def test_texts_stay_blurred_until_somebody_asks(serve):
     sign_in = serve()
     words = TEXT.split("\n")[1]
-    paths = ("/", "/desk/find", f"/trials/{WAITING}", f"/trials/{WAITING}/messages/3", f"/desk/cases/{WAITING}/similar")
+    at = f"/trials/{WAITING}"
+    paths = ("/", "/desk/find", at, f"{at}/messages/3", f"{at}/compare?with={WAITING}", f"{CASE}/similar")
     reader = sign_in("vera", "/")
     for path in paths:
         reader.goto(path)
-        assert reader.evaluate(BARE, words) == [], path
+        reader.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")
+        assert words in reader.content() and reader.evaluate(BARE, words) == [], path
     reader.goto(f"/trials/{WAITING}")
     text = reader.locator("#meme blockquote")
     assert text.evaluate(BLURRED)
