@@ -76,8 +76,8 @@ def main() -> None:
                 page = open_list(browser, console.url, count, all_drawn=all_drawn)
                 costs = measure(page)
                 base = base or costs
-                told = (f"{cost:.1f} ms (×{cost / first:.1f})" for cost, first in zip(costs, base, strict=True))
-                print(f"| {name} | {' | '.join(told)} |")
+                cells = (f"{cost:.1f} ms (×{cost / first:.1f})" for cost, first in zip(costs, base, strict=True))
+                print(f"| {name} | {' | '.join(cells)} |")
                 page.context.close()
             browser.close()
 
@@ -113,8 +113,8 @@ def measure(page: Page) -> list[float]:
     page.wait_for_load_state("networkidle")
 
     def work() -> float:
-        told: Any = client.send("Performance.getMetrics")["metrics"]
-        return 1000 * next(float(one["value"]) for one in told if one["name"] == "TaskDuration")
+        metrics: Any = client.send("Performance.getMetrics")["metrics"]
+        return 1000 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
     steps = {STEP: min(STEPS, page.locator("[data-row]").count() - 1), SCROLL: STEPS, TEXTS: 1}
     costs: dict[str, list[float]] = {script: [] for script in steps}

@@ -74,8 +74,8 @@ def serve(tmp_path, chromium):
     assert complaints == []
 
 
-def row_of(page, told):
-    return page.locator("[data-row]", has_text=" ".join(told.text.split()))
+def row_of(page, one):
+    return page.locator("[data-row]", has_text=" ".join(one.text.split()))
 
 
 @pytest.mark.parametrize("blind_first", [True, False])
@@ -86,8 +86,10 @@ def test_a_row_is_read_at_a_glance(serve, blind_first):
     assert row.locator(".row-title").inner_text() == "Drink this and never be ill again", "its words in one line"
     assert "sides or votes disagree" in row.locator(".row-why").inner_text().lower()
     assert re.fullmatch(r"\d+ min · bea has it", row.locator(".age").inner_text())
-    told = row.inner_text()
-    assert ("Harmful" in told and "0.88" in told) is not blind_first, "label and score only where they are no secret"
+    words_shown = row.inner_text()
+    assert ("Harmful" in words_shown and "0.88" in words_shown) is not blind_first, (
+        "label and score only where they are no secret"
+    )
     titles = page.locator("[data-row] .row-title").all_inner_texts()
     assert len(titles) == 8 and not [one for one in titles if re.search(r"\d{4}-|[0-9a-f]{8}-", one)]
 
@@ -133,8 +135,13 @@ def test_one_decision_at_a_time_and_nothing_of_the_verdict_before_it(serve):
     page.keyboard.type("A mood is no group.")
     page.keyboard.press("Control+Enter")
     page.locator("#verdict-title").wait_for()
-    told = page.locator("#done").inner_text()
-    assert MONDAY.rationale in told and "0.23" in told and "upheld it" in told and "before it was shown" in told
+    words_shown = page.locator("#done").inner_text()
+    assert (
+        MONDAY.rationale in words_shown
+        and "0.23" in words_shown
+        and "upheld it" in words_shown
+        and "before it was shown" in words_shown
+    )
     assert page.locator("#done").bounding_box()["y"] > page.locator("h1").bounding_box()["y"] > 40, "nothing is hidden"
     assert row_of(page, MONDAY).count() == 0, "it waits no more"
     (review,) = sign_in.console.do(sign_in.console.docket.trials.record(WAITING)).all(VerdictReviewed)
@@ -205,7 +212,7 @@ def test_texts_stay_blurred_until_somebody_asks(serve):
     sign_in = serve()
     words = TEXT.split("\n")[1]
     at = f"/trials/{WAITING}"
-    paths = ("/", "/desk/find", at, f"{at}/messages/3", f"{at}/compare?with={WAITING}", f"{CASE}/similar")
+    paths = ("/", "/desk/find", at, f"{at}/messages/21", f"{at}/compare?with={WAITING}")
     reader = sign_in("vera", "/")
     for path in paths:
         reader.goto(path)

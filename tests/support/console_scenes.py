@@ -22,7 +22,7 @@ WAITING = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SceneTrial:
     """A trial of a scene.
 
     Attributes:
@@ -49,7 +49,7 @@ class Told:
 
 
 QUEUE = (
-    Told(
+    SceneTrial(
         "crowd",
         "Blueland ferry staff\nstrike again, of course",
         H,
@@ -61,7 +61,7 @@ QUEUE = (
         "The caption turns one strike into a trait of a whole group (“of course”), which clause 4 names. The "
         "Defender's reading as a complaint about a service is supported by one precedent, not by the wording.",
     ),
-    Told(
+    SceneTrial(
         "desk",
         "When the printer\nfinally works",
         N,
@@ -72,7 +72,7 @@ QUEUE = (
         11,
         "A joke about an office machine; nobody is named or shown.",
     ),
-    Told(
+    SceneTrial(
         "medicine",
         "Drink this and\nnever be ill again",
         H,
@@ -83,7 +83,7 @@ QUEUE = (
         20,
         "The bottle is sold as a cure of everything; the words ask to take it in place of a physician's help.",
     ),
-    Told(
+    SceneTrial(
         "landscape",
         "Nothing to see here",
         U,
@@ -94,7 +94,7 @@ QUEUE = (
         26,
         "There is nothing that either side could argue from.",
     ),
-    Told(
+    SceneTrial(
         "cat",
         "Monday people,\ngo back to bed",
         N,
@@ -106,7 +106,7 @@ QUEUE = (
         "The words “go back” echo precedent 1, as the Accuser says, but what they name is a bed. A mood on Mondays is "
         "no protected group, so the benign reading is strong.",
     ),
-    Told(
+    SceneTrial(
         "football",
         "They all look the same\non that island",
         H,
@@ -117,7 +117,7 @@ QUEUE = (
         44,
         "“They all” takes every islander for one; that a team in equal shirts is shown makes it a joke for some.",
     ),
-    Told(
+    SceneTrial(
         "coffee",
         "My cat, my boss",
         N,
@@ -128,7 +128,7 @@ QUEUE = (
         62,
         "A cat that orders its person about; nobody is meant.",
     ),
-    Told(
+    SceneTrial(
         "ballot",
         "Vote on Tuesday,\nGreenland on Wednesday",
         H,
@@ -139,7 +139,7 @@ QUEUE = (
         95,
         "It sends one group to the ballot on a wrong day.",
     ),
-    Told(
+    SceneTrial(
         "dog",
         "Good boy, bad Monday",
         N,
@@ -150,7 +150,7 @@ QUEUE = (
         180,
         "A dog beside a torn cushion, and words about a day.",
     ),
-    Told(
+    SceneTrial(
         "cake",
         "Too many candles,\nnot enough cake",
         N,
@@ -165,29 +165,29 @@ QUEUE = (
 """As rows of a queue show them; the last two need nobody."""
 
 
-def told_trial(trial_id: str, told: Told, *, now: datetime, namespace: str = "forum") -> Sequence[AnyEvent]:
+def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str = "forum") -> Sequence[AnyEvent]:
     """The events of a full trial that ended as a scene says."""
-    picture = drawn(told.scene, told.text)
+    picture = drawn(one.scene, one.text)
     *before, given = full_trial(
         trial_id,
         picture=picture,
-        at=now - timedelta(minutes=told.minutes),
-        text=told.text,
+        at=now - timedelta(minutes=one.minutes),
+        text=one.text,
         namespace=namespace,
-        content_id=f"post-{4700 + told.minutes}",
-        label=H if told.label is H else N,
+        content_id=f"post-{4700 + one.minutes}",
+        label=H if one.label is H else N,
     )
     assert isinstance(given, VerdictGiven) and given.ruling is not None
     verdict = Verdict(
-        label=told.label,
-        strengths=None if told.strengths is None else Strengths(harmful=told.strengths[0], benign=told.strengths[1]),
-        harm_score=told.score,
-        harm_score_meaning=None if told.score is None else ScoreMeaning.LABEL_PROBABILITY,
-        rationale=told.rationale,
-        finding=Finding(category="nationality", clause="4", target="community") if told.label is H else None,
-        review=() if told.reason is None else (Review(reason=told.reason, detail=told.detail),),
+        label=one.label,
+        strengths=None if one.strengths is None else Strengths(harmful=one.strengths[0], benign=one.strengths[1]),
+        harm_score=one.score,
+        harm_score_meaning=None if one.score is None else ScoreMeaning.LABEL_PROBABILITY,
+        rationale=one.rationale,
+        finding=Finding(category="nationality", clause="4", target="community") if one.label is H else None,
+        review=() if one.reason is None else (Review(reason=one.reason, detail=one.detail),),
     )
-    ruling = None if told.label is U else given.ruling.model_copy(update={"label": told.label})
+    ruling = None if one.label is U else given.ruling.model_copy(update={"label": one.label})
     return [*before, given.model_copy(update={"verdict": verdict, "ruling": ruling})]
 
 
@@ -198,8 +198,8 @@ def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea"
     ids[4] = WAITING
     place = fill(
         folder / "docket.sqlite",
-        [told_trial(id_, told, now=now) for id_, told in zip(ids, QUEUE, strict=True)],
-        [drawn(told.scene, told.text) for told in QUEUE],
+        [scene_trial(id_, one, now=now) for id_, one in zip(ids, QUEUE, strict=True)],
+        [drawn(one.scene, one.text) for one in QUEUE],
     )
 
     async def hold() -> None:

@@ -65,9 +65,12 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
 
 def place_in(request: Request) -> str:
     """Returns the part of an address that keeps the list where it is when a case of it is opened; empty at its top."""
-    given = {name: request.query_params.get(name, "") for name in ("why", "urgency", "opened", "after")}
-    kept = {name: value for name, value in given.items() if value}
-    return f"?{urlencode(kept)}" if kept else ""
+    query = {
+        name: request.query_params[name]
+        for name in ("why", "urgency", "opened", "after")
+        if request.query_params.get(name)
+    }
+    return f"?{urlencode(query)}" if query else ""
 
 
 async def take_next(request: Request) -> Response:
@@ -75,8 +78,8 @@ async def take_next(request: Request) -> Response:
     visitor = visitor_of(request)
     why = why_of(form_of(request).get("why", ""))
     case = await review_queue_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
-    kept = f"?why={why}" if why else ""  # who works on one kind of cases goes on with that kind
-    return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{kept}", status_code=303)
+    query = f"?why={why}" if why else ""  # who works on one kind of cases goes on with that kind
+    return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
 
 
 def why_of(given: str) -> ReviewPriority | None:
