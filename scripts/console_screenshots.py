@@ -16,15 +16,14 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from court.events import NearDuplicate
-from court.verdict import Label
-from serving.console.review.parts import DESK
-from serving.docket.open import Docket
+from serving.console.review.parts import REVIEW_QUEUE
 from tests.browser.conftest import NAMES
-from tests.support.consoles import fill, listening
-from tests.support.shown_trials import drawn, full_trial
+from tests.support.console_scenes import WAITING, fill_queue
+from tests.support.consoles import listening, tokens_for
+from tests.support.desks import NOBODY
 
-TRIAL, OTHER = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20", "7be1a9c4-55d2-4f4e-8a30-6c1f0d9e2b47"
+WIDE, PHONE = (1440, 900), (390, 844)
+CASE, TRIAL = f"/desk/cases/{WAITING}", f"/trials/{WAITING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +31,33 @@ class Shot:
     """A picture to take.
 
     Attributes:
-        name: Name of its file.
+        name: Name of its file, without its ending.
         path: Path of the page.
+        who: Visitor: ruth reviews, vera reads.
+        keys: Keys that are pressed before, each with what it brings about.
+        sizes: Sizes of the window, in pixels; pictures of the second have ``-phone`` in their names.
         scheme: Light or dark.
-        size: Size of the window, in pixels.
         at: Element to scroll to; empty for the beginning of the page.
-        shown: True to uncover the picture of the meme first.
-        press: A button that is pressed before.
     """
 
     name: str
     path: str
+    who: str = "ruth"
+    keys: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[tuple[int, int], ...] = (WIDE, PHONE)
     scheme: str = "light"
-    size: tuple[int, int] = (1280, 980)
     at: str = ""
-    shown: bool = False
-    press: str = ""
 
+
+TAKEN, SHOWN = ("t", "#decide"), ("b", "#meme-picture img.sharp")
 
 SHOTS = (
-    Shot("console-trial.png", f"/trials/{TRIAL}", shown=True),
-    Shot("console-judge.png", f"/trials/{TRIAL}", scheme="dark", at="#precedents"),
+    Shot("console-queue", "/desk"),
+    Shot("console-case", CASE, keys=(TAKEN, SHOWN, ("n", "#reason"))),
+    Shot("console-trials", "/", who="vera", keys=(("i", ":root[data-texts=shown]"),), sizes=(WIDE,), scheme="dark"),
+    Shot("console-trial", TRIAL, who="vera"),
+    Shot("console-exhibits", TRIAL, who="vera", keys=(SHOWN,), sizes=(WIDE,), scheme="dark", at="#exhibits"),
 )
-
-DESK_SHOTS = (Shot("console-case.png", f"/desk/cases/{TRIAL}", press="Take this case", shown=True),)
 
 
 def main() -> None:
@@ -64,44 +66,45 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path(__file__).resolve().parents[1] / "docs")
     folder = parser.parse_args().to
     with tempfile.TemporaryDirectory() as made:
-        picture = drawn()
-        near = NearDuplicate(trial_id=OTHER, label=Label.HARMFUL, distance=4, same_text=True, same_picture=False)
-        trials = [full_trial(OTHER, picture=picture, label=Label.HARMFUL), full_trial(TRIAL, duplicates=(near,))]
-        place = fill(Path(made) / "docket.sqlite", trials, [picture])
-        with listening(place) as console, sync_playwright() as driver:
+        place, tokens = fill_queue(Path(made)), tokens_for(Path(made))
+        parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY)}  # noqa: E731
+        with listening(place, Path(made), parts=parts) as console, sync_playwright() as driver:
             found = next(filter(None, map(shutil.which, NAMES)))
             browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
             for shot in SHOTS:
-                take(browser, console.url, shot, folder / shot.name)
-            docket = Docket.open(place)
-            with listening(place, parts={DESK: docket.review_queue()}) as desk:
-                for shot in DESK_SHOTS:
-                    take(browser, desk.url, shot, folder / shot.name)
+                for size in shot.sizes:
+                    name = f"{shot.name}{'-phone' if size == PHONE else ''}.png"
+                    take(browser, console.url, shot, size, tokens[shot.who], folder / name)
             browser.close()
 
 
-def take(browser: Browser, url: str, shot: Shot, to: Path) -> None:
+def take(browser: Browser, url: str, shot: Shot, size: tuple[int, int], token: str, to: Path) -> None:
     """One picture."""
-    width, height = shot.size
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=shot.scheme)  # type: ignore[arg-type]
+    window = {"width": size[0], "height": size[1]}
+    page = browser.new_page(viewport=window, color_scheme=shot.scheme)  # type: ignore[arg-type]
     page.goto(f"{url}/sign-in?next={shot.path}")
-    page.get_by_role("button", name="Go on").click()
-    page.wait_for_load_state("networkidle")
-    if shot.press:
-        page.get_by_role("button", name=shot.press).click()
-        page.wait_for_load_state("networkidle")
-    if shot.shown:
-        page.get_by_role("button", name="Show the picture", exact=True).click()
-        page.locator("#meme-picture img.sharp").wait_for()
+    page.get_by_label("Token").fill(token)
+    page.get_by_label("Token").press("Enter")
+    page.wait_for_url(f"**{shot.path}")
+    for key, brings in shot.keys:
+        page.wait_for_load_state("networkidle")  # with its scripts
+        page.keyboard.press(key)
+        page.locator(brings).wait_for()
     if shot.at:
         page.locator(shot.at).evaluate("one => window.scrollTo(0, one.getBoundingClientRect().top - 62)")
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(300)
     page.screenshot(path=to)
-    # A page has few colours: a palette makes the file a third as large.
-    Image.open(to).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(to, optimize=True)
-    page.close()
-    print(to.name)
+    if page.locator("[data-key=x]").count():
+        page.locator("[data-key=x]").click()  # for whoever takes the case next
+        page.wait_for_url("**/desk**")
+    _shrink(to)
+    page.context.close()
+    print(f"{to.name}: {to.stat().st_size / 1000:.0f} kB")
+
+
+def _shrink(file: Path) -> None:
+    """Gives a picture a palette, which makes its file a third as large: a page has few colours."""
+    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 if __name__ == "__main__":

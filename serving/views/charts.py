@@ -106,3 +106,13 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
             left=left, wide=wide * cached
         )
     return Markup('<svg class="waterfall-bar" width="100%" height="14" aria-hidden="true">{}</svg>').format(drawn)
+
+
+def gauge(probability: float) -> Markup:
+    """A probability of harm as a mark on a line, which the page tells in figures beside it."""
+    at = 100 * min(max(probability, 0.0), 1.0)
+    return Markup(
+        '<svg class="gauge-line" width="100%" height="14" aria-hidden="true"><rect class="gauge-benign" y="4" '
+        'width="50%" height="6"/><rect class="gauge-harm" x="50%" y="4" width="50%" height="6"/>'
+        '<rect class="gauge-mark" x="{:.2f}%" width="4" height="14" rx="2"/></svg>'
+    ).format(min(at, 99.0))

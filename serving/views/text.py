@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from court.display import split_hidden, word
+from serving.views.charts import gauge
 
 
 def show_hidden(text: object) -> Markup:
@@ -37,6 +38,25 @@ def clock(at: datetime) -> Markup:
     return Markup('<time datetime="{}">{:%H:%M:%S}</time>').format(utc.isoformat(timespec="milliseconds"), utc)
 
 
+def ago(at: datetime) -> Markup:
+    """An age at a glance, with the moment behind it: ``4 min``, ``3 h``, ``2 d``, and after a week the day."""
+    utc = at.astimezone(UTC)
+    minutes = int((datetime.now(UTC) - utc).total_seconds() // 60)
+    if minutes < 1:  # also where another machine's clock is ahead
+        words = "now"
+    elif minutes < 60:
+        words = f"{minutes} min"
+    elif minutes < 24 * 60:
+        words = f"{minutes // 60} h"
+    elif minutes < 7 * 24 * 60:
+        words = f"{minutes // (24 * 60)} d"
+    else:
+        words = f"{utc.day} {utc:%b %Y}"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        utc.isoformat(timespec="milliseconds"), f"{utc.day} {utc:%b %Y %H:%M} UTC", words
+    )
+
+
 def kind(name: str) -> str:
     """The kind of an event as words: ``NearDuplicatesFound`` is ``near duplicates found``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
@@ -60,6 +80,8 @@ FILTERS = {
     "seen": show_hidden,
     "when": when,
     "clock": clock,
+    "ago": ago,
+    "gauge": gauge,
     "kind": kind,
     "word": word,
     "seconds": seconds,

@@ -101,6 +101,20 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class SideEvidence:
+    """Evidence that speaks for one of the labels.
+
+    Attributes:
+        words: One or more pieces, in the order in which they were given.
+        source: ``judge`` for what the Judge named, ``side`` for an advocate's justification, ``precedent`` for the text
+            of the nearest precedent.
+    """
+
+    words: Sequence[str]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrialView:
     """A trial as its page tells it.
 
@@ -139,9 +153,26 @@ class TrialView:
         return {event.side: event for event in self.record.all(SideRested)}
 
     @property
+    def evidence(self) -> Mapping[Side, SideEvidence | None]:
+        """Evidence of harm (the Accuser's side) and benign evidence (the Defender's); None where there is none."""
+        return {side: _evidence(self.record, self.told, side) for side in Side}
+
+    @property
     def examined(self) -> bool:
         """True if any side asked a question."""
         return bool(self.told.rounds)
+
+
+def _evidence(record: TrialRecord, told: Transcript, side: Side) -> SideEvidence | None:
+    """Returns what the Judge named for a side; else what the side itself argued; else the nearest precedent."""
+    accuses = side is Side.ACCUSER
+    ruling, argument, cited = told.ruling, told.arguments.get(side), record.precedents
+    if ruling is not None and (named := ruling.harmful_evidence if accuses else ruling.harmless_evidence):
+        return SideEvidence(named, "judge")
+    if argument is not None and argument.justification:
+        return SideEvidence((argument.justification,), "side")
+    nearest = None if cited is None else cited.findings.nearest_harmful if accuses else cited.findings.nearest_benign
+    return SideEvidence((nearest.text,), "precedent") if nearest is not None and nearest.text else None
 
 
 def view_of(record: TrialRecord) -> TrialView:

@@ -21,6 +21,8 @@ from tests.support.shown_trials import drawn, full_trial
 
 ONE, OTHER, LIVE, LONG = "one", "other", "live", "long"
 LONG_WORD = "Donaudampfschifffahrtsgesellschaftskapitän" * 12
+AXE = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
+"""Its usual rules and the one of WCAG 2.2 AA that is off by default."""
 PAGES = ("/", f"/trials/{ONE}", f"/trials/{OTHER}", f"/trials/{ONE}/compare?with={OTHER}", f"/trials/{ONE}/messages/3")
 
 
@@ -105,12 +107,41 @@ def test_a_trial_is_found_and_read(opened):
     page.wait_for_load_state("networkidle")
     assert page.locator("h1").inner_text() == "Not harmful"
     assert page.locator(".round").count() == 3
+    page.locator("#round-1 summary").first.click()
     left, right = (page.locator(f"#round-1 .side.{side}").bounding_box() for side in ("accuser", "defender"))
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "next to each other"
     page.locator("#round-1 .call summary").first.click()
-    page.get_by_text("System message").first.wait_for()
+    page.locator("#round-1").get_by_text("System message").first.wait_for()
     assert {url.split("/")[2] for url in seen.asked} == {seen.console.url.split("/")[2]}, "no other host"
     assert seen.complaints == []
+
+
+def test_a_trial_begins_with_what_a_person_needs_and_ends_with_the_machinery(opened):
+    page = opened().go(f"/trials/{ONE}")
+    order = ["h1", ".rationale", "#evidence", ".look", "#exhibits", "#examination", "#round-1", "#machinery", "#log"]
+    tops = [page.locator(one).bounding_box()["y"] for one in order]
+    assert tops == sorted(tops)
+    assert tops[order.index("#exhibits")] < 900, "all that comes before fits on a screen"
+    told = page.locator("#evidence .side").all_inner_texts()
+    assert "Evidence of harm · weak" in told[0] and "“Go back” is the form" in told[0]
+    assert "Benign evidence · strong" in told[1] and "The cat looks just woken" in told[1]
+    assert "The nearest precedent was found harmful" in page.locator(".look").inner_text()
+    exhibits = page.locator("#exhibits")
+    assert [exhibits.locator(one).count() for one in ("#meme", "#description", "#precedents")] == [1, 1, 1]
+    folded = "#round-1 .question", "#costs table", "#versions dl", "#log li"
+    assert [one for one in folded if page.locator(one).first.is_visible()] == []
+    page.locator("#round-2 summary").first.click()
+    assert page.locator("#round-2 .question").first.is_visible()
+    assert not page.locator("#round-1 .question").first.is_visible(), "round by round"
+
+
+def test_what_a_link_leads_to_is_unfolded(opened):
+    page = opened().go(f"/trials/{ONE}")
+    page.locator("#description-part a", has_text="event").first.click()
+    expect(page.locator("#event-3")).to_be_in_viewport()
+    page.goto(f"{page.url.partition('#')[0]}#round-fold-2")
+    page.reload()
+    expect(page.locator("#round-2 .question").first).to_be_visible()
 
 
 def test_a_picture_stays_blurred_until_it_is_asked_for(opened):
@@ -154,13 +185,15 @@ def test_a_live_trial_unfolds(opened, console):
     console.append(events[9:15])
     expect(rows).to_have_count(15)
     assert page.locator(".round").count() == 2
-    expect(page.locator("#round-1 details[open]")).to_have_count(1)  # what was unfolded stays so
+    expect(page.locator("#round-1 .call details[open]")).to_have_count(1)  # what was unfolded stays so
     console.append(events[15:])
     expect(page.locator("h1")).to_have_text("Not harmful")
     assert page.locator(".round").count() == 3
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
+    fold = "document.querySelectorAll('details').forEach(one => { one.open = false; })"
+    page.evaluate(fold)
     told = page.locator("main").inner_text()
     page.reload()
+    page.evaluate(fold)
     assert page.locator("main").inner_text() == told, "as a page that is opened now"
     asked = len(seen.asked)
     page.wait_for_timeout(1500)
@@ -213,6 +246,7 @@ def test_it_is_read_without_javascript(opened, console):
     for told in ("Monday people,", "A drawn grey cat", "stopped gaining", "starter-014", "Benign evidence is strong"):
         assert page.get_by_text(told).first.is_visible(), told
     assert page.locator(".needs-script:visible").count() == 0
+    page.locator("#round-1 summary").first.click()
     page.locator("#round-1 .summing summary").first.click()
     assert page.get_by_text("A cat is shown under words").first.is_visible()
     page.get_by_role("button", name="Show the picture", exact=True).click()
@@ -223,6 +257,7 @@ def test_it_is_read_without_javascript(opened, console):
     page.locator(".call summary").first.click()
     page.locator(".sent-here a").first.click()
     page.get_by_text("System message").first.wait_for()
+    page.locator(".menu summary").click()
     page.get_by_role("button", name="Sign out").click()
     expect(page.locator("h1")).to_have_text("Sign in")
 
@@ -242,6 +277,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened):
         seen = opened(color_scheme=scheme)
         page = seen.go(f"/trials/{ONE}")
         assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "light")
+        page.locator(".menu summary").click()
         page.locator("#theme").click()
         assert (luminance(page.evaluate(ground)) > 0.5) == (scheme == "dark")
         reload_until_given(page, ground, page.evaluate(ground))
@@ -249,7 +285,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(opened):
 
 @contextmanager
 def everything_open(page):
-    page.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")
+    page.evaluate("document.querySelectorAll('details:not(.sent, .menu)').forEach(one => { one.open = true; })")
     page.wait_for_load_state("networkidle")
     yield page
 
@@ -262,9 +298,10 @@ def test_no_barrier_is_found(opened, scheme, paths):
     for path in paths:
         page = seen.go(path)
         if path == "/sign-in":
+            page.locator(".menu summary").click()
             page.get_by_role("button", name="Sign out").click()
         with everything_open(page):
-            result = Axe().run(page)
+            result = Axe().run(page, options=AXE)
             found[path] = [(one["id"], one["nodes"][0]["html"][:160]) for one in result.response["violations"]]
     assert found == {path: [] for path in found}
     assert len(found) == len(paths)

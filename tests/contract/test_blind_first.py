@@ -162,7 +162,7 @@ def test_what_other_trials_of_the_meme_came_to_counts(tmp_path):
         )
 
     listed, case, ada, bea = play_pages(tmp_path, work, library=False)
-    assert {*re.findall(r'class="row-link[^>]*href="([^"]*)"', listed)} == {
+    assert {*re.findall(r'href="([^"]*)" class="row-link"', listed)} == {
         "/desk/cases/a", "/desk/cases/twin", "/trials/caption",
     }  # fmt: skip
     assert "is shown once you have decided" in case, "its own verdict is kept back all the same"

@@ -746,7 +746,8 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if ("class", "unseen") in attrs or tag == "mark":
             return
-        self.found.append((tag, tuple(sorted(name for name, _ in attrs))))
+        # What is unfolded from the beginning is no other element.
+        self.found.append((tag, tuple(sorted(name for name, _ in attrs if name != "open"))))
 
 
 def shape(page):

@@ -466,20 +466,70 @@ def test_pages_go_on_where_the_one_before_ended(tmp_path):
             await it.tried(f"t{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
         ada = await it.person("ada")
         found = {}
-        for path, most in (("/desk", 3), ("/desk/find", 2)):
+        for path, most in (("/desk", 3), ("/desk/find", 3)):
             seen, query = [], ""
             for _ in range(most):
                 page = (await ada.get(f"{path}{query}")).text
                 seen += [part[:6] for part in page.split(">word")[1:]]
-                if f'href="{path}?' not in page.split("rows")[-1]:
+                onward = re.search(rf'href="{path}(\?[^"]*)" rel="next"', page)
+                if onward is None:
                     break
-                query = "?" + page.split(f'class="button" href="{path}?')[1].split('"')[0].replace("&amp;", "&")
+                query = onward[1].replace("&amp;", "&")
             found[path] = [part[:2] for part in seen]
         return found
 
     found = play(tmp_path, work)
     assert found["/desk"] == [f"{number:02}" for number in range(60)]
     assert found["/desk/find"] == [f"{number:02}" for number in reversed(range(60))]
+
+
+def test_the_list_stays_where_it_was_while_its_cases_are_worked_on(tmp_path):
+    async def work(it):
+        for number in range(60):
+            await it.tried(f"u{number:02}", verdict(U), words=f"word{number:02}", at=NOON + timedelta(minutes=number))
+        await it.tried("low", verdict(H, score=0.55), words="the low one")
+        ada = await it.person("ada")
+        taken = await ada.post("/desk/next", {"why": "LOW_SCORE"})
+        page = (await ada.get(taken.headers["location"])).text
+        given = {"label": "HARMFUL", "other_clause": "4", "reason": "r"}
+        decided = await ada.post("/desk/cases/low/review?why=LOW_SCORE", given, page="/desk/cases/low")
+        onward = re.search(r'href="/desk(\?[^"]*)" rel="next"', (await ada.get("/desk")).text)[1].replace("&amp;", "&")
+        second = (await ada.get(f"/desk{onward}")).text
+        link = re.search(r'href="(/desk/cases/u55\?[^"]*)"', second)[1].replace("&amp;", "&")
+        beside = said(await ada.get(link))
+        wrong = await ada.get("/desk/cases/u55?why=NONE&urgency=x&after=y")
+        return taken.headers["location"], page, decided.headers["location"], beside, wrong
+
+    taken, page, decided, beside, wrong = play(tmp_path, work)
+    assert taken == "/desk/cases/low?why=LOW_SCORE" and decided == "/desk/cases/low?why=LOW_SCORE&precedent=none#done"
+    assert "the low one" in page and "word00" not in page and 'name="why" value="LOW_SCORE"' in page
+    assert "word55" in beside and "word50" in beside and "word49" not in beside and "From the first case on" in beside
+    assert wrong.status_code == 200 and "word00" in wrong.text, "a wrong address costs nobody a case"
+
+
+def test_rows_tell_the_words_and_why_and_never_begin_with_an_id(tmp_path):
+    async def work(it):
+        await it.tried("5b8a3d1f-waits", DOUBTFUL, pixels="1" * 64, words="Ferry\nstaff", namespace="forum")
+        await it.tried("5b8a3d1f-sure", verdict(N, score=0.04), pixels="2" * 64, words="Printer\nworks")
+        await it.tried("5b8a3d1f-failed", "GONE", pixels="3" * 64, words="")
+        ada, vic, bea = [await it.person(name) for name in ("ada", "vic", "bea")]
+        await bea.post("/desk/cases/5b8a3d1f-waits/take")
+        return (await ada.get("/")).text, (await vic.get("/")).text, (await ada.get("/desk")).text
+
+    reviewer, reader, queue = play(tmp_path, work)
+    rows = [
+        re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", row.split("</li>")[0]))
+        for page in (reviewer, reader, queue)
+        for row in page.split('<li class="row"')[1:]
+    ]
+    assert len(rows) == 7 and not [row for row in rows if "5b8a3d1f-" in row.replace("content of 5b8a3d1f-", "")]
+    waits, sure, failed = rows[:3]
+    assert "no text" in failed and "GONE" in failed and "failed" in failed
+    assert "Printer works" in sure and "Not harmful 0.04" in sure
+    assert "Ferry staff" in waits and "waits for a review : sides or votes disagree" in waits and "bea has it" in waits
+    assert "armful" not in waits and "0.55" not in waits, "a secret for who may still decide"
+    assert "Harmful 0.55" in rows[3] and "sides or votes disagree · low score" in rows[3]
+    assert "Ferry staff" in rows[6] and "bea has it" in rows[6] and "0.55" not in rows[6]
 
 
 def test_agreement_is_told(tmp_path):

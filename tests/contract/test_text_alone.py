@@ -344,7 +344,7 @@ def test_a_console_shows_a_text_that_waits_in_the_queue(tmp_path):
 
     queue, decided, review = play_pages(tmp_path, look, library=False, place=tmp_path / "docket.sqlite")
     assert WORDS in queue and "no picture" in queue
-    assert review.label is Label.HARMFUL and review.blind and "The verdict" in decided
+    assert review.label is Label.HARMFUL and review.blind and "The court:" in decided
 
 
 def test_a_record_of_it_is_json_that_says_so(tmp_path):

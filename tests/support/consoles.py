@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -134,7 +134,13 @@ class Listening:
 
 
 @contextmanager
-def listening(place: Path, folder: Path | None = None, **options: Any) -> Iterator[Listening]:
+def listening(
+    place: Path,
+    folder: Path | None = None,
+    *,
+    parts: Callable[[Docket], Mapping[str, object]] | None = None,
+    **options: Any,
+) -> Iterator[Listening]:
     """Serves a console in a thread of its own: a browser's driver has the event loop of this one."""
     ready: list[Listening] = []
     failed: list[BaseException] = []
@@ -143,7 +149,7 @@ def listening(place: Path, folder: Path | None = None, **options: Any) -> Iterat
     async def work() -> None:
         docket = noting_docket(place)
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
-        given = {"pictures": DrawnPrecedents(), **options}
+        given = {"pictures": DrawnPrecedents(), "parts": parts(docket) if parts else None, **options}
         try:
             async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **given) as url:
                 ready.append(Listening(url, docket, asyncio.get_running_loop()))

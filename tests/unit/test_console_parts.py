@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
 import pytest
@@ -12,10 +14,10 @@ from court.events import Side
 from court.record import TrialRecord
 from serving.access.callers import Caller, Scope
 from serving.console.visitors import Role, Sessions, role_of
-from serving.views.charts import Point, bar, curve
+from serving.views.charts import Point, bar, curve, gauge
 from serving.views.compare import ComparedRow
 from serving.views.recheck import differences
-from serving.views.text import seconds
+from serving.views.text import ago, seconds
 from serving.views.trial_view import view_of
 from tests.support.shown_trials import drawn, full_trial
 
@@ -134,3 +136,37 @@ def test_sessions_are_bounded():
 
 def test_durations_are_read_at_a_glance():
     assert [seconds(value) for value in (0.0, 0.84, 3.14, 125.0)] == ["0 ms", "840 ms", "3.1 s", "2 min 5 s"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "told"),
+    [(-5, "now"), (0, "now"), (4, "4 min"), (59, "59 min"), (95, "1 h"), (1439, "23 h"), (1500, "1 d"), (10079, "6 d")],
+)
+def test_ages_are_read_at_a_glance(minutes, told):
+    at = datetime.now(UTC) - timedelta(minutes=minutes, seconds=10)
+    assert re.fullmatch(rf'<time datetime="[^"]*" title="[^"]* UTC">{told}</time>', ago(at))
+
+
+def test_what_is_older_than_a_week_is_told_by_its_day():
+    assert ">2 Jan 2026</time>" in ago(datetime(2026, 1, 2, 23, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(("probability", "at"), [(0.0, "0.00%"), (0.61, "61.00%"), (1.0, "99.00%")])
+def test_a_probability_is_marked_where_it_lies(probability, at):
+    drawn_line = gauge(probability)
+    ElementTree.fromstring(drawn_line)
+    assert f'class="gauge-mark" x="{at}"' in drawn_line and " style=" not in drawn_line
+
+
+def test_evidence_is_the_judge_s_else_the_sides_else_a_precedent_s():
+    told = view_of(record()).evidence
+    assert told[Side.ACCUSER].words == ("“Go back” is the form of a phrase that drives groups out.",)
+    assert told[Side.DEFENDER].source == "judge" and len(told[Side.DEFENDER].words) == 2
+    unnamed = view_of(record(harmful=())).evidence[Side.ACCUSER]
+    assert unnamed.source == "side" and unnamed.words[0].startswith("“Go back” is the form of a phrase")
+    events = [event for event in full_trial(picture=drawn()) if event.kind not in ("VerdictGiven", "Summarised")]
+    events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events)]
+    near = view_of(TrialRecord.of(events)).evidence
+    assert near[Side.ACCUSER].source == "precedent" and "Tuesday people" in near[Side.ACCUSER].words[0]
+    bare = view_of(TrialRecord.of([event for event in events if event.seq < 2])).evidence
+    assert bare == {Side.ACCUSER: None, Side.DEFENDER: None}

@@ -45,7 +45,10 @@ async def veiled_picture(request: Request) -> Response:
     except TrialUnknown:
         return Response(empty(), media_type="image/png")
     place = _place(request.query_params.get("frame", "0"), len(frames))
-    return Response(await asyncio.to_thread(blurred, frames[place]), media_type="image/png")
+    # A list is drawn again with each case that is opened beside it: its pictures are kept by the browser for a while,
+    # for this session alone (the cookie names it), since nothing can be made out on them.
+    headers = {"cache-control": "private, max-age=600", "vary": "cookie"}
+    return Response(await asyncio.to_thread(blurred, frames[place]), media_type="image/png", headers=headers)
 
 
 async def show(request: Request) -> Response:

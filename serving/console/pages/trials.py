@@ -15,7 +15,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import blinded_ids, hidden_and_noted, hidden_ids
+from serving.console.review.parts import TOLD, blinded_ids, cases_of, hidden_and_noted, hidden_ids
 from serving.console.visitors import Role
 from serving.docket.ports import DocketLine, TrialFilter
 
@@ -43,6 +43,8 @@ async def trials(request: Request) -> Response:
         "hidden": await hidden_and_noted(request, [line.trial_id for line in page if line.label and not line.erased]),
         "left_out": _tells(which) and bool(blinded_ids(request)),
         "lines": page,
+        "cases": await cases_of(request, [line.trial_id for line in page]),
+        "words": TOLD,
         "older": older,
         "first": "after" not in asked,
         "kept": kept,

@@ -16,7 +16,6 @@ from court.verdict import Label
 from serving.console.registry import Page, console_of, form_of, session_of, trial_of, visitor_of
 from serving.console.rendering import render
 from serving.console.review.parts import (
-    TOLD,
     blind_first,
     case_path,
     note_shown,
@@ -24,6 +23,7 @@ from serving.console.review.parts import (
     rulings_of,
     tell_reviewed,
 )
+from serving.console.review.queue import listing, place_in
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Overrulings, policy_of
 from serving.docket.review.locks import LOCK_MINUTES, AlreadyReviewed, CaseError
@@ -53,7 +53,7 @@ async def take(request: Request) -> Response:
             raise
         # What the reviewer has written comes back with the page: a refusal must not lose it.
         return await _page(request, record, fault=error, written=form)
-    return await _page(request, record, written=form) if written else _back(record)
+    return await _page(request, record, written=form) if written else _back(request, record)
 
 
 async def renew(request: Request) -> Response:
@@ -71,7 +71,7 @@ async def release(request: Request) -> Response:
     """Gives a case back."""
     record = await trial_of(request)
     await review_queue_of(request).release(record.trial_id, visitor_of(request).name)
-    return RedirectResponse("/desk", status_code=303)
+    return RedirectResponse(f"/desk{place_in(request)}", status_code=303)
 
 
 async def see(request: Request) -> Response:
@@ -79,7 +79,7 @@ async def see(request: Request) -> Response:
     record = await trial_of(request)
     if record.verdict is not None:
         await note_shown(request, [record.trial_id])
-    return _back(record)
+    return _back(request, record)
 
 
 async def review(request: Request) -> Response:
@@ -97,13 +97,13 @@ async def review(request: Request) -> Response:
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
-        return RedirectResponse(f"{case_path(record.trial_id)}#done", status_code=303)
+        return _back(request, record, done=True)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
     # Only once it is stored: metrics count what is in the records.
     tell_reviewed(request, event)
     precedent = await _follow(request, record.trial_id, event, chosen=form.get("precedent") == "yes")
-    return RedirectResponse(f"{case_path(record.trial_id)}?precedent={precedent}#done", status_code=303)
+    return _back(request, record, precedent=precedent, done=True)
 
 
 async def ask_opinion(request: Request) -> Response:
@@ -112,10 +112,10 @@ async def ask_opinion(request: Request) -> Response:
     try:
         await review_queue_of(request).ask_opinion(record.trial_id, visitor_of(request).name, form.get("why", ""))
     except AlreadyReviewed:
-        return _back(record)
+        return _back(request, record)
     except (BadRequest, CaseError, Unavailable) as error:
         return await _page(request, record, fault=error, written=form)
-    return _back(record)
+    return _back(request, record)
 
 
 async def take_back(request: Request) -> Response:
@@ -127,7 +127,7 @@ async def take_back(request: Request) -> Response:
         await rulings.take_back(record.trial_id, who=visitor_of(request).name, why=form.get("back_why", ""))
     except CourtError as error:
         return await _page(request, record, fault=error, written=form)
-    return _back(record)
+    return _back(request, record)
 
 
 async def _follow(request: Request, trial_id: str, event: VerdictReviewed, *, chosen: bool) -> str:
@@ -169,6 +169,7 @@ async def _page(
     return render(
         request,
         "review/case.html",
+        **await listing(request, at_case=record.trial_id),
         status=_status(fault),
         record=record,
         told=view_of(record),
@@ -190,7 +191,6 @@ async def _page(
         fault=fault,
         written=written or {},
         kept=[(name, written[name]) for name in _WRITTEN if written and written.get(name)],
-        words=TOLD,
         minutes=LOCK_MINUTES,
         labels=_choices(record, shown=shown),
         no_clause=NO_CLAUSE,
@@ -228,8 +228,12 @@ def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
     return {grant.what: key} if grant is not None and usable else {}
 
 
-def _back(record: TrialRecord) -> Response:
-    return RedirectResponse(case_path(record.trial_id), status_code=303)
+def _back(request: Request, record: TrialRecord, *, precedent: str = "", done: bool = False) -> Response:
+    """Opens the case again, with the list beside it where it was."""
+    place = place_in(request)
+    if precedent:
+        place += f"{'&' if place else '?'}precedent={precedent}"
+    return RedirectResponse(f"{case_path(record.trial_id)}{place}{'#done' if done else ''}", status_code=303)
 
 
 PAGES = (

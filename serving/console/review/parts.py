@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from serving.console.registry import console_of, visitor_of
 from serving.console.visitors import Role
 from serving.docket.review.corrections import Corrections
 from serving.docket.review.projection import ReviewPriority
-from serving.docket.review.queue import ReviewQueue
+from serving.docket.review.queue import Case, ReviewQueue
 from serving.runner.near_duplicates import NearDuplicateIndex
 
 REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", "near", "blind_first", "reviewed"
@@ -38,6 +38,12 @@ def review_queue_of(request: Request) -> ReviewQueue:
     if not isinstance(queue, ReviewQueue):
         raise NotLoaded("This console has no desk: it was opened to read.")
     return queue
+
+
+async def cases_of(request: Request, trial_ids: Sequence[str]) -> Mapping[str, Case]:
+    """Returns what the queue knows of these trials; nothing where this console has no queue."""
+    queue = console_of(request).parts.get(REVIEW_QUEUE)
+    return await queue.cases(trial_ids) if isinstance(queue, ReviewQueue) else {}
 
 
 def rulings_of(request: Request) -> Corrections | None:

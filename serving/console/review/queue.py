@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -15,36 +16,61 @@ from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import place_of
 
-_PAGE = 25
+_PAGE = 50
 
 
 async def queue(request: Request) -> Response:
     """Cases that this visitor may take, the most urgent first."""
+    return render(request, "review/queue.html", **await listing(request))
+
+
+async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
+    """Values of the list of cases, which stands alone on its page and beside each case.
+
+    Args:
+        request: Request whose address says where the list begins, and for which reason cases are in it.
+        at_case: Case beside which the list stands.
+    """
     visitor, reviews = visitor_of(request), review_queue_of(request)
-    why = why_of(request.query_params.get("why", ""))
+    given = request.query_params
+    try:
+        why, after = why_of(given.get("why", "")), _after(request)
+    except BadRequest:
+        if not at_case:
+            raise
+        # Beside a case the list begins at its top: what somebody writes there must not be lost to a wrong address.
+        why, after = None, None
     cases = list(
-        await reviews.queue(
-            visitor.name, limit=_PAGE + 1, after=_after(request), why=why, namespaces=visitor.namespaces
-        )
+        await reviews.queue(visitor.name, limit=_PAGE + 1, after=after, why=why, namespaces=visitor.namespaces)
     )
     more = ""
     if len(cases) > _PAGE:
         cases = cases[:_PAGE]
         urgency, opened, trial_id = place_of(cases[-1])
         more = urlencode({"why": why or "", "urgency": urgency, "opened": opened, "after": trial_id})
-    counts = await reviews.counts(visitor.namespaces)
-    return render(
-        request,
-        "review/queue.html",
-        cases=cases,
-        behind=await behind(request),
-        more=more,
-        counts=counts,
-        why=why,
-        words=TOLD,
-        hidden=await hidden_and_noted(request, [case.trial_id for case in cases]),
-        none_left="none" in request.query_params,
-    )
+    return {
+        "at_case": at_case,
+        "cases": cases,
+        "behind": await behind(request),
+        "more": more,
+        "first": after is None,
+        "place": place_in(request),
+        "counts": await reviews.counts(visitor.namespaces),
+        "why": why,
+        "words": TOLD,
+        "hidden": await hidden_and_noted(request, [case.trial_id for case in cases]),
+        "none_left": "none" in given,
+    }
+
+
+def place_in(request: Request) -> str:
+    """Returns the part of an address that keeps the list where it is when a case of it is opened; empty at its top."""
+    query = {
+        name: request.query_params[name]
+        for name in ("why", "urgency", "opened", "after")
+        if request.query_params.get(name)
+    }
+    return f"?{urlencode(query)}" if query else ""
 
 
 async def take_next(request: Request) -> Response:
@@ -52,7 +78,8 @@ async def take_next(request: Request) -> Response:
     visitor = visitor_of(request)
     why = why_of(form_of(request).get("why", ""))
     case = await review_queue_of(request).take_next(visitor.name, why=why, namespaces=visitor.namespaces)
-    return RedirectResponse("/desk?none=" if case is None else case_path(case.trial_id), status_code=303)
+    query = f"?why={why}" if why else ""  # who works on one kind of cases goes on with that kind
+    return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
 
 
 def why_of(given: str) -> ReviewPriority | None:
@@ -76,6 +103,6 @@ def _after(request: Request) -> tuple[int, str, str] | None:
 
 
 PAGES = (
-    Page("/desk", queue, role=Role.REVIEWER, name="desk", nav="Desk"),
+    Page("/desk", queue, role=Role.REVIEWER, name="desk", nav="Queue"),
     Page("/desk/next", take_next, role=Role.REVIEWER, methods=("POST",), name="take_next"),
 )

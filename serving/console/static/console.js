@@ -5,10 +5,62 @@ document.addEventListener("click", (event) => {
   const zoom = event.target.closest("[data-zoom]");
   if (zoom) larger(document.getElementById(zoom.dataset.zoom), zoom.getAttribute("aria-pressed") !== "true");
   if (event.target.closest("#theme")) otherTheme();
+  // The menu closes when one goes on elsewhere.
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+
+const texts = document.getElementById("texts");
+if (texts) {
+  texts.checked = document.documentElement.dataset.texts === "shown";
+  texts.addEventListener("change", () => {
+    document.documentElement.dataset.texts = texts.checked ? "shown" : "";
+    try { localStorage.setItem("texts", texts.checked ? "shown" : ""); } catch { /* then it holds for this page */ }
+  });
+}
+
+// Of somebody who finds no harm the clause is mostly that none applies; it stands there to be seen, and to be changed.
+document.addEventListener("change", (event) => {
+  const clause = document.querySelector("#decide select#clause");
+  if (!clause || event.target.name !== "label") return;
+  const none = clause.options[1];
+  if (event.target.value === "NOT_HARMFUL" && !clause.value) clause.value = none.value;
+  else if (event.target.value === "HARMFUL" && clause.value === none.value) clause.value = "";
+});
+
+// Who comes to a case goes on from it with Tab, and not from the head of the page.
+if (!location.hash && document.activeElement === document.body) {
+  document.querySelector("[data-start]")?.focus({ preventScroll: true });
+}
+
+document.querySelector("[data-row][aria-current]")?.scrollIntoView({ block: "nearest" });
+
+// What a link leads to may be folded.
+function unfold() {
+  const to = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!to) return;
+  for (let fold = to.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  to.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+unfold();
+
+// Rows that were added to a list: whoever asked for them goes on at the first.
+let above = null;
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target.matches(".more")) above = event.detail.target.previousElementSibling;
+});
+document.addEventListener("htmx:afterSwap", () => {
+  above?.nextElementSibling?.querySelector("a")?.focus();
+  above = null;
 });
 
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
+  const menu = document.querySelector("details.menu[open]");
+  if (menu) {
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  }
   const zoomed = document.querySelector(".picture.zoomed");
   if (zoomed) larger(zoomed, false);
 });

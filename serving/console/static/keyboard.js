@@ -35,8 +35,9 @@ function act(key) {
   if (key === "j") return step(1);
   if (key === "k") return step(-1);
   if (key === "o" && current()) { current().querySelector("a").click(); return true; }
-  const own = current()?.querySelector(`[data-key="${CSS.escape(key)}"]`);
-  const target = own || [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(usable);
+  const named = `[data-key~="${CSS.escape(key)}"]`;
+  const own = current()?.querySelector(named);
+  const target = own || [...document.querySelectorAll(named)].find(usable);
   if (!target) return false;
   if (target.matches("input[type=radio], input[type=checkbox]")) {
     target.click();
@@ -64,20 +65,37 @@ function rows() {
   return [...document.querySelectorAll("[data-row]")].filter(usable);
 }
 
+// The row where one is, or was last; on the page of a case at first that of the case.
 function current() {
-  return document.querySelector(`.${MARK}`);
+  return document.activeElement.closest("[data-row]") || document.querySelector(`.${MARK}`)
+    || document.querySelector("[data-row][aria-current]");
 }
 
+// From where one is to the row beside it: a list of a thousand rows is not gone through at each step.
 function step(by) {
-  const all = rows();
-  if (!all.length) return false;
-  const at = all.indexOf(current());
-  const next = all[at < 0 ? (by > 0 ? 0 : all.length - 1) : Math.min(Math.max(at + by, 0), all.length - 1)];
-  current()?.classList.remove(MARK);
+  const at = current();
+  let next = at || (by > 0 ? rows()[0] : rows().at(-1));
+  if (at) do next = beside(next, by > 0); while (next && !isRow(next));
+  if (!next) {
+    // Behind the last row: more of them, where there are more.
+    if (by > 0) document.querySelector(".more [data-key]")?.click();
+    return at !== null;
+  }
+  document.querySelector(`.${MARK}`)?.classList.remove(MARK);
   next.classList.add(MARK);
-  next.querySelector("a")?.focus();
   next.scrollIntoView({ block: "nearest" });
+  next.querySelector("a")?.focus({ preventScroll: true });
   return true;
+}
+
+// Rows that came later stand in a list of their own.
+function beside(row, after) {
+  return after ? row.nextElementSibling || row.parentElement.nextElementSibling?.firstElementChild
+    : row.previousElementSibling || row.parentElement.previousElementSibling?.lastElementChild;
+}
+
+function isRow(one) {
+  return one.matches("[data-row]") && usable(one);
 }
 
 function showKeys() {
@@ -90,8 +108,8 @@ function showKeys() {
   const list = document.createElement("dl");
   const told = new Map([
     ...(rows().length ? [["j  k", "next row, row before"], ["o", "open the row"]] : []),
-    ...[...document.querySelectorAll("[data-key]")].filter(usable).reverse().map((one) => [one.dataset.key, one.dataset.does || NAMES[one.dataset.key] || one.textContent.trim()]),
-    ["g d  g f  g a  g t", "to the desk, find, agreement, all trials"],
+    ...[...document.querySelectorAll("[data-key]")].filter(usable).reverse().map((one) => [one.dataset.key.replace(" ", "  "), one.dataset.does || NAMES[one.dataset.key] || one.textContent.trim()]),
+    ["g d  g f  g a  g t", "to the queue, find, agreement, all trials"],
     ["Ctrl Enter", "send the form"],
     ["Esc", "leave a field, close this"],
     ["?", "this list"],

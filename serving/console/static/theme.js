@@ -1,7 +1,10 @@
 // Before anything is drawn: what the visitor chose, else what the system says. Without this file, the system.
 {
-  const kept = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
+  const kept = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
   const root = document.documentElement;
   root.classList.add("js");
-  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  const theme = kept("theme");
+  if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  // Texts are blurred until somebody asks for them in this browser.
+  if (kept("texts") === "shown") root.dataset.texts = "shown";
 }

@@ -1,0 +1,323 @@
+"""The queue beside its case in a real browser: at a glance, one decision at a time, by keyboard alone, on a phone."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+
+import pytest
+from playwright.sync_api import expect
+
+from court.events import VerdictReviewed
+from court.verdict import Label
+from serving.console.review.parts import BLIND_FIRST, REVIEW_QUEUE
+from tests.browser.conftest import reload_until_given
+from tests.browser.test_console_pages import AXE
+from tests.support.console_scenes import QUEUE, WAITING, fill_queue
+from tests.support.consoles import fill, listening, tokens_for
+from tests.support.desks import NOBODY, trial, verdict
+from tests.support.shown_trials import TEXT
+
+CASE = f"/desk/cases/{WAITING}"
+MONDAY = QUEUE[4]
+WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+BLURRED = "one => getComputedStyle(one).color === 'rgba(0, 0, 0, 0)' && getComputedStyle(one).textShadow !== 'none'"
+BARE = """words => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walk.nextNode()) {
+    const one = walk.currentNode.parentElement;
+    const seen = walk.currentNode.data.includes(words) && one.checkVisibility();
+    const veil = one.closest('.veil');
+    if (seen && (!veil || getComputedStyle(veil).color !== 'rgba(0, 0, 0, 0)')) found.push(one.outerHTML.slice(0, 200));
+  }
+  return found;
+}"""
+"""Where words of a meme stand on the page for everybody to read."""
+DRAWN = """async () => {
+  // What is out of sight is found out when a frame is drawn, and skipped in the next.
+  for (let at = 0; at < 3; at += 1) await new Promise(requestAnimationFrame);
+  const rows = [...document.querySelectorAll('[data-row]')];
+  return [rows[0], rows.at(-1)].map((one) => one.checkVisibility({ contentVisibilityAuto: true }));
+}"""
+"""True for the first row and for the last, where each is laid out and drawn."""
+
+
+@pytest.fixture
+def serve(tmp_path, chromium):
+    """Serves a queue; gives who opens it in a browser, and fails where the browser complained of a page."""
+    with ExitStack() as stack:
+        complaints = []
+
+        def opened(place=None, *, blind_first=True):
+            place = place or fill_queue(tmp_path)
+            tokens = tokens_for(tmp_path)
+            parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY), BLIND_FIRST: blind_first}  # noqa: E731
+            console = stack.enter_context(listening(place, tmp_path, parts=parts))
+
+            def sign_in(who="ruth", path="/desk", **options):
+                context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})
+                stack.callback(context.close)
+                page = context.new_page()
+                page.set_default_timeout(20_000)
+                page.on("console", lambda one: one.type in ("error", "warning") and complaints.append(one.text))
+                page.on("pageerror", lambda error: complaints.append(str(error)))
+                page.goto(f"/sign-in?next={path}")
+                page.get_by_label("Token").fill(tokens[who])
+                page.get_by_label("Token").press("Enter")
+                page.wait_for_url(f"**{path}")
+                return page
+
+            sign_in.console = console
+            return sign_in
+
+        yield opened
+    assert complaints == []
+
+
+def row_of(page, one):
+    return page.locator("[data-row]", has_text=" ".join(one.text.split()))
+
+
+@pytest.mark.parametrize("blind_first", [True, False])
+def test_a_row_is_read_at_a_glance(serve, blind_first):
+    page = serve(blind_first=blind_first)()
+    row = row_of(page, QUEUE[2])
+    assert row.locator("img.veiled").evaluate("async one => { await one.decode(); return one.naturalWidth > 4; }")
+    assert row.locator(".row-title").inner_text() == "Drink this and never be ill again", "its words in one line"
+    assert "sides or votes disagree" in row.locator(".row-why").inner_text().lower()
+    assert re.fullmatch(r"\d+ min · bea has it", row.locator(".age").inner_text())
+    words_shown = row.inner_text()
+    assert ("Harmful" in words_shown and "0.88" in words_shown) is not blind_first, (
+        "label and score only where they are no secret"
+    )
+    titles = page.locator("[data-row] .row-title").all_inner_texts()
+    assert len(titles) == 8 and not [one for one in titles if re.search(r"\d{4}-|[0-9a-f]{8}-", one)]
+
+
+def test_queue_and_case_stand_side_by_side_and_on_a_phone_one_of_them(serve):
+    sign_in = serve()
+    page = sign_in(path=CASE)
+    queue, case = page.locator(".queue"), page.locator("#case")
+    left, right = queue.bounding_box(), case.bounding_box()
+    assert left["x"] + left["width"] <= right["x"] and abs(left["y"] - right["y"]) < 2
+    expect(page.locator("[data-row][aria-current]")).to_have_text(re.compile("Monday people"))
+    page.keyboard.press("j")
+    page.keyboard.press("o")
+    page.wait_for_url(lambda url: CASE not in url)
+    expect(page.locator("[data-row][aria-current]")).to_have_text(re.compile("Drink this"))
+
+    phone = sign_in(path="/desk", viewport=PHONE)
+    row_of(phone, MONDAY).locator("a").click()
+    phone.wait_for_url(f"**{CASE}")
+    assert not phone.locator(".queue").is_visible() and phone.locator("#case").is_visible()
+    phone.get_by_role("link", name="‹ Queue").click()
+    phone.wait_for_url("**/desk")
+    assert phone.locator(".queue").is_visible()
+
+
+def test_one_decision_at_a_time_and_nothing_of_the_verdict_before_it(serve):
+    sign_in = serve()
+    page = sign_in(path=CASE)
+    page.keyboard.press("t")
+    page.get_by_role("heading", name="Your case").wait_for()
+    given_away = (MONDAY.rationale, "0.23", "is strong", "nearest precedent was found harmful")
+    assert [words for words in given_away if words in page.content()] == []
+    clause, decide = page.locator("#clause"), page.get_by_role("button", name="Decide")
+    assert not clause.is_visible() and not decide.is_visible(), "first the finding"
+    page.keyboard.press("h")
+    assert clause.is_visible() and clause.input_value() == ""
+    page.keyboard.press("n")
+    assert clause.input_value() == "none", "who finds no harm mostly names no clause"
+    page.keyboard.press("h")
+    assert clause.input_value() == "", "a harmful meme breaks a clause, which the reviewer names"
+    page.keyboard.press("n")
+    page.keyboard.press("w")
+    page.keyboard.type("A mood is no group.")
+    page.keyboard.press("Control+Enter")
+    page.locator("#verdict-title").wait_for()
+    words_shown = page.locator("#done").inner_text()
+    assert (
+        MONDAY.rationale in words_shown
+        and "0.23" in words_shown
+        and "upheld it" in words_shown
+        and "before it was shown" in words_shown
+    )
+    assert page.locator("#done").bounding_box()["y"] > page.locator("h1").bounding_box()["y"] > 40, "nothing is hidden"
+    assert row_of(page, MONDAY).count() == 0, "it waits no more"
+    (review,) = sign_in.console.do(sign_in.console.docket.trials.record(WAITING)).all(VerdictReviewed)
+    assert (review.label, review.clause, review.blind) == (Label.NOT_HARMFUL, "none", True)
+
+
+def test_five_cases_by_keyboard_alone(serve):
+    sign_in = serve()
+    page = sign_in()
+    page.keyboard.press("t")
+    decided = []
+    for number in range(5):
+        page.get_by_role("heading", name="Your case").wait_for()
+        page.wait_for_load_state()
+        decided.append(page.url.rpartition("/")[2])
+        page.keyboard.press("b")
+        page.locator("#meme-picture img.sharp").wait_for()
+        if number % 2:
+            page.keyboard.press("n")
+            page.keyboard.press("w")
+        else:
+            page.keyboard.press("h")
+            page.keyboard.press("Tab")
+            page.keyboard.type("4")
+            page.keyboard.press("Tab")
+        page.keyboard.type("b n h: none of these are keys in a field.")
+        page.keyboard.press("Control+Enter")
+        page.locator("#verdict-title").wait_for()
+        page.wait_for_load_state()
+        page.keyboard.press("c")
+    page.get_by_role("heading", name="Your case").wait_for()
+    assert len(set(decided)) == 5
+    for number, trial_id in enumerate(decided):
+        (review,) = sign_in.console.do(sign_in.console.docket.trials.record(trial_id)).all(VerdictReviewed)
+        assert review.label is (Label.NOT_HARMFUL if number % 2 else Label.HARMFUL) and review.blind
+        assert review.reason == "b n h: none of these are keys in a field."
+
+
+def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere(serve):
+    page = serve()(path=CASE)
+    page.keyboard.press("t")
+    page.get_by_role("heading", name="Your case").wait_for()
+    page.keyboard.press("h")
+    page.wait_for_load_state("networkidle")
+    page.locator("#case").focus()
+    where = """() => { const one = document.activeElement, style = getComputedStyle(one);
+      const after = getComputedStyle(one, '::after');
+      one.dataset.been = 'yes';
+      return [one.tagName, style.outlineStyle !== 'none' || after.outlineStyle !== 'none' || one.id === 'case']; }"""
+    for key in ("Tab", "Shift+Tab"):
+        for _ in range(150):
+            page.keyboard.press(key)
+            tag, seen = page.evaluate(where)
+            if tag == "BODY":
+                break
+            assert seen, page.evaluate("document.activeElement.outerHTML")
+        assert tag == "BODY", f"{key} leads out of the page at its end"
+    missed = (
+        "main :is(a[href], button, summary, select, textarea, input:not([type=hidden], [type=radio])):not([data-been])"
+    )
+    assert (
+        page.locator(missed).evaluate_all("all => all.filter(one => one.checkVisibility()).map(one => one.outerHTML)")
+        == []
+    )
+
+
+def test_texts_stay_blurred_until_somebody_asks(serve):
+    sign_in = serve()
+    words = TEXT.split("\n")[1]
+    at = f"/trials/{WAITING}"
+    paths = ("/", "/desk/find", at, f"{at}/messages/21", f"{at}/compare?with={WAITING}")
+    reader = sign_in("vera", "/")
+    for path in paths:
+        reader.goto(path)
+        reader.evaluate("document.querySelectorAll('details:not(.sent)').forEach(one => { one.open = true; })")
+        assert words in reader.content() and reader.evaluate(BARE, words) == [], path
+    reader.goto(f"/trials/{WAITING}")
+    text = reader.locator("#meme blockquote")
+    assert text.evaluate(BLURRED)
+    reader.get_by_label("Show the text").check()
+    assert not text.evaluate(BLURRED) and reader.locator("#precedent-1 .veil").evaluate(BLURRED), "that one alone"
+
+    page = sign_in(path=CASE)
+    row, text = row_of(page, MONDAY).locator(".veil"), page.locator(".meme blockquote")
+    assert page.evaluate(BARE, words) == []
+    page.keyboard.press("b")
+    page.locator("#meme-picture img.sharp").wait_for()
+    assert not text.evaluate(BLURRED) and row.evaluate(BLURRED), "with the picture its own text is shown"
+    page.keyboard.press("b")
+    page.locator("#meme-picture img.veiled").wait_for()
+    assert text.evaluate(BLURRED)
+    page.keyboard.press("i")
+    assert not text.evaluate(BLURRED) and not row.evaluate(BLURRED)
+    reload_until_given(page, "document.documentElement.dataset.texts", "shown")
+    page.goto("/")
+    assert not row_of(page, MONDAY).locator(".veil").evaluate(BLURRED), "who asked is not asked again"
+    page.keyboard.press("i")
+    assert row_of(page, MONDAY).locator(".veil").evaluate(BLURRED)
+
+    plain = sign_in(path=CASE, java_script_enabled=False)
+    veil = plain.locator(".meme blockquote")
+    assert veil.evaluate(BLURRED)
+    plain.locator("#texts").check()
+    assert not veil.evaluate(BLURRED)
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_on_a_phone_navigation_is_one_line_and_nothing_scrolls_sideways(serve, width):
+    page = serve()(viewport={"width": width, "height": 844})
+    for path in ("/", "/desk", CASE, "/desk/find", f"{CASE}/similar", "/desk/agreement", f"/trials/{WAITING}"):
+        page.goto(path)
+        assert page.locator(".bar").bounding_box()["height"] <= 48, path
+        tops = {round(one.bounding_box()["y"]) for one in page.locator(".bar nav a").all()}
+        assert len(tops) == 1, path
+        page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    page.get_by_text("Menu").click()
+    assert page.get_by_role("button", name="Sign out").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.get_by_role("button", name="Sign out").is_visible()
+
+
+def test_more_rows_come_into_the_list_and_those_out_of_sight_cost_nothing(serve, tmp_path):
+    many = [trial(f"t{number:03}", verdict(Label.UNDECIDED), words=f"word {number:03}") for number in range(120)]
+    sign_in = serve(fill(tmp_path / "docket.sqlite", many))
+    page = sign_in()
+    rows = page.locator("[data-row]")
+    expect(rows).to_have_count(50)
+    page.keyboard.press("m")
+    expect(rows).to_have_count(100)
+    link = rows.locator("a")
+    expect(link.nth(50)).to_be_focused()
+    page.keyboard.press("j")
+    expect(link.nth(51)).to_be_focused()
+    page.keyboard.press("k")
+    page.keyboard.press("k")
+    expect(link.nth(49)).to_be_focused()  # from list to list
+    page.evaluate("document.querySelector('.queue').scrollTop = 0; document.activeElement.blur()")
+    expect(rows.first).to_be_in_viewport()
+    assert page.evaluate(DRAWN) == [True, False]
+    rows.nth(99).locator("a").focus()
+    page.keyboard.press("j")
+    expect(rows).to_have_count(120)
+    expect(link.nth(100)).to_be_focused()
+    assert page.locator(".more").count() == 0
+    page.keyboard.press("o")
+    page.wait_for_url("**/desk/cases/t100?**")
+    expect(page.locator("[data-row][aria-current]")).to_have_text(re.compile("word 100"))
+    assert page.get_by_role("link", name="From the first case on").count() == 1
+
+    plain = sign_in(java_script_enabled=False)
+    plain.get_by_role("link", name="More cases").click()
+    plain.wait_for_url("**/desk?**after=**")
+    expect(plain.locator("[data-row]")).to_have_count(50)
+    assert "word 050" in plain.locator("[data-row]").first.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_barrier_is_found_beside_each_other(serve, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = serve()(color_scheme=scheme)
+    found = {}
+    for step in ("/desk", CASE, "taken", "decided", "/"):
+        if step == "taken":
+            page.keyboard.press("t")
+            page.get_by_role("heading", name="Your case").wait_for()
+            page.keyboard.press("h")
+        elif step == "decided":
+            page.locator("#clause").select_option("4")
+            page.get_by_label("Reason").fill("It says so.")
+            page.get_by_role("button", name="Decide").click()
+            page.locator("#verdict-title").wait_for()
+        else:
+            page.goto(step)
+        page.wait_for_load_state("networkidle")
+        page.keyboard.press("i")
+        violations = axe.run(page, options=AXE).response["violations"]
+        found[step] = [(one["id"], one["nodes"][0]["html"][:160]) for one in violations]
+    assert found == {step: [] for step in found}

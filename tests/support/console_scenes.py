@@ -1,0 +1,215 @@
+"""Queues to look at: drawn, tame memes in every state that a row of the console can show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from court.events import AnyEvent, VerdictGiven
+from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Strength, Strengths, Verdict
+from serving.docket.open import Docket
+from tests.support.consoles import fill
+from tests.support.shown_trials import drawn, full_trial
+
+H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
+WEAK, MODERATE, STRONG = Strength.WEAK, Strength.MODERATE, Strength.STRONG
+WAITING = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
+"""The case that the pictures in the documentation show."""
+
+
+@dataclass(frozen=True, slots=True)
+class SceneTrial:
+    """A trial of a scene.
+
+    Attributes:
+        scene: Drawing of the meme.
+        text: Text of the meme.
+        label: The court's label.
+        score: Probability of harm; None if the verdict has none.
+        strengths: Evidence of harm, benign evidence; None where undecided.
+        reason: Why a person should look; None if nobody has to.
+        detail: The reason in words.
+        minutes: Age of the trial.
+        rationale: The Judge's.
+    """
+
+    scene: str
+    text: str
+    label: Label
+    score: float | None
+    strengths: tuple[Strength, Strength] | None
+    reason: ReviewReason | None
+    detail: str
+    minutes: int
+    rationale: str
+
+
+QUEUE = (
+    SceneTrial(
+        "crowd",
+        "Blueland ferry staff\nstrike again, of course",
+        H,
+        0.61,
+        (MODERATE, WEAK),
+        ReviewReason.PRECEDENTS_DISAGREE,
+        "The nearest precedent was found harmless, and most others were not.",
+        4,
+        "The caption turns one strike into a trait of a whole group (“of course”), which clause 4 names. The "
+        "Defender's reading as a complaint about a service is supported by one precedent, not by the wording.",
+    ),
+    SceneTrial(
+        "desk",
+        "When the printer\nfinally works",
+        N,
+        0.12,
+        (WEAK, STRONG),
+        ReviewReason.VOTE_DISAGREES,
+        "The precedents' vote says harmful, the Judge does not.",
+        11,
+        "A joke about an office machine; nobody is named or shown.",
+    ),
+    SceneTrial(
+        "medicine",
+        "Drink this and\nnever be ill again",
+        H,
+        0.88,
+        (STRONG, WEAK),
+        ReviewReason.JUDGE_CONTRADICTS_ITSELF,
+        "The Judge's own label was another than that of the rule.",
+        20,
+        "The bottle is sold as a cure of everything; the words ask to take it in place of a physician's help.",
+    ),
+    SceneTrial(
+        "landscape",
+        "Nothing to see here",
+        U,
+        None,
+        None,
+        ReviewReason.NO_SIMILAR_PRECEDENT,
+        "No precedent is near enough, and neither side found evidence.",
+        26,
+        "There is nothing that either side could argue from.",
+    ),
+    SceneTrial(
+        "cat",
+        "Monday people,\ngo back to bed",
+        N,
+        0.23,
+        (WEAK, STRONG),
+        ReviewReason.PRECEDENTS_DISAGREE,
+        "The nearest precedent was found harmful, and most others were not.",
+        31,
+        "The words “go back” echo precedent 1, as the Accuser says, but what they name is a bed. A mood on Mondays is "
+        "no protected group, so the benign reading is strong.",
+    ),
+    SceneTrial(
+        "football",
+        "They all look the same\non that island",
+        H,
+        0.57,
+        (STRONG, STRONG),
+        ReviewReason.SCORE_DISAGREES,
+        "The probability hardly speaks for the label.",
+        44,
+        "“They all” takes every islander for one; that a team in equal shirts is shown makes it a joke for some.",
+    ),
+    SceneTrial(
+        "coffee",
+        "My cat, my boss",
+        N,
+        0.46,
+        (WEAK, STRONG),
+        ReviewReason.TEXT_UNSURE,
+        "Parts of the text were read with little confidence.",
+        62,
+        "A cat that orders its person about; nobody is meant.",
+    ),
+    SceneTrial(
+        "ballot",
+        "Vote on Tuesday,\nGreenland on Wednesday",
+        H,
+        0.79,
+        (STRONG, WEAK),
+        ReviewReason.NEAR_DUPLICATE_HARMFUL,
+        "Nearly the same meme was found harmful before.",
+        95,
+        "It sends one group to the ballot on a wrong day.",
+    ),
+    SceneTrial(
+        "dog",
+        "Good boy, bad Monday",
+        N,
+        0.08,
+        (WEAK, STRONG),
+        None,
+        "",
+        180,
+        "A dog beside a torn cushion, and words about a day.",
+    ),
+    SceneTrial(
+        "cake",
+        "Too many candles,\nnot enough cake",
+        N,
+        0.05,
+        (WEAK, STRONG),
+        None,
+        "",
+        1500,
+        "A joke about growing older that names nobody.",
+    ),
+)
+"""As rows of a queue show them; the last two need nobody."""
+
+
+def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str = "forum") -> Sequence[AnyEvent]:
+    """The events of a full trial that ended as a scene says."""
+    picture = drawn(one.scene, one.text)
+    *before, given = full_trial(
+        trial_id,
+        picture=picture,
+        at=now - timedelta(minutes=one.minutes),
+        text=one.text,
+        namespace=namespace,
+        content_id=f"post-{4700 + one.minutes}",
+        label=H if one.label is H else N,
+    )
+    assert isinstance(given, VerdictGiven) and given.ruling is not None
+    verdict = Verdict(
+        label=one.label,
+        strengths=None if one.strengths is None else Strengths(harmful=one.strengths[0], benign=one.strengths[1]),
+        harm_score=one.score,
+        harm_score_meaning=None if one.score is None else ScoreMeaning.LABEL_PROBABILITY,
+        rationale=one.rationale,
+        finding=Finding(category="nationality", clause="4", target="community") if one.label is H else None,
+        review=() if one.reason is None else (Review(reason=one.reason, detail=one.detail),),
+    )
+    ruling = None if one.label is U else given.ruling.model_copy(update={"label": one.label})
+    return [*before, given.model_copy(update={"verdict": verdict, "ruling": ruling})]
+
+
+def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea") -> Path:
+    """A docket with the trials above; the third case is somebody else's for the time being."""
+    now = now or datetime.now(UTC)
+    ids = [f"{number:08x}-2a51-4c0a-9d7e-5b8a3d1f7c20" for number in range(1, len(QUEUE) + 1)]
+    ids[4] = WAITING
+    place = fill(
+        folder / "docket.sqlite",
+        [scene_trial(id_, one, now=now) for id_, one in zip(ids, QUEUE, strict=True)],
+        [drawn(one.scene, one.text) for one in QUEUE],
+    )
+
+    async def hold() -> None:
+        docket = Docket.open(place)
+        try:
+            await docket.review_queue().take(ids[2], holder)
+        finally:
+            await docket.close()
+
+    # In a thread of its own: a browser's driver may have the event loop of this one.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, hold()).result()
+    return place
