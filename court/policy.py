@@ -20,6 +20,8 @@ class Clause(BaseModel):
     number: str = Field(pattern=r"^[0-9A-Za-z.]{1,12}$")
     category: str = Field(min_length=1, max_length=60)
     text: str = Field(min_length=1, max_length=2000)
+    facts: bool = False
+    """Whether it turns on whether something is true, so that an expert witness may have to be heard."""
 
 
 class Policy(BaseModel):
@@ -50,13 +52,25 @@ class Policy(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it, as ``sha256:…``."""
-        return digest(self.model_dump(mode="json"))
+        """SHA-256 of all its words, as ``sha256:…``."""
+        # Without `facts`, which is none: policies of before it was there, and requests that name one, keep their
+        # digests. A trial with a witness has those clauses among its settings.
+        return digest(self.model_dump(mode="json", exclude={"clauses": {"__all__": {"facts"}}}))
 
     @property
     def categories(self) -> tuple[str, ...]:
         """The categories of the clauses, each once, in their order."""
         return tuple(dict.fromkeys(clause.category for clause in self.clauses))
+
+    @property
+    def clauses_on_facts(self) -> tuple[str, ...]:
+        """Numbers of the clauses that turn on whether something is true."""
+        return tuple(clause.number for clause in self.clauses if clause.facts)
+
+    @property
+    def turns_on_facts(self) -> bool:
+        """True if there is such a clause."""
+        return bool(self.clauses_on_facts)
 
     @property
     def text(self) -> str:

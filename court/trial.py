@@ -35,12 +35,14 @@ from court.events import (
 )
 from court.evidence import Evidence, text_reader_off
 from court.examination import entropy
+from court.expert.embedded import SentenceWitness
+from court.expert.findings import Testimony, with_testimony
 from court.full import FullTrial
 from court.judgment import give_verdict
 from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
+from court.ports import DuplicateFinder, Entailment, EventSink, EvidenceSource, PrecedentFinder, TextReader
 from court.prompts.sets import PromptSet, packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
@@ -97,6 +99,9 @@ class Court:
             messages.
         now: The time, UTC.
         duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
+        evidence_source: Finds documents for the expert witness; None for a court that calls none.
+        entailment: Compares claims with sentences where no model is asked to write; None where claims are not settled
+            there.
     """
 
     finder: PrecedentFinder
@@ -109,6 +114,8 @@ class Court:
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
+    evidence_source: EvidenceSource | None = None
+    entailment: Entailment | None = None
 
     @property
     def procedures(self) -> frozenset[Procedure]:
@@ -124,6 +131,17 @@ class Court:
                 reason="PROCEDURE_NOT_LOADED",
                 field="procedure",
             )
+        if self.settings.expert != "off" and self.evidence_source is None:
+            raise NotLoaded(
+                f"The expert witness is on (trial.expert = {self.settings.expert}) without a source of evidence. "
+                "Name one: expert.corpus for a folder of documents, or expert.url for a search of your own; or set "
+                "trial.expert to off.",
+                reason="EVIDENCE_SOURCE_MISSING",
+                field="trial.expert",
+            )
+        if self.settings.expert != "off" and procedure is not Procedure.SUMMARY and self.chairs is not None:
+            # A fault of wiring: with the witness on, its model is connected as those of the other roles are.
+            assert self.chairs.expert is not None, "the expert witness is on, and has no model"
         if not text_given and self.text_reader is None:
             raise text_reader_off()
 
@@ -251,6 +269,10 @@ class Court:
             await clerk.note_all(*untold)
             await self._full(evidence, fence, case).run(text)
             return
+        if untold and self.settings.expert == "always":
+            await clerk.note_all(*untold)
+            untold = []
+        testimony = await self._testimony(text.text, clerk, budget)
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
         for side in Side:
@@ -267,7 +289,24 @@ class Court:
                 resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
                 untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
-        await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
+        verdict = summary.weigh(findings, held, text, self.settings)
+        if testimony is not None:
+            verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
+        await give_verdict(clerk, *untold, verdict=verdict)
+
+    async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony | None:
+        """Testimony of the expert witness of a summary, which no side can call; None where it is not called."""
+        if self.settings.expert != "always" or self.evidence_source is None:
+            return None
+        clerk.step = "claims"
+        witness = SentenceWitness(
+            source=self.evidence_source,
+            entailment=self.entailment,
+            settings=self.settings,
+            recorder=clerk,
+            deadline=budget,
+        )
+        return await witness.testify(text)
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
@@ -279,6 +318,7 @@ class Court:
             fence=fence,
             prompts=self.prompts,
             batch=case.batch,
+            source=self.evidence_source,
         )
 
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
@@ -328,6 +368,13 @@ class Court:
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.chairs is not None:
             settings |= self.chairs.settings(self.settings.reply_chars)
+        if self.settings.expert != "off" and self.evidence_source is not None:
+            # Another source finds other evidence: a trial that is resumed, or a verdict given again, has to rest on the
+            # same.
+            settings["evidence_source"] = self.evidence_source.identity
+            settings["clauses_on_facts"] = list(self.policy.clauses_on_facts)
+            if self.entailment is not None and procedure is not Procedure.FULL:
+                settings["entailment"] = self.entailment.identity
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:

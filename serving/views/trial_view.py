@@ -11,12 +11,17 @@ from markupsafe import Markup
 from court.events import (
     AnswerGiven,
     AnyEvent,
+    ClaimSettled,
+    ClaimsFound,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicatesFound,
     PrecedentsCited,
+    QueriesPlanned,
     QuestionAsked,
     ReviewOutcome,
     Side,
@@ -33,6 +38,7 @@ from court.record import TrialRecord, TrialState
 from court.transcript import Transcript, transcript
 from court.verdict import Label
 from serving.views.charts import Point, bar, curve
+from serving.views.claims_view import ClaimView, claims_of
 from serving.views.recheck import Difference, differences
 
 _TELLS: Mapping[Label, str] = {
@@ -128,6 +134,7 @@ class TrialView:
         differences: Values that come out otherwise than recorded, by event.
         readings: The Judge's reading of each precedent, by its id.
         steering: Signs of steering, by the event that they stand in.
+        claims: Claims of fact that an expert witness checked.
         live: True if the trial may still go on.
     """
 
@@ -140,6 +147,7 @@ class TrialView:
     differences: Mapping[int, Sequence[Difference]]
     readings: Mapping[str, str]
     steering: Mapping[int, Sequence[SteeringFound]]
+    claims: Sequence[ClaimView]
     live: bool
 
     @property
@@ -198,6 +206,7 @@ def view_of(record: TrialRecord) -> TrialView:
         differences=amiss,
         readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,
+        claims=claims_of(record),
         live=record.state is TrialState.OPEN,
     )
 
@@ -291,6 +300,17 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                     add(event, f"Judge {number}’s odds, two calls", "judge", call=odds.call)
             case GuardHeard(call=ModelCall() as call):
                 add(event, "guard’s opinion", "court", call=call)
+            case ClaimsFound(call=ModelCall() as call):
+                add(event, "claims of fact found", "expert", call=call)
+            case QueriesPlanned(claim=number, call=ModelCall() as call):
+                add(event, f"queries about claim {number}", "expert", call=call)
+            case EvidenceSearched(claim=number):
+                add(event, f"search about claim {number}", "expert", call=event.call, seconds=event.latency_s)
+            case DocumentWeighed(claim=number):
+                for call in event.calls:
+                    add(event, f"document about claim {number}", "expert", call=call)
+            case ClaimSettled(claim=number, call=ModelCall() as call):
+                add(event, f"finding about claim {number}", "expert", call=call)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
                     add(event, "Judge rules", "judge", call=call)
