@@ -313,3 +313,111 @@ class ReplicatedModel(ChatModel, Protocol):
     def room(self) -> bool:
         """True if the server that is asked now would work on one more call at once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceHit:
+    """One result of a search for evidence about a claim.
+
+    Attributes:
+        id: Name of the document within its source, by which it can be read.
+        title: Title of the document; empty if it has none.
+        source: Publisher of the document, such as a site's name.
+        snippet: Passage that answered the query, or its beginning.
+        date: Date of the document as its source gives it; empty if it gives none.
+    """
+
+    id: str
+    title: str
+    source: str
+    snippet: str
+    date: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceDocument:
+    """Text of a document that a search found.
+
+    Attributes:
+        id: As in the hit.
+        title: As in the hit.
+        source: As in the hit.
+        date: As in the hit.
+        text: Text, or the passage of it that was found.
+        sha256: SHA-256 of the text in UTF-8, in hex.
+    """
+
+    id: str
+    title: str
+    source: str
+    date: str
+    text: str
+    sha256: str
+
+
+class EvidenceSource(Protocol):
+    """Finds documents that speak about a claim of fact. It is sent words of the claim, and nothing else of a trial."""
+
+    @property
+    def identity(self) -> str:
+        """Name and version: the same identity gives the same documents, as far as the source can promise it."""
+        ...
+
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        """Documents about the query, best first; none where nothing is found.
+
+        Args:
+            query: Words to search for.
+            most: Largest number of hits.
+            within_s: Seconds that the search may take.
+
+        Raises:
+            Overrun: There was no answer in that time.
+            Unavailable: The source can't be searched now.
+        """
+        ...
+
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        """The document of a hit.
+
+        Args:
+            document_id: Id of a hit.
+            within_s: Seconds that reading may take.
+
+        Raises:
+            Overrun: There was no answer in that time.
+            Unavailable: The document can't be read now, is too large, or is no text.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entailed:
+    """Relation of a hypothesis to a premise, as probabilities that add up to 1.
+
+    Attributes:
+        entailment: The premise says that the hypothesis is true.
+        neutral: It says neither.
+        contradiction: It says that the hypothesis is false.
+    """
+
+    entailment: float
+    neutral: float
+    contradiction: float
+
+
+class Entailment(Protocol):
+    """A model of natural-language inference."""
+
+    @property
+    def identity(self) -> str:
+        """Name and version of the model."""
+        ...
+
+    async def infer(self, premise: str, hypothesis: str) -> Entailed:
+        """Returns how a hypothesis relates to a premise.
+
+        Raises:
+            Unavailable: The model can't be asked now.
+        """
+        ...
