@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Typ
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
-from court.verdict import Label, Strengths, Verdict
+from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, Strengths, Verdict
 
 
 class Procedure(StrEnum):
@@ -45,6 +45,8 @@ class Role(StrEnum):
     JUDGE = "JUDGE"
     GUARD = "GUARD"
     """A guard model, heard as a further witness."""
+    EXPERT = "EXPERT"
+    """A witness for claims of fact, which sees claims and documents alone."""
 
 
 class TextSource(StrEnum):
@@ -320,6 +322,8 @@ class Summarised(Event):
     """Absolute difference to the previous summary's, in bits."""
     cites: tuple[str, ...] = ()
     """Precedents that the side rests on."""
+    claim: str = ""
+    """Claim of fact on which its case rests; empty where there is none, and where sides are not asked for one."""
     call: ModelCall | None = None
 
 
@@ -334,6 +338,8 @@ class SummarisedAhead(Event):
     round: int = Field(ge=1)
     summary: str
     justification: str
+    claim: str = ""
+    """As in a ``Summarised``."""
     call: ModelCall
 
 
@@ -375,6 +381,134 @@ class GuardHeard(Event):
     failure: str = ""
     """Why there is no opinion, as a code."""
     call: ModelCall | None = None
+
+
+class CheckableClaim(_Value):
+    """A claim of fact that the meme puts forward."""
+
+    number: int = Field(ge=1)
+    text: str = Field(min_length=1)
+    """The claim as a sentence that can be understood by itself."""
+    span: str = ""
+    """Words of the meme's text or description that it comes from; empty where they do not stand there."""
+
+
+class ClaimsFound(Event):
+    """The meme's claims of fact are known; there may be none."""
+
+    kind: Literal["ClaimsFound"] = "ClaimsFound"
+    claims: tuple[CheckableClaim, ...] = ()
+    left_out: int = Field(default=0, ge=0)
+    """Number of statements that were found and are no claims of fact: opinions, jokes, wishes."""
+    failure: str = ""
+    """Why the claims are not known, as a code: a model's failure, or TIME where the Judge was due."""
+    call: ModelCall | None = None
+    """``None`` where no model was asked, or gave no usable reply."""
+
+
+class QueriesPlanned(Event):
+    """The witness decided what to search for first."""
+
+    kind: Literal["QueriesPlanned"] = "QueriesPlanned"
+    claim: int = Field(ge=1)
+    queries: tuple[str, ...]
+    failure: str = ""
+    """Why the query is the claim itself, as a code: no model gave others."""
+    call: ModelCall | None = None
+
+
+class RankedHit(_Value):
+    """A document that a search found."""
+
+    id: str
+    title: str = ""
+    source: str = ""
+    snippet: str = ""
+    date: str = ""
+    rank_given: int = Field(ge=1)
+    """Its place in the source's own order."""
+
+
+class EvidenceSearched(Event):
+    """A source of evidence was searched for a claim, or could not be."""
+
+    kind: Literal["EvidenceSearched"] = "EvidenceSearched"
+    claim: int = Field(ge=1)
+    number: int = Field(ge=1)
+    """Number of the search for this claim."""
+    query: str
+    hits: tuple[RankedHit, ...] = ()
+    """In the order in which they were ranked by relevance and by how credible their sources are."""
+    source_identity: str
+    latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Duration of the search, without the ranking."""
+    failure: str = ""
+    """Why the source gave no answer, as a code."""
+    rank_failure: str = ""
+    """Why the hits stand in the source's own order, as a code: no model ranked them."""
+    call: ModelCall | None = None
+    """The ranking; ``None`` where there was nothing to rank."""
+
+
+class DocumentWeighed(Event):
+    """A document was read and weighed against a claim, or could not be."""
+
+    kind: Literal["DocumentWeighed"] = "DocumentWeighed"
+    claim: int = Field(ge=1)
+    number: int = Field(ge=1)
+    """Number of the weighing for this claim."""
+    document: str
+    """Id of the document within its source."""
+    title: str = ""
+    source: str = ""
+    date: str = ""
+    sha256: str = ""
+    """SHA-256 of the text in UTF-8, in hex; empty where it could not be read."""
+    text: str = ""
+    """The text as it was read: of a long one, the beginning. In a docket it stands beside the event and can be erased.
+    """
+    second_look: bool = False
+    """Whether it had been put aside before."""
+    comprehensible: bool = False
+    """Whether it can be understood by itself or with the evidence before it."""
+    helpful: bool = False
+    """Whether it says something new and useful about the claim: it is evidence from here on."""
+    sufficient: bool | None = None
+    """Whether the evidence is now enough; ``None`` where that was not asked."""
+    aside: bool = False
+    """Whether it is put aside, to be looked at once more."""
+    leaning: ClaimLabel | None = None
+    """Label that the evidence up to here gives; ``None`` where the document is not evidence."""
+    quotes: tuple[str, ...] = ()
+    """Passages of the document that bear on the claim; code has found each of them in it."""
+    quotes_dropped: int = Field(default=0, ge=0)
+    """Number of passages that were named and do not stand in the document."""
+    queries: tuple[str, ...] = ()
+    """Further queries."""
+    failure: str = ""
+    """Why it could not be read or weighed, as a code."""
+    calls: tuple[ModelCall, ...] = ()
+
+
+class ClaimSettled(Event):
+    """The witness gave its finding about a claim. No label of the meme follows from it."""
+
+    kind: Literal["ClaimSettled"] = "ClaimSettled"
+    claim: int = Field(ge=1)
+    label: ClaimLabel
+    because: ClaimBasis
+    evidence: tuple[QuotedPassage, ...] = ()
+    documents: int = Field(default=0, ge=0)
+    """Number of documents that were read about it."""
+    checked: bool = True
+    """False where no source answered, or none of what it found could be read or weighed."""
+    quotes_dropped: int = Field(default=0, ge=0)
+    """Number of passages that were named and do not stand in their documents. A label without any passage that does
+    counts as NOT_ENOUGH."""
+    failure: str = ""
+    """Why the label is that of the last document that was weighed, as a code: no model gave a final one."""
+    call: ModelCall | None = None
+    """``None`` where there was no evidence or no time to classify."""
 
 
 class NearDuplicate(_Value):
@@ -456,6 +590,8 @@ class SteeringFound(Signal):
     """Sequence number of the event whose text it stands in."""
     precedent: str = ""
     """Id of the precedent whose text it stands in; empty where it is no precedent's."""
+    document: str = ""
+    """Id of the document whose text it stands in; empty where it is none's."""
 
 
 class VerdictGiven(Event):
@@ -544,6 +680,11 @@ AnyEvent: TypeAlias = Annotated[
     | NearDuplicatesFound
     | PrecedentsCited
     | GuardHeard
+    | ClaimsFound
+    | QueriesPlanned
+    | EvidenceSearched
+    | DocumentWeighed
+    | ClaimSettled
     | JudgeRuled
     | VerdictGiven
     | TrialFailed
@@ -561,6 +702,14 @@ EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
 """Every kind there is."""
 
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+
+
+def calls_of(event: Event) -> tuple[ModelCall, ...]:
+    """The calls that an event tells of, but for those for odds."""
+    if isinstance(event, DocumentWeighed):
+        return event.calls
+    call: ModelCall | None = getattr(event, "call", None)
+    return () if call is None else (call,)
 
 
 def parse_event(stored: str | bytes) -> AnyEvent:

@@ -22,7 +22,7 @@ from court.deadline import Deadline, completed
 from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised, SummarisedAhead
 from court.messages import Exchange
 from court.recorder import Recorder
-from court.replies import Argument
+from court.replies import Argument, ArgumentOnClaim
 from court.roles import Advocate, Proposer, RoleModels, RoleReply
 from court.settings import TrialSettings
 
@@ -63,6 +63,7 @@ class Examination:
         deadline: Time that is left of the trial.
         recorder: Records events, and finds those of a trial that was cut off.
         models: The trial's models; while one has no room, no call is made that may turn out to be superfluous.
+        claimed: Is called when a summary that counts rests on a claim of fact; None where sides are not asked for one.
     """
 
     advocate: Advocate
@@ -71,6 +72,7 @@ class Examination:
     deadline: Deadline
     recorder: Recorder
     models: RoleModels
+    claimed: Callable[[], None] | None = None
 
     async def run(self) -> SideCase:
         """Examines until there is nothing new, no round or no time left.
@@ -181,7 +183,7 @@ class Examination:
         if known := self.recorder.recall(Summarised, side=side, round=number):
             return known
         if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
-            return RoleReply(Argument(summary=early.summary, justification=early.justification), early.call)
+            return RoleReply(_argument(early), early.call)
         said = await self.advocate.summarise(history, progress=progress())
         if ahead():
             argument = said.value
@@ -191,14 +193,19 @@ class Examination:
                 round=number,
                 summary=argument.summary,
                 justification=argument.justification,
+                claim=_claim(argument),
                 call=said.call,
             )
         return said
 
     async def _summarised(self, number: int, summary: _Summary, previous: float | None) -> Argument:
         """Keeps a summary: in the order of rounds, in whatever order they were written."""
+        # Of rounds that count alone: a trial that is held again has no others.
+        claim = summary.claim if isinstance(summary, Summarised) else _claim(summary.value)
+        if claim and self.claimed is not None:
+            self.claimed()
         if isinstance(summary, Summarised):
-            return Argument(summary=summary.summary, justification=summary.justification)
+            return _argument(summary)
         bits = entropy(summary.value.summary)
         await self.recorder.note(
             Summarised,
@@ -208,6 +215,7 @@ class Examination:
             justification=summary.value.justification,
             entropy=bits,
             entropy_change=None if previous is None else abs(bits - previous),
+            claim=claim,
             call=summary.call,
         )
         return summary.value
@@ -219,6 +227,14 @@ class Examination:
         if rested is None:
             rested = await self.recorder.note(SideRested, side=side, rounds=rounds, reason=reason)
         return SideCase(argument, rested.rounds, rested.reason)
+
+
+def _argument(said: Summarised | SummarisedAhead) -> Argument:
+    return ArgumentOnClaim(summary=said.summary, justification=said.justification, claim=said.claim)
+
+
+def _claim(argument: Argument) -> str:
+    return argument.claim.strip() if isinstance(argument, ArgumentOnClaim) else ""
 
 
 def _progress(number: int, gone_on: Sequence[asyncio.Event]) -> int:

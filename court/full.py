@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from court import judgment
@@ -18,11 +20,15 @@ from court.errors import Overrun
 from court.events import Described, GuardHeard, JudgeRuled, OddsGiven, PrecedentsCited, Side, TextRead
 from court.evidence import Evidence
 from court.examination import Examination, SideCase
+from court.expert.findings import Testimony
+from court.expert.messages import findings_words
+from court.expert.witness import ExpertWitness, asks_for_claims, may_be_called
 from court.guard import GuardWitness, opinion_words
 from court.meme import Frame
 from court.messages import AdvocateBrief, Exhibit, JudgeBrief
 from court.panel import Opinion, spokesman_of
 from court.policy import Policy
+from court.ports import EvidenceSource
 from court.precedents import Precedent, Vote
 from court.prompts.sets import PromptSet, packaged
 from court.recorder import Recorder
@@ -33,6 +39,19 @@ from court.summary import precedents_for
 from court.untrusted import Fence
 
 _GRACE_S = 0.15  # after the deadline: later than a model's own, which says better what it was that took so long
+
+
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """The expert witness as the rest of a trial knows it.
+
+    Attributes:
+        called: Is set to have it begin.
+        due: Ends its work and returns its testimony.
+    """
+
+    called: asyncio.Event
+    due: Callable[[], Awaitable[Testimony]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +65,7 @@ class FullTrial:
         fence: Around everything that strangers wrote.
         batch: True for a trial of many for which nobody waits singly.
         prompts: Words of the trial.
+        source: Source of evidence for the expert witness; None where none is called.
     """
 
     evidence: Evidence
@@ -54,6 +74,7 @@ class FullTrial:
     fence: Fence
     batch: bool = False
     prompts: PromptSet = field(default_factory=packaged)
+    source: EvidenceSource | None = None
 
     async def run(self, text: TextRead | None = None) -> None:
         """Tries the meme, up to the recorded verdict.
@@ -108,17 +129,24 @@ class FullTrial:
         description, text = await gather_or_cancel(
             self._describe(proposer), completed(text_read) if text_read else self.evidence.text_and_duplicates()
         )
+        async with self._expert(text.text, description) as expert:
+            return await self._judged(proposer, text, description, expert, in_cascade=text_read is not None)
+
+    async def _judged(
+        self, proposer: Proposer | None, text: TextRead, description: str | None, expert: _Expert, *, in_cascade: bool
+    ) -> dict[str, Any]:
+        """Values of the verdict's event, from the examination on."""
         self._recorder.step = "examination"
         if self._settings.advocates_see != "none":
             # Advocates that see precedents have to wait for them: the search can't run beside the examination here.
             exhibits, vote = await self._precedents(text.text)
-            sides = await self._examine(proposer, text.text, description)
+            sides = await self._examine(proposer, text.text, description, expert.called)
         elif self._settings.query == "text":
             sides, (exhibits, vote) = await gather_or_cancel(
-                self._examine(proposer, text.text, description), self._precedents(text.text)
+                self._examine(proposer, text.text, description, expert.called), self._precedents(text.text)
             )
         else:
-            sides = await self._examine(proposer, text.text, description)
+            sides = await self._examine(proposer, text.text, description, expert.called)
             summaries = [side.argument.summary for side in sides]
             # Without advocates there are no summaries to search by.
             known = [text.text] if self._settings.query == "text and summaries" or not summaries else []
@@ -128,6 +156,7 @@ class FullTrial:
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
         heard = await self._hear_guard(text.text, description)
+        testimony = await expert.due()
         brief = JudgeBrief(
             pictures=self._frames,
             policy=self.policy,
@@ -140,6 +169,7 @@ class FullTrial:
             vote=vote if self._settings.tally_shown else None,
             guard=heard.adapter if heard else "",
             opinion=opinion_words(heard) if heard else "",
+            claims=findings_words(testimony.findings),
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
             defender_first=self._settings.judge_order == "defender first",
@@ -152,11 +182,13 @@ class FullTrial:
             "vote": vote,
             "findings": cited.findings if cited else None,
             # Only a cascade passes a text in: the vote is then that of the summary from which it went on.
-            "prior": cited.vote if cited and text_read else None,
+            "prior": cited.vote if cited and in_cascade else None,
             "sides": sides,
             "text": text,
             "settings": self._settings,
             "guard": heard,
+            "testimony": testimony,
+            "facts": self.policy.turns_on_facts,
         }
         panel = self.models.panel(self._settings.judges)
         if len(panel) > 1:
@@ -217,7 +249,9 @@ class FullTrial:
             described = await self._recorder.note(Described, description=reply.value, call=reply.call)
         return described.description
 
-    async def _examine(self, proposer: Proposer | None, text: str, description: str | None) -> Sequence[SideCase]:
+    async def _examine(
+        self, proposer: Proposer | None, text: str, description: str | None, called: asyncio.Event
+    ) -> Sequence[SideCase]:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
@@ -234,6 +268,7 @@ class FullTrial:
                             description=description,
                             precedents=self._precedents_for(side),
                             prompts=self.prompts,
+                            on_claim=asks_for_claims(self._settings, self.policy),
                         ),
                         self._settings.stance_at == "start",
                     ),
@@ -242,6 +277,7 @@ class FullTrial:
                     deadline=self.evidence.deadline,
                     recorder=self._recorder,
                     models=self.models,
+                    claimed=called.set,
                 ).run()
                 for side, model in ((Side.ACCUSER, self.models.accuser), (Side.DEFENDER, self.models.defender))
             )
@@ -253,6 +289,25 @@ class FullTrial:
         if cited is None or not self._settings.precedents:
             return ()
         return precedents_for(side, cited.findings, self._settings)
+
+    @asynccontextmanager
+    async def _expert(self, text: str, description: str | None) -> AsyncIterator[_Expert]:
+        """The expert witness at work beside the block; one that is never called where the settings say so."""
+        called = asyncio.Event()
+        if self.models.expert is None or self.source is None or not may_be_called(self._settings, self.policy):
+            yield _Expert(called, partial(completed, Testimony()))
+            return
+        if self._settings.expert == "always":
+            called.set()
+        witness = ExpertWitness(
+            speaker=self._speaker(self.models.expert),
+            source=self.source,
+            settings=self._settings,
+            recorder=self._recorder,
+            called=called,
+        )
+        async with witness.beside(text, description) as due:
+            yield _Expert(called, due)
 
     async def _hear_guard(self, text: str, description: str | None) -> GuardHeard | None:
         """The guard's opinion, or that it gave none; None where no guard is to be heard."""

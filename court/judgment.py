@@ -11,6 +11,8 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     MemeIdentity,
@@ -26,6 +28,7 @@ from court.events import (
 from court.events import PrecedentReading as Reading
 from court.events import Ruling as RulingOnRecord
 from court.examination import SideCase
+from court.expert.findings import Testimony, review_of
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
 from court.messages import Exhibit, file_sha256
@@ -52,6 +55,8 @@ def verdict_of(
     findings: Findings | None = None,
     prior: Vote | None = None,
     guard: GuardHeard | None = None,
+    testimony: Testimony | None = None,
+    facts: bool = False,
 ) -> Verdict:
     """The verdict.
 
@@ -64,7 +69,10 @@ def verdict_of(
         findings: Precedents that were found; None where none were looked for.
         prior: Vote by which a cascade went on to the full trial; None where there is none.
         guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
+        testimony: Findings about the meme's claims of fact; None where there is no witness for them.
+        facts: True if the policy has a clause that turns on facts.
     """
+    testimony = testimony or Testimony()
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
     # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
@@ -87,6 +95,7 @@ def verdict_of(
         review=(
             *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
             *_of_guard(guard, label),
+            *review_of(testimony, label, facts=facts),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
@@ -94,6 +103,7 @@ def verdict_of(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
         ),
+        claims=testimony.findings,
     )
 
 
@@ -323,11 +333,11 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
-    """The signs in the meme's text, in what the Proposer said of the picture, and in the precedents that were shown."""
+    """The signs in the meme's text, in what the Proposer said of it, and in the precedents and documents shown."""
     return tuple(
-        SteeringFound(event=event.seq, precedent=precedent, **signal.model_dump())
+        SteeringFound(event=event.seq, **quoted, **signal.model_dump())
         for event in events
-        for precedent, text in _untrusted_texts(event)
+        for quoted, text in _untrusted_texts(event)
         for signal in find_injection_signals(text)
     )
 
@@ -343,17 +353,22 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
     return verdict.model_copy(update={"review": (*verdict.review, review)})
 
 
-def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[str, str]]:
-    """Id of a precedent, or nothing, and a text that somebody else than the court's own sides wrote."""
+def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
+    """Texts that somebody else than the court's own sides wrote, each with the precedent or document that it is of."""
     match event:
         case TextRead():
-            yield "", event.text
+            yield {}, event.text
         case Described():
-            yield "", event.description
+            yield {}, event.description
         case AnswerGiven():
-            yield "", event.answer
+            yield {}, event.answer
         case GuardHeard():
             # All words of its own that the Judge is shown; the reason first, so that places in it are right.
-            yield "", "\n".join((event.reason, *event.categories))
+            yield {}, "\n".join((event.reason, *event.categories))
         case PrecedentsCited():
-            yield from ((precedent.id, precedent.text) for precedent in event.findings.exhibits)
+            yield from (({"precedent": precedent.id}, precedent.text) for precedent in event.findings.exhibits)
+        case EvidenceSearched():
+            # The snippet first, so that places in it are right.
+            yield from (({"document": hit.id}, "\n".join((hit.snippet, hit.title, hit.source))) for hit in event.hits)
+        case DocumentWeighed():
+            yield {"document": event.document}, event.text

@@ -143,6 +143,7 @@ class AdvocateBrief:
         description: The Proposer's description of the picture; None where no picture was sent.
         precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
         prompts: Words of the trial.
+        on_claim: True if it is to name the claim of fact on which its case rests, where it rests on one.
     """
 
     policy: Policy
@@ -151,6 +152,7 @@ class AdvocateBrief:
     description: str | None
     precedents: tuple[Precedent, ...] = ()
     prompts: PromptSet = field(default_factory=packaged)
+    on_claim: bool = False
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """The Advocate is to ask one question.
@@ -164,7 +166,8 @@ class AdvocateBrief:
 
     def summarise(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """The Advocate is to sum up and to argue. Arguments as for :meth:`ask`."""
-        return self._messages("summarise", stance, history, replies.text_schema(replies.Argument, chars))
+        kind = replies.ArgumentOnClaim if self.on_claim else replies.Argument
+        return self._messages("summarise", stance, history, replies.text_schema(kind, chars))
 
     def _messages(self, task: str, stance: str, history: Sequence[Exchange], schema: dict[str, Any]) -> Messages[Any]:
         prompt = self.prompts.advocate
@@ -182,11 +185,14 @@ class AdvocateBrief:
         ]
         described = load("text_alone").task("description") if self.description is None else around(self.description)
         material = prompt.task("material", text=around(self.text), description=described)
+        words = [prompt.task(task)]
+        if self.on_claim and task == "summarise":
+            words.insert(0, load("expert").task("name_claim"))
         return Messages(
             prompt=prompt,
             task=task,
             system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
-            parts=apart((material, *self._precedents(), *exchanges, prompt.task(task))),
+            parts=apart((material, *self._precedents(), *exchanges, *words)),
             schema=schema,
             prompts=self.prompts,
         )
@@ -220,6 +226,7 @@ class JudgeBrief(Generic[P]):
         vote: The precedents' vote, or None.
         guard: Family of the guard whose opinion is shown; empty where there is none.
         opinion: The guard's opinion, in words.
+        claims: The expert witness's findings, in words; empty where there are none.
         meme_only: True if the meme alone is shown (ablation).
         prompts: Words of the trial.
         defender_first: True if the Defender's argument stands before the Accuser's.
@@ -239,6 +246,7 @@ class JudgeBrief(Generic[P]):
     vote: Vote | None = None
     guard: str = ""
     opinion: str = ""
+    claims: str = ""
     meme_only: bool = False
     prompts: PromptSet = field(default_factory=packaged)
     defender_first: bool = False
@@ -293,6 +301,8 @@ class JudgeBrief(Generic[P]):
             return parts
         if self.description is not None:
             parts.append(prompt.task("description", description=self.fence.around(self.description)))
+        if self.claims:
+            parts.append(load("expert").task("findings", findings=self.fence.around(self.claims)))
         if self.accuser or self.defender:
             accuser, defender = self.fence.around(self.accuser), self.fence.around(self.defender)
             if self.defender_first:

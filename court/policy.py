@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from court.digests import digest
 from court.errors import BadRequest
@@ -20,6 +28,13 @@ class Clause(BaseModel):
     number: str = Field(pattern=r"^[0-9A-Za-z.]{1,12}$")
     category: str = Field(min_length=1, max_length=60)
     text: str = Field(min_length=1, max_length=2000)
+    facts: bool = False
+    """Whether it turns on whether something is true, so that an expert witness may have to be heard."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Policies of before there was such a clause keep their digests, and records of them theirs.
+        return {name: value for name, value in serialise(self).items() if name != "facts" or value}
 
 
 class Policy(BaseModel):
@@ -57,6 +72,11 @@ class Policy(BaseModel):
     def categories(self) -> tuple[str, ...]:
         """The categories of the clauses, each once, in their order."""
         return tuple(dict.fromkeys(clause.category for clause in self.clauses))
+
+    @property
+    def turns_on_facts(self) -> bool:
+        """True if a clause turns on whether something is true."""
+        return any(clause.facts for clause in self.clauses)
 
     @property
     def text(self) -> str:

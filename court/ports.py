@@ -161,6 +161,8 @@ class CallPlace:
         round: Round of the examination; 0 outside of one.
         attempt: 2 where a reply is asked for again.
         judge: Number of the judge on a panel; 1 for a judge that sits alone, and for the other roles.
+        claim: Number of the claim of fact that the expert witness checks; 0 elsewhere.
+        step: Number of the search, or of the document that is weighed, for that claim; 0 elsewhere.
     """
 
     role: Role
@@ -170,6 +172,8 @@ class CallPlace:
     round: int = 0
     attempt: int = 1
     judge: int = 1
+    claim: int = 0
+    step: int = 0
 
 
 BATCH_PRIORITY = 100

@@ -67,6 +67,11 @@ class Recorder:
         return TrialRecord.of(self._events)
 
     @property
+    def events(self) -> Sequence[AnyEvent]:
+        """The events stored so far."""
+        return tuple(self._events)
+
+    @property
     def opened(self) -> bool:
         """True if any event is stored."""
         return bool(self._events)

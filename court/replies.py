@@ -83,6 +83,13 @@ class Argument(Reply):
     justification: Words = Field(min_length=1, max_length=2000)
 
 
+class ArgumentOnClaim(Argument):
+    """An advocate's conclusion, and the claim of fact on which it rests."""
+
+    claim: str = Field(max_length=600)
+    """Empty where it rests on none."""
+
+
 Support = Literal["harmful", "harmless", "neither"]
 
 
@@ -114,13 +121,14 @@ def text_schema(kind: type[Description] | type[Answer] | type[Question] | type[A
 
     Args:
         kind: Which of them.
-        chars: Longest description, summary or justification; a question or an answer has a quarter of it.
+        chars: Longest description, summary or justification; a question, an answer or a claim has a quarter of it.
     """
     most = chars // 4 if kind in (Question, Answer) else chars
     least = 5 if kind is Question else 1  # as the fields above: what is asked for is what is taken
-    return object_schema(
-        {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
-    )
+    words = {name: {"type": "string", "minLength": least, "maxLength": most} for name in kind.model_fields}
+    if kind is ArgumentOnClaim:
+        words["claim"] = {"type": "string", "maxLength": chars // 4}  # may be empty
+    return object_schema(words)
 
 
 def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]:
@@ -179,6 +187,11 @@ def parse_question(text: str) -> str:
 def parse_argument(text: str) -> Argument:
     """A summary and justification. Raises UnusableReply."""
     return parse(Argument, text)
+
+
+def parse_argument_on_claim(text: str) -> ArgumentOnClaim:
+    """A summary and justification, and the claim that they rest on. Raises UnusableReply."""
+    return parse(ArgumentOnClaim, text)
 
 
 def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:

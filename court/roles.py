@@ -37,7 +37,7 @@ from court.ports import (
     Odds,
     ReplicatedModel,
 )
-from court.prompts import load
+from court.prompts import EXPERT_PROMPTS, load
 from court.prompts.sets import PromptSet, packaged
 from court.repetition import find_loop, find_loop_in_reply
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
@@ -54,9 +54,16 @@ _JUDGMENT = 51  # beyond the last round that the settings allow
 _MOST_REPLY = 60_000
 """Characters of a reply that are kept: one that is longer is not read (:mod:`court.replies`)."""
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
-_LENGTHS: Mapping[Role, int] = {Role.PROPOSER: 1, Role.ACCUSER: 2, Role.DEFENDER: 2, Role.JUDGE: 4, Role.GUARD: 1}
+_LENGTHS: Mapping[Role, int] = {
+    Role.PROPOSER: 1,
+    Role.ACCUSER: 2,
+    Role.DEFENDER: 2,
+    Role.JUDGE: 4,
+    Role.GUARD: 1,
+    Role.EXPERT: 3,
+}
 """Longest reply of a role in lengths of ``reply_chars``: a description; a summary and a justification; a rationale, and
-up to twelve pieces of evidence of a quarter of that."""
+up to twelve pieces of evidence of a quarter of that; up to six statements with the words that they come from."""
 
 
 def most_tokens(role: Role, chars: int) -> int:
@@ -128,6 +135,7 @@ class RoleModels:
         judge: Model of the Judge.
         judges: Further models that judge: with them, the Judge is a panel.
         guard: Guard model; None where none is heard.
+        expert: Model of the expert witness; None where none is called.
     """
 
     proposer: RoleModel
@@ -136,6 +144,7 @@ class RoleModels:
     judge: RoleModel
     judges: tuple[RoleModel, ...] = ()
     guard: GuardModel | None = None
+    expert: RoleModel | None = None
 
     def panel(self, samples: int) -> tuple[RoleModel, ...]:
         """Returns the model of each judge, in order.
@@ -160,7 +169,11 @@ class RoleModels:
             Role.DEFENDER: self.defender,
             Role.JUDGE: self.judge,
         }
-        return named if self.guard is None else {**named, Role.GUARD: self.guard.model}
+        if self.guard is not None:
+            named[Role.GUARD] = self.guard.model
+        if self.expert is not None:
+            named[Role.EXPERT] = self.expert
+        return named
 
     @property
     def models(self) -> dict[str, str]:
@@ -201,6 +214,7 @@ class RoleModels:
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
             **({"guard": guard} if guard else {}),
+            **({"expert": {name: load(name).digest for name in EXPERT_PROMPTS}} if self.expert else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:
@@ -233,6 +247,7 @@ class RoleModels:
             judge=of(self.judge),
             judges=tuple(map(of, self.judges)),
             guard=None if self.guard is None else dataclasses.replace(self.guard, model=of(self.guard.model)),
+            expert=None if self.expert is None else of(self.expert),
         )
 
     def room(self) -> bool:
@@ -278,6 +293,8 @@ class Speaker:
         side: Side | None = None,
         number: int = 0,
         judge: int = 1,
+        claim: int = 0,
+        step: int = 0,
         progress: int = 0,
     ) -> RoleReply[T]:
         """One call, and one more that names the fault where the first reply can't be used.
@@ -289,6 +306,8 @@ class Speaker:
             side: Side whose examination it is; None outside of an examination.
             number: Round of the examination; 0 outside of one.
             judge: Number of the judge on a panel.
+            claim: Number of the claim of fact that the expert witness checks; 0 for other roles.
+            step: Number of its search or document.
             progress: Rounds that the trial has come to: of two that wait, the one that is nearer its end goes first.
 
         Raises:
@@ -296,7 +315,9 @@ class Speaker:
             Overrun: There is no time.
             Unavailable, ModelRefused: The server gave none.
         """
-        place = CallPlace(role, asked.task, asked.prompt.digest, side=side, round=number, judge=judge)
+        place = CallPlace(
+            role, asked.task, asked.prompt.digest, side=side, round=number, judge=judge, claim=claim, step=step
+        )
         priority = self._priority(progress)
         first = await self._call(asked, place, priority)
         try:
@@ -449,9 +470,8 @@ class Advocate:
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
         asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
-        return await self._say(
-            asked, lambda text, _: replies.parse_argument(text), number=len(history), progress=progress
-        )
+        parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
+        return await self._say(asked, lambda text, _: parse(text), number=len(history), progress=progress)
 
     async def _say(
         self, asked: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int

@@ -85,6 +85,22 @@ class TrialSettings(BaseModel):
     """Whether a side asks its next question while its summary is still being written."""
     reply_chars: int = Field(default=1200, ge=40, le=1900)
     """Longest description, summary, justification and rationale that is asked for, in characters."""
+    expert: Literal["off", "asked", "always"] = "off"
+    """Expert witness for claims of fact (docs/expert.md): never called, called where a side's case rests on a claim and
+    the policy has a clause with ``facts = true``, or called in every trial. It needs a source of evidence."""
+    expert_queries: int = Field(default=4, ge=1, le=20)
+    """Searches for evidence about one claim, at most."""
+    expert_results: int = Field(default=2, ge=1, le=10)
+    """Documents of one search that are read, at most."""
+    expert_claims: int = Field(default=3, ge=1, le=10)
+    """Claims of one meme that are checked, at most."""
+    expert_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds from the beginning of the witness's work in which it has to be done."""
+    expert_steps: Literal["merged", "apart"] = "merged"
+    """Questions about a document: all in one call, or each in a call of its own, as published."""
+    expert_waits: bool = False
+    """Whether the Judge waits for the witness, up to ``expert_s``. Off: a claim that is not settled when the Judge is
+    due gets the label of the evidence so far, and no trial takes longer."""
     call_s: float = Field(default=120.0, gt=0, le=3600)
     """Seconds that one call of a model may take, retries included."""
     find_s: float = Field(default=30.0, gt=0, le=3600)
@@ -98,6 +114,8 @@ class TrialSettings(BaseModel):
     def _possible(self) -> Self:
         if self.rounds_min > self.rounds_max:
             raise ValueError("rounds_min is more than rounds_max")
+        if self.expert == "asked" and not self.advocates:
+            raise ValueError('expert = "asked" needs advocates: it is they who ask; set it to "always"')
         if self.advocates_see != "none" and self.query != "text":
             raise ValueError("advocates_see needs query = text: precedents by summaries are found after the advocates")
         return self

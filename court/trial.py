@@ -40,7 +40,7 @@ from court.judgment import give_verdict
 from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, EventSink, PrecedentFinder, TextReader
+from court.ports import DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
 from court.prompts.sets import PromptSet, packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
@@ -97,6 +97,7 @@ class Court:
             messages.
         now: The time, UTC.
         duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
+        evidence_source: Finds documents for the expert witness; None for a court that calls none.
     """
 
     finder: PrecedentFinder
@@ -109,6 +110,7 @@ class Court:
     fence_mark: str | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
+    evidence_source: EvidenceSource | None = None
 
     @property
     def procedures(self) -> frozenset[Procedure]:
@@ -123,6 +125,14 @@ class Court:
                 f"Ask for {', '.join(sorted(self.procedures))}.",
                 reason="PROCEDURE_NOT_LOADED",
                 field="procedure",
+            )
+        if self.settings.expert != "off" and self.evidence_source is None:
+            raise NotLoaded(
+                f"The expert witness is on (trial.expert = {self.settings.expert}) without a source of evidence. "
+                "Name one: expert.corpus for a folder of documents, or expert.url for a search of your own; or set "
+                "trial.expert to off.",
+                reason="EVIDENCE_SOURCE_MISSING",
+                field="trial.expert",
             )
         if not text_given and self.text_reader is None:
             raise text_reader_off()
@@ -279,6 +289,7 @@ class Court:
             fence=fence,
             prompts=self.prompts,
             batch=case.batch,
+            source=self.evidence_source,
         )
 
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
@@ -328,6 +339,10 @@ class Court:
         settings = self.settings.model_dump(mode="json") | {"prompts": self.prompts.name}
         if procedure is not Procedure.SUMMARY and self.chairs is not None:
             settings |= self.chairs.settings(self.settings.reply_chars)
+        if self.settings.expert != "off" and self.evidence_source is not None:
+            # Another source finds other evidence: a trial that is resumed, or a verdict given again, has to rest on the
+            # same.
+            settings["evidence_source"] = self.evidence_source.identity
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:

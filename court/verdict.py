@@ -124,6 +124,10 @@ class ReviewReason(StrEnum):
     """The meme was not found harmful, and its file was cut short, so that a part of the picture is missing."""
     PICTURE_NOT_SENT = "PICTURE_NOT_SENT"
     """The caller sent a text and no picture: the verdict is on the text alone. A signal."""
+    CLAIM_REFUTED = "CLAIM_REFUTED"
+    """The meme was not found harmful, and evidence refutes a claim of fact that it puts forward."""
+    CLAIM_UNCHECKED = "CLAIM_UNCHECKED"
+    """The policy has a clause about facts, and a claim of the meme could be compared with no evidence."""
 
 
 class Review(BaseModel):
@@ -146,6 +150,58 @@ class Finding(BaseModel):
     """Empty where it is aimed at nobody in particular."""
 
 
+class ClaimLabel(StrEnum):
+    """Relation of the evidence to a claim of fact. It is evidence itself, and never the label of a meme."""
+
+    SUPPORTED = "SUPPORTED"
+    REFUTED = "REFUTED"
+    NOT_ENOUGH = "NOT_ENOUGH"
+    """The documents that were found do not settle it."""
+
+
+class ClaimBasis(StrEnum):
+    """Why no more evidence was looked for."""
+
+    ENOUGH = "ENOUGH"
+    """The evidence was enough."""
+    QUERIES_USED = "QUERIES_USED"
+    """All queries were used."""
+    TIME = "TIME"
+    """The Judge was due, or the witness's own time was over."""
+
+
+class QuotedPassage(BaseModel):
+    """A passage of a document, which stands in it letter for letter but for white space."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    document: str
+    """Id of the document within its source."""
+    title: str = ""
+    source: str = ""
+    date: str = ""
+    sha256: str
+    """SHA-256 of the document's text as it was read, in hex."""
+    quote: str
+
+
+class ClaimFinding(BaseModel):
+    """A claim of fact that the meme puts forward, and the relation of the evidence to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    claim: str
+    span: str = ""
+    """Words of the meme's text or description that it comes from; empty where they do not stand there."""
+    label: ClaimLabel
+    because: ClaimBasis
+    documents: int = Field(default=0, ge=0)
+    """Number of documents that were read about it."""
+    evidence: tuple[QuotedPassage, ...] = ()
+    checked: bool = True
+    """False where no source answered, or none of what it found could be read or weighed."""
+
+
 class Verdict(BaseModel):
     """Outcome of a trial. It can't be built in contradiction to the rule."""
 
@@ -166,6 +222,8 @@ class Verdict(BaseModel):
     """Estimated probability that the label is wrong; None where that is not known."""
     signals: tuple[Review, ...] = ()
     """What makes the label less sure. It raises the risk, and calls a person only through it."""
+    claims: tuple[ClaimFinding, ...] = ()
+    """Findings about the meme's claims of fact. The label is given by the rule, whatever they are."""
 
     @property
     def needs_human_review(self) -> bool:

@@ -13,8 +13,10 @@ from court.digests import digest
 from court.untrusted import SECRET_PREFIX
 
 ROLES = ("proposer", "advocate", "judge")
-"""Those with a system message that every full trial sends. The other files add to their messages, but for ``guard``,
-which has a system message of its own."""
+"""Those with a system message that every full trial sends. The other files add to their messages, but for ``guard``
+and the expert witness's, which have system messages of their own."""
+EXPERT_PROMPTS = ("claim_finder", "expert")
+"""Files with the expert witness's words."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 

@@ -1,0 +1,63 @@
+"""Search results and documents as a record can hold them: bounded, without half characters, by their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from court.errors import Unavailable
+from court.events import RankedHit
+from court.ports import EvidenceDocument, EvidenceHit
+
+RANKED = 10
+"""Results of a search that are ranked."""
+MOST_CHARACTERS = 6000
+"""Characters of a document that are read."""
+_MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
+
+
+def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:
+    """The results of a search in the order in which it gave them, each document once."""
+    hits: dict[str, RankedHit] = {}
+    for place, hit in enumerate(found[:RANKED], 1):
+        # A document whose name can't be recorded as it is could not be found again.
+        if hit.id and len(hit.id) <= _MOST_ID and whole(hit.id) == hit.id and hit.id not in hits:
+            hits[hit.id] = RankedHit(
+                id=hit.id,
+                title=whole(hit.title)[:_MOST_TITLE],
+                source=whole(hit.source)[:_MOST_SOURCE],
+                date=whole(hit.date)[:_MOST_DATE],
+                snippet=whole(hit.snippet)[:_MOST_SNIPPET],
+                rank_given=place,
+            )
+    return tuple(hits.values())
+
+
+def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
+    """The document as the witness is shown it: of a long text the beginning, with the digest of that.
+
+    Args:
+        document: Document as its source gave it.
+        hit: Result by which it was found, whose title, publisher and date are recorded.
+
+    Raises:
+        Unavailable: Its text is not the one that its digest is of, or it has none.
+    """
+    if hashlib.sha256(document.text.encode("utf-8", "surrogatepass")).hexdigest() != document.sha256:
+        raise Unavailable("The document is not the one that its digest is of.", reason="DOCUMENT_ALTERED")
+    text = whole(document.text)[:MOST_CHARACTERS]
+    if not text.strip():
+        raise Unavailable("The document has no text.", reason="DOCUMENT_EMPTY")
+    return EvidenceDocument(
+        id=hit.id, title=hit.title, source=hit.source, date=hit.date, text=text, sha256=text_sha256(text)
+    )
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a text in UTF-8, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def whole(text: str) -> str:
+    """A text without lone surrogates, which no record could hold."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,177 @@
+"""Findings about claims, from the events of a trial: what the Judge is shown, and what stands in the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from court.events import AnyEvent, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
+from court.ports import EvidenceDocument
+from court.verdict import ClaimBasis, ClaimFinding, ClaimLabel, Label, QuotedPassage, Review, ReviewReason
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """Testimony of the expert witness.
+
+    Attributes:
+        findings: Findings, in the order of the claims.
+        failure: Why the claims of the meme are not known, as a code; empty where they are.
+    """
+
+    findings: tuple[ClaimFinding, ...] = ()
+    failure: str = ""
+
+
+def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
+    """The testimony in a trial's events; empty where the witness was not called."""
+    told = [event for event in events if isinstance(event, ClaimsFound | ClaimSettled)]
+    found = next((event for event in told if isinstance(event, ClaimsFound)), None)
+    if found is None:
+        return Testimony()
+    settled = {event.claim: event for event in told if isinstance(event, ClaimSettled)}
+    findings = tuple(
+        ClaimFinding(
+            claim=claim.text,
+            span=claim.span,
+            label=end.label,
+            because=end.because,
+            documents=end.documents,
+            evidence=end.evidence,
+            checked=end.checked,
+        )
+        for claim in found.claims
+        if (end := settled.get(claim.number)) is not None
+    )
+    return Testimony(findings, found.failure)
+
+
+def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review]:
+    """Reasons for review that follow from what the witness found, or could not find out.
+
+    Args:
+        testimony: Testimony of the witness.
+        label: Label of the meme.
+        facts: True if the policy has a clause that turns on facts.
+    """
+    reasons = []
+    refuted = [finding for finding in testimony.findings if finding.label is ClaimLabel.REFUTED]
+    if refuted and label is not Label.HARMFUL:
+        more = f", and {len(refuted) - 1} more" if len(refuted) > 1 else ""
+        detail = f"Evidence refutes a claim of the meme{more}, and its label is {label}: “{refuted[0].claim}”"
+        reasons.append(Review(reason=ReviewReason.CLAIM_REFUTED, detail=detail))
+    unchecked = [finding for finding in testimony.findings if not finding.checked]
+    if facts and (testimony.failure or unchecked):
+        if testimony.failure:
+            detail = f"Whether the meme puts forward claims of fact could not be found out: {testimony.failure}."
+        else:
+            number = f"{len(unchecked)} of {len(testimony.findings)}"
+            detail = (
+                f"No evidence could be read about {number} claims of fact, and the policy has a clause about facts."
+            )
+        reasons.append(Review(reason=ReviewReason.CLAIM_UNCHECKED, detail=detail))
+    return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """Everything that is on record about one claim.
+
+    Attributes:
+        searches: Searches, in order.
+        weighed: Documents, in order; one that was looked at twice stands in it twice.
+    """
+
+    searches: tuple[EvidenceSearched, ...]
+    weighed: tuple[DocumentWeighed, ...]
+
+    @classmethod
+    def of(cls, events: Iterable[AnyEvent], claim: int) -> ClaimRecord:
+        """The record of a claim, by its number."""
+        own = [event for event in events if isinstance(event, EvidenceSearched | DocumentWeighed)]
+        own = [event for event in own if event.claim == claim]
+        return cls(
+            tuple(event for event in own if isinstance(event, EvidenceSearched)),
+            tuple(event for event in own if isinstance(event, DocumentWeighed)),
+        )
+
+    @property
+    def helpful(self) -> tuple[DocumentWeighed, ...]:
+        """Documents that are evidence."""
+        return tuple(event for event in self.weighed if event.helpful)
+
+    @property
+    def evidence(self) -> tuple[EvidenceDocument, ...]:
+        """The texts of these documents."""
+        return tuple(map(document_of, self.helpful))
+
+    @property
+    def documents(self) -> int:
+        """Number of documents that were read."""
+        return len({event.document for event in self.weighed if event.sha256})
+
+    @property
+    def checked(self) -> bool:
+        """True if a source answered, and something of what it found could be read and weighed."""
+        answered = [search for search in self.searches if not search.failure]
+        found = any(search.hits for search in answered)
+        return bool(answered) and (not found or any(not event.failure for event in self.weighed))
+
+    def settled(
+        self,
+        because: ClaimBasis,
+        *,
+        label: ClaimLabel | None = None,
+        quotes: Sequence[tuple[int, str]] | None = None,
+        dropped: int = 0,
+        failure: str = "",
+    ) -> dict[str, object]:
+        """Values of the event that settles the claim.
+
+        Args:
+            because: Why no more evidence is looked for.
+            label: The label; None for that of the document that was weighed last.
+            quotes: Quotations, each with the place of its document in the evidence; None for all that were found while
+                documents were weighed.
+            dropped: Number of quotations that stood in no document.
+            failure: Why no model gave a final label, as a code.
+        """
+        helpful = self.helpful
+        if label is None:
+            label = next((each.leaning for each in reversed(helpful) if each.leaning), ClaimLabel.NOT_ENOUGH)
+        if quotes is None:
+            quotes = [(place, quote) for place, event in enumerate(helpful) for quote in event.quotes]
+        evidence = tuple(_passage(helpful[place], quote) for place, quote in quotes)
+        return {
+            # A label that rests on nothing that can be read in a document is none.
+            "label": label if evidence else ClaimLabel.NOT_ENOUGH,
+            "because": because,
+            "evidence": evidence,
+            "documents": self.documents,
+            "checked": self.checked,
+            "quotes_dropped": dropped,
+            "failure": failure,
+        }
+
+
+def document_of(event: DocumentWeighed) -> EvidenceDocument:
+    """The document of an event."""
+    return EvidenceDocument(
+        id=event.document,
+        title=event.title,
+        source=event.source,
+        date=event.date,
+        text=event.text,
+        sha256=event.sha256,
+    )
+
+
+def _passage(event: DocumentWeighed, quote: str) -> QuotedPassage:
+    return QuotedPassage(
+        document=event.document,
+        title=event.title,
+        source=event.source,
+        date=event.date,
+        sha256=event.sha256,
+        quote=quote,
+    )

@@ -1,0 +1,406 @@
+"""The expert witness in a trial: for each claim it searches, reads, weighs, and says what the evidence comes to.
+
+``queries; while queries are left: search, rank, read; helpful and enough: settle; helpful: further queries`` (EMULATE;
+docs/expert.md). Documents that could not be understood are put aside and looked at once more when the evidence has
+grown. Claims are checked side by side and beside the examination. A step that fails is recorded and costs no trial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from court.deadline import gather_or_cancel, run_within
+from court.errors import CourtError, Overrun
+from court.events import (
+    CheckableClaim,
+    ClaimSettled,
+    ClaimsFound,
+    DocumentWeighed,
+    EvidenceSearched,
+    ModelCall,
+    QueriesPlanned,
+    RankedHit,
+    Role,
+)
+from court.expert import replies
+from court.expert.documents import RANKED, hits_of, readable
+from court.expert.findings import ClaimRecord, Testimony, document_of, testimony_of
+from court.expert.messages import ClaimBrief, find_claims
+from court.expert.replies import MOST_NEXT, MOST_QUERIES, Weighing
+from court.messages import Messages
+from court.policy import Policy
+from court.ports import EvidenceDocument, EvidenceSource
+from court.recorder import EventDraft, Recorder
+from court.roles import RoleReply, Speaker
+from court.settings import TrialSettings
+from court.verdict import ClaimBasis
+
+T = TypeVar("T")
+
+TIME = "TIME"
+"""Code of claims that were not known when the Judge was due."""
+_SOURCE_S = 20.0
+"""Seconds that a search may take, and as many that reading a document may."""
+
+
+def may_be_called(settings: TrialSettings, policy: Policy) -> bool:
+    """True if the witness may be called in full trials with these settings, under this policy."""
+    if settings.dull_judge or settings.expert == "off":
+        return False
+    return settings.expert == "always" or policy.turns_on_facts
+
+
+def asks_for_claims(settings: TrialSettings, policy: Policy) -> bool:
+    """True if sides are asked to name the claim on which their case rests."""
+    return settings.expert == "asked" and may_be_called(settings, policy)
+
+
+class WitnessOutOfTime(Overrun):
+    """Raised where the witness can go no further; its claim is then settled with what there is."""
+
+    default_reason = TIME
+
+
+@dataclass(slots=True)
+class _Questions:
+    """Answers to the questions about one document, as far as they have come."""
+
+    found: Weighing = field(default_factory=Weighing)
+    calls: list[ModelCall] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWitness:
+    """The witness of one trial. It is given the meme's text and description to find claims in, and nothing else.
+
+    Attributes:
+        speaker: Its model.
+        source: Finds documents.
+        settings: Settings of the trial.
+        recorder: Records each step, and finds those of a trial that was cut off.
+        called: Is set when it is to begin.
+    """
+
+    speaker: Speaker
+    source: EvidenceSource
+    settings: TrialSettings
+    recorder: Recorder
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def beside(self, text: str, description: str | None) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
+        """Works beside the block, which is given a function that ends the work and returns the testimony."""
+        working = asyncio.create_task(self._testify(text, description))
+
+        async def due() -> Testimony:
+            if self.settings.expert_waits and self.called.is_set():
+                await working
+            elif working.done():
+                working.result()  # a mistake of ours is not passed over
+            await _ended(working)
+            return await self._close()
+
+        try:
+            yield due
+        finally:
+            await _ended(working)
+
+    async def _testify(self, text: str, description: str | None) -> None:
+        await self.called.wait()
+        try:
+            async with asyncio.timeout(self.settings.expert_s) as clock:
+                found = await self._find_claims(text, description)
+                await gather_or_cancel(*map(self._settle, found.claims))
+        except TimeoutError:
+            if not clock.expired():
+                raise
+        except WitnessOutOfTime:
+            pass
+
+    async def _close(self) -> Testimony:
+        """The testimony, after each claim that is not settled was settled with what there is."""
+        if not self.called.is_set():
+            return Testimony()
+        found = self.recorder.recall(ClaimsFound) or await self.recorder.note(ClaimsFound, failure=TIME)
+        late = [
+            EventDraft(ClaimSettled, {"claim": claim.number, **self._so_far(claim).settled(ClaimBasis.TIME)})
+            for claim in found.claims
+            if self.recorder.recall(ClaimSettled, claim=claim.number) is None
+        ]
+        await self.recorder.note_all(*late)
+        return testimony_of(self.recorder.record.events)
+
+    async def _find_claims(self, text: str, description: str | None) -> ClaimsFound:
+        if known := self.recorder.recall(ClaimsFound):
+            return known
+        most = self.settings.expert_claims
+        asked = find_claims(
+            self.speaker.fence,
+            text=text,
+            description=description,
+            most=most,
+            chars=self.speaker.reply_chars,
+            prompts=self.speaker.prompts,
+        )
+
+        def read(reply: str, _: bool) -> replies.Statements:
+            return replies.parse_statements(reply, most, text, description or "")
+
+        try:
+            said = await self.speaker.say(Role.EXPERT, asked, read)
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            return await self.recorder.note(ClaimsFound, failure=error.reason)
+        return await self.recorder.note(
+            ClaimsFound, claims=said.value.claims, left_out=said.value.left_out, call=said.call
+        )
+
+    async def _settle(self, claim: CheckableClaim) -> None:
+        if self.recorder.recall(ClaimSettled, claim=claim.number):
+            return
+        try:
+            because = await self._collect(claim)
+            settled = await self._classified(claim, because)
+        except WitnessOutOfTime:
+            return
+        await self.recorder.note(ClaimSettled, claim=claim.number, **settled)
+
+    async def _collect(self, claim: CheckableClaim) -> ClaimBasis:
+        """Looks for evidence until there is enough of it, or all queries are used."""
+        queue = deque((await self._plan(claim)).queries)
+        used: set[str] = set()
+        seen: set[str] = set()
+        aside: list[tuple[DocumentWeighed, int]] = []  # with the number of documents that were evidence then
+        weighings = 0
+        while queue and len(used) < self.settings.expert_queries:
+            query = queue.popleft()
+            if query.casefold() in used:
+                continue
+            used.add(query.casefold())
+            search = await self._search(claim, len(used), query)
+            new = [hit for hit in search.hits if hit.id not in seen][: self.settings.expert_results]
+            for hit in new:
+                seen.add(hit.id)
+                weighings += 1
+                weighed = await self._weigh(claim, weighings, hit)
+                if weighed.aside:
+                    aside.append((weighed, len(self._so_far(claim).helpful)))
+                if weighed.helpful:
+                    if weighed.sufficient:
+                        return ClaimBasis.ENOUGH
+                    queue.extend(weighed.queries)
+                    break  # as published: with a next query, and not with this one's next result
+        for before, evidence in aside:
+            if len(self._so_far(claim).helpful) == evidence:
+                continue  # it would be asked the same in the same words
+            weighings += 1
+            if (await self._weigh(claim, weighings, before)).sufficient:
+                return ClaimBasis.ENOUGH
+        return ClaimBasis.QUERIES_USED
+
+    async def _plan(self, claim: CheckableClaim) -> QueriesPlanned:
+        if known := self.recorder.recall(QueriesPlanned, claim=claim.number):
+            return known
+        most = min(MOST_QUERIES, self.settings.expert_queries)
+        try:
+            said = await self._ask(claim, self._brief(claim).queries(most), partial(_queries, most=most))
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            # The claim is a query too, if not the best one.
+            return await self.recorder.note(
+                QueriesPlanned, claim=claim.number, queries=(claim.text,), failure=error.reason
+            )
+        queries = said.value or (claim.text,)
+        return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=said.call)
+
+    async def _search(self, claim: CheckableClaim, number: int, query: str) -> EvidenceSearched:
+        if known := self.recorder.recall(EvidenceSearched, claim=claim.number, number=number):
+            return known
+        values = {
+            "claim": claim.number,
+            "number": number,
+            "query": query,
+            "source_identity": self.source.identity,
+        }
+        began = time.perf_counter()
+        try:
+            searching = partial(self.source.search, query, most=RANKED)
+            hits = hits_of(await self._from_source(searching))
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            spent = time.perf_counter() - began
+            return await self.recorder.note(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
+        values["latency_s"] = time.perf_counter() - began
+        if len(hits) < 2:
+            return await self.recorder.note(EvidenceSearched, **values, hits=hits)
+        try:
+            asked = self._brief(claim).rank(query, hits)
+            said = await self._ask(claim, asked, partial(_order, hits=len(hits)), step=number)
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            # The source has an order of its own.
+            return await self.recorder.note(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
+        ranked = tuple(hits[place - 1] for place in said.value)
+        return await self.recorder.note(EvidenceSearched, **values, hits=ranked, call=said.call)
+
+    async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:
+        """Weighs a document that was found, or once more one that was put aside."""
+        if known := self.recorder.recall(DocumentWeighed, claim=claim.number, number=number):
+            return known
+        second = isinstance(found, DocumentWeighed)
+        values = {
+            "claim": claim.number,
+            "number": number,
+            "document": found.document if isinstance(found, DocumentWeighed) else found.id,
+            "title": found.title,
+            "source": found.source,
+            "date": found.date,
+            "second_look": second,
+        }
+        try:
+            if isinstance(found, DocumentWeighed):
+                document = document_of(found)
+            else:
+                read = partial(self.source.read, found.id)
+                document = readable(await self._from_source(read), found)
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            return await self.recorder.note(DocumentWeighed, **values, failure=error.reason)
+        values |= {"text": document.text, "sha256": document.sha256}
+        asked, failure = _Questions(), ""
+        try:
+            await self._question(claim, number, document, asked)
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            failure = error.reason
+        said = asked.found
+        quotes = replies.standing_quotes(said.quotes, document.text)
+        return await self.recorder.note(
+            DocumentWeighed,
+            **values,
+            comprehensible=said.comprehensible,
+            helpful=said.helpful,
+            sufficient=said.enough if said.helpful else None,
+            aside=not (said.comprehensible or second or failure),
+            leaning=said.leaning if said.helpful else None,
+            quotes=quotes if said.helpful else (),
+            quotes_dropped=len(set(said.quotes)) - len(quotes),
+            queries=said.queries if said.helpful and not said.enough else (),
+            failure=failure,
+            calls=tuple(asked.calls),
+        )
+
+    async def _question(
+        self, claim: CheckableClaim, number: int, document: EvidenceDocument, asked: _Questions
+    ) -> None:
+        """Asks the questions about a document: in one call, or one after the other until an answer ends it."""
+        brief = self._brief(claim)
+
+        async def ask(task: str, messages: Messages[object]) -> Weighing:
+            said = await self._ask(claim, messages, partial(_weighing, task), step=number)
+            asked.calls.append(said.call)
+            return said.value
+
+        if self.settings.expert_steps == "merged":
+            asked.found = await ask("weigh", brief.ask_about("weigh", document))
+            return
+        if not (await ask("comprehensible", brief.ask_about("comprehensible", document))).comprehensible:
+            return
+        asked.found = Weighing(comprehensible=True)
+        helped = await ask("helpful", brief.ask_about("helpful", document))
+        asked.found = Weighing(comprehensible=True, helpful=helped.helpful, quotes=helped.quotes)
+        if not helped.helpful:
+            return
+        grown = self._brief(claim, document)
+        settled = await ask("sufficient", grown.sufficient())
+        queries: tuple[str, ...] = ()
+        asked.found = _with(helped, settled, queries)
+        if not settled.enough:
+            more = await self._ask(claim, grown.more_queries(MOST_NEXT), partial(_queries, most=MOST_NEXT), step=number)
+            asked.calls.append(more.call)
+            asked.found = _with(helped, settled, more.value)
+
+    async def _classified(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
+        """Values of the event that settles a claim."""
+        known = self._so_far(claim)
+        if not known.helpful:
+            return known.settled(because)  # nothing to go by: a model would have only what it remembers
+        texts = [document.text for document in known.evidence]
+
+        def read(reply: str, last: bool) -> replies.Classification:
+            return replies.parse_classification(reply, texts, last=last)
+
+        try:
+            said = await self._ask(claim, self._brief(claim).classify(), read)
+        except WitnessOutOfTime:
+            raise
+        except CourtError as error:
+            return known.settled(because, failure=error.reason)
+        found = said.value
+        values = known.settled(because, label=found.label, quotes=found.quotes, dropped=found.dropped)
+        return {**values, "call": said.call}
+
+    def _so_far(self, claim: CheckableClaim) -> ClaimRecord:
+        return ClaimRecord.of(self.recorder.events, claim.number)
+
+    def _brief(self, claim: CheckableClaim, *more: EvidenceDocument) -> ClaimBrief:
+        return ClaimBrief(
+            fence=self.speaker.fence,
+            claim=claim.text,
+            evidence=(*self._so_far(claim).evidence, *more),
+            chars=self.speaker.reply_chars,
+            prompts=self.speaker.prompts,
+        )
+
+    async def _ask(
+        self, claim: CheckableClaim, asked: Messages[object], parse: Callable[[str, bool], T], *, step: int = 0
+    ) -> RoleReply[T]:
+        # Without progress: calls that the verdict waits for go first at the server.
+        return await self.speaker.say(Role.EXPERT, asked, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
+
+    async def _from_source(self, ask: Callable[..., Awaitable[T]]) -> T:
+        within_s = self.speaker.deadline.at_most(_SOURCE_S)
+        late = Overrun("The source of evidence did not answer in time.", reason="EVIDENCE_TOO_SLOW")
+        return await run_within(ask(within_s=within_s), within_s, late)
+
+
+def _with(helped: Weighing, settled: Weighing, queries: tuple[str, ...]) -> Weighing:
+    return Weighing(
+        comprehensible=True,
+        helpful=True,
+        quotes=helped.quotes,
+        leaning=settled.leaning,
+        enough=settled.enough,
+        queries=queries,
+    )
+
+
+def _queries(reply: str, _: bool, *, most: int) -> tuple[str, ...]:
+    return replies.parse_queries(reply, most)
+
+
+def _order(reply: str, _: bool, *, hits: int) -> tuple[int, ...]:
+    return replies.parse_order(reply, hits)
+
+
+def _weighing(task: str, reply: str, _: bool) -> Weighing:
+    return replies.parse_weighing(task, reply)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits until it has ended."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
