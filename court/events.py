@@ -704,7 +704,7 @@ EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
 _ADAPTER: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 
-def calls_of(event: Event) -> tuple[ModelCall, ...]:
+def calls_in(event: Event) -> tuple[ModelCall, ...]:
     """The calls that an event tells of, but for those for odds."""
     if isinstance(event, DocumentWeighed):
         return event.calls

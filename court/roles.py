@@ -214,7 +214,7 @@ class RoleModels:
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
             **({"guard": guard} if guard else {}),
-            **({"expert": {name: load(name).digest for name in EXPERT_PROMPTS}} if self.expert else {}),
+            **({"expert_prompts": {name: load(name).digest for name in EXPERT_PROMPTS}} if self.expert else {}),
         }
 
     def pinned(self, key: str) -> RoleModels:

@@ -23,6 +23,7 @@ from court.events import (
     TextSource,
     TrialFailed,
     VerdictGiven,
+    calls_in,
 )
 from court.precedents import Precedent, Vote
 from court.record import TrialRecord
@@ -206,5 +207,4 @@ def transcript(record: TrialRecord) -> Transcript:
 
 
 def _models(record: TrialRecord) -> tuple[str, ...]:
-    calls = (getattr(event, "call", None) for event in record.events)
-    return tuple(dict.fromkeys(call.model for call in calls if isinstance(call, ModelCall)))
+    return tuple(dict.fromkeys(call.model for event in record.events for call in calls_in(event)))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from court.events import Event, JudgeRuled, ModelCall, Unused, VerdictGiven, calls_of
+from court.events import Event, JudgeRuled, ModelCall, Unused, VerdictGiven, calls_in
 from court.ports import ChatReply
 
 
@@ -69,7 +69,7 @@ def broke_off(times: int) -> None:
 
 def _reported_by(event: Event) -> Counter[str]:
     told: Counter[str] = Counter()
-    for call in calls_of(event):
+    for call in calls_in(event):
         # A call with a fault was made twice, and has the figures of both.
         told.update(_figures(call, calls=2 if call.fault else 1))
     if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:

@@ -7,7 +7,7 @@ accuracy. Pictures stay in the docket: the viewer would show them unblurred.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,17 @@ from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 
 from court.errors import BadRequest
-from court.events import AnyEvent, ModelCall, Side, Summarised, SummarisedAhead, TrialFailed, TrialOpened, VerdictGiven
+from court.events import (
+    AnyEvent,
+    ModelCall,
+    Side,
+    Summarised,
+    SummarisedAhead,
+    TrialFailed,
+    TrialOpened,
+    VerdictGiven,
+    calls_in,
+)
 from court.record import TrialRecord
 from eval.datasets.protocol import Protocol
 from eval.runs.from_record import calls_of
@@ -189,7 +199,7 @@ def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
 
 def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
     """One of Inspect's; a call that an event before has told of is not made into a second one."""
-    body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call"})
+    body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call", "calls"})
     if isinstance(event, VerdictGiven):
         verdict = event.verdict
         explained = Score(value=str(verdict.label), answer=str(verdict.label), explanation=verdict.rationale)
@@ -197,13 +207,14 @@ def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
     if isinstance(event, TrialFailed):
         error = EvalError(message=f"{event.step}: {event.message}", traceback="", traceback_ansi="")
         return ErrorEvent(error=error, metadata=body, **at)
-    call = getattr(event, "call", None)
-    if told or not isinstance(call, ModelCall):
+    calls = calls_in(event)
+    if told or not calls:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
+    call = calls[0]
     output = ModelOutput.from_content(call.model, "\n\n".join(str(body[part]) for part in _SPOKEN if part in body))
-    output.usage = _usage(call)
-    output.time = call.latency_s
+    output.usage = _usage(calls)
+    output.time = sum(each.latency_s for each in calls)
     return ModelEvent(
         model=call.model,
         role=str(call.role).lower(),
@@ -213,8 +224,9 @@ def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
         tool_choice="none",
         config=GenerateConfig(),
         output=output,
-        working_time=call.latency_s,
-        metadata={**body, "call": _call(call)},
+        working_time=output.time,
+        # A document may be weighed in several calls.
+        metadata={**body, "call": _call(call), **({"calls": [*map(_call, calls)]} if len(calls) > 1 else {})},
         **at,
     )
 
@@ -223,17 +235,18 @@ def _call(call: ModelCall | None) -> dict[str, Any] | None:
     return None if call is None else call.model_dump(mode="json")
 
 
-def _usage(call: ModelCall) -> ModelUsage:
+def _usage(calls: Sequence[ModelCall]) -> ModelUsage:
+    into, out = sum(call.tokens_in for call in calls), sum(call.tokens_out for call in calls)
     return ModelUsage(
-        input_tokens=call.tokens_in,
-        output_tokens=call.tokens_out,
-        total_tokens=call.tokens_in + call.tokens_out,
-        input_tokens_cache_read=call.tokens_cached,
+        input_tokens=into,
+        output_tokens=out,
+        total_tokens=into + out,
+        input_tokens_cache_read=sum(call.tokens_cached for call in calls),
     )
 
 
 def _usage_of(record: TrialRecord) -> dict[str, ModelUsage]:
-    return _summed({call.model: _usage(call)} for call, _ in calls_of(record))
+    return _summed({call.model: _usage([call])} for call, _ in calls_of(record))
 
 
 def _summed(usages: Any) -> dict[str, ModelUsage]:

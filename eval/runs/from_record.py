@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from court.events import (
     AFTERWARDS,
     AnswerGiven,
+    ClaimSettled,
+    ClaimsFound,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
+    QueriesPlanned,
     QuestionAsked,
     Side,
     SideRested,
@@ -20,6 +26,7 @@ from court.events import (
     TrialResumed,
     Unused,
     VerdictGiven,
+    calls_in,
 )
 from court.precedents import vote
 from court.record import TrialRecord
@@ -104,7 +111,7 @@ def chain_of(record: TrialRecord) -> int:
 
     ``D``, then by the longer side its questions and answers in turn and the last summary, then a guard's opinion, then
     the judgment, or its two calls for odds where those are more. Without overlap every summary stands in the chain. A
-    reply that had to be asked for twice counts twice.
+    reply that had to be asked for twice counts twice. An expert witness counts only where the Judge waits for it.
     """
     described, heard = record.last(Described), record.last(GuardHeard)
     judged = 0
@@ -113,6 +120,10 @@ def chain_of(record: TrialRecord) -> int:
         judged = max(judged, _number(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = max(_side_chain(record, side, overlap) for side in Side)
+    if record.opened.settings.get("expert_waits") is True:
+        # Called by a side, the witness begins at some summary of its: at the last one, at the latest.
+        before = longest if record.opened.settings.get("expert") == "asked" else 0
+        longest = max(longest, before + _expert_chain(record)) if record.all(ClaimsFound) else longest
     guarded = _number(heard.call) if heard else 0
     return (_number(described.call) if described else 0) + longest + guarded + judged
 
@@ -135,6 +146,19 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
     return max(chains)
 
 
+def _expert_chain(record: TrialRecord) -> int:
+    """Calls for the claims, and then those for the claim that took the most: claims are checked side by side."""
+    by_claim: Counter[int] = Counter()
+    found = 0
+    for event in record.events:
+        number = sum(map(_number, calls_in(event)))
+        if isinstance(event, ClaimsFound):
+            found = number
+        elif isinstance(event, QueriesPlanned | EvidenceSearched | DocumentWeighed | ClaimSettled):
+            by_claim[event.claim] += number
+    return found + max(by_claim.values(), default=0)
+
+
 def _by_round(
     record: TrialRecord, kind: type[QuestionAsked] | type[AnswerGiven] | type[Summarised], side: Side
 ) -> Mapping[int, ModelCall]:
@@ -153,9 +177,7 @@ def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
     for event in record.events:
         if isinstance(event, SummarisedAhead) and (event.side, event.round) in summed:
             continue  # told again, and made once
-        call: ModelCall | None = getattr(event, "call", None)
-        if call is not None:
-            calls.append((call, _number(call)))
+        calls += [(call, _number(call)) for call in calls_in(event)]
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             calls.append((event.odds.call, len(event.odds.harmful)))
     return calls

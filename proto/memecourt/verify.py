@@ -93,7 +93,7 @@ class Trial:
         trial_id: Its id.
         checkpoint: The log that its entries were shown to stand in.
         entries: All entries of the trial, by number.
-        parts: Entries that hold texts of precedents quoted in it, by number.
+        parts: Entries that hold texts of precedents and documents quoted in it, by number.
         known: Earlier checkpoints that the log was shown to continue.
     """
 
@@ -343,7 +343,8 @@ def _node(left: bytes, right: bytes) -> bytes:
 def _quoted(entries: Sequence[Logged]) -> set[int]:
     """Numbers of the entries that stand in bodies in the place of texts."""
     numbers: set[int] = set()
-    left: list[Any] = [entry.body for entry in entries if entry.kind in ("PrecedentsCited", "VerdictGiven")]
+    quoting = ("PrecedentsCited", "VerdictGiven", "EvidenceSearched", "DocumentWeighed", "ClaimSettled")
+    left: list[Any] = [entry.body for entry in entries if entry.kind in quoting]
     while left:
         value = left.pop()
         if isinstance(value, dict):

@@ -184,6 +184,24 @@ def erase_precedent(
     click.echo("It is out of the library." if removed else "The library has nothing of it.")
 
 
+@docket.command("erase-document")
+@click.argument("document_id", metavar="ID")
+@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
+@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@docket_option
+def erase_document(document_id: str, who: str, why: str, docket: Path | Address | None, *, yes: bool) -> None:
+    """Erases a document that an expert witness read: its text and quotations go from all records.
+
+    It can't be brought back. The trials stand; where they quoted it, they say that it was erased. What a model wrote of
+    it in its own reply goes with the trial alone.
+    """
+    if not yes:
+        click.confirm(f"Erase the document {printable(document_id)} for ever?", abort=True)
+    erased = run(_erased_document(docket, document_id, who=who, why=why))
+    click.echo(f"{len(erased.numbers)} texts of the document {printable(document_id)} are erased.")
+
+
 @docket.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @docket_option
@@ -274,6 +292,14 @@ async def _erased_precedent(
     async with docket_in(settings_of(docket=place)) as store:
         erased = await store.eraser.erase_precedent(precedent_id, who=who, why=why, at=datetime.now(UTC))
     return erased, await _out_of_library(library, precedent_id, who, why)
+
+
+async def _erased_document(place: Path | Address | None, document_id: str, *, who: str, why: str) -> Erased:
+    from serving.docket.store.bodies import document_owner
+
+    async with docket_in(settings_of(docket=place)) as store:
+        # Documents are quoted as precedents are, under names of their own.
+        return await store.eraser.erase_precedent(document_owner(document_id), who=who, why=why, at=datetime.now(UTC))
 
 
 async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:

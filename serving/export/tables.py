@@ -14,7 +14,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from court.errors import NotLoaded
-from court.events import JudgeRuled, ModelCall, Summarised, SummarisedAhead, TrialFailed, VerdictGiven, VerdictReviewed
+from court.events import (
+    JudgeRuled,
+    ModelCall,
+    Summarised,
+    SummarisedAhead,
+    TrialFailed,
+    VerdictGiven,
+    VerdictReviewed,
+    calls_in,
+)
 from court.record import TrialRecord
 from serving.docket.ports import TrialErased, TrialFilter, TrialIndex, TrialReader
 from serving.export.document import document
@@ -214,9 +223,7 @@ def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
         # Its call is counted with SummarisedAhead, which came first.
         if isinstance(event, Summarised) and (event.side, event.round) in ahead:
             continue
-        call = getattr(event, "call", None)
-        if isinstance(call, ModelCall):
-            told.append((call, 2 if call.fault else 1))
+        told += [(call, 2 if call.fault else 1) for call in calls_in(event)]
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             told.append((event.odds.call, len(event.odds.harmful)))
     return told

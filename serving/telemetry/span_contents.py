@@ -17,11 +17,16 @@ from urllib.parse import quote
 from court.events import (
     AnswerGiven,
     AnyEvent,
+    ClaimSettled,
+    ClaimsFound,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
     PrecedentsCited,
+    QueriesPlanned,
     QuestionAsked,
     Summarised,
     SummarisedAhead,
@@ -142,6 +147,8 @@ def _reply_json(event: AnyEvent, call: ModelCall) -> str:
             return _json({"summary": event.summary, "justification": event.justification})
         case GuardHeard():
             return _json({"harmful": event.harmful, "categories": list(event.categories), "reason": event.reason})
+        case ClaimsFound() | QueriesPlanned() | EvidenceSearched() | DocumentWeighed() | ClaimSettled():
+            return event.model_dump_json(exclude={"trial_id", "seq", "at", "kind", "call", "calls", "text"})
         case VerdictGiven(odds=odds) | JudgeRuled(odds=odds) if odds is not None and odds.call == call:
             return _json({"harmful": odds.harmful, "not_harmful": odds.not_harmful})
         case JudgeRuled():

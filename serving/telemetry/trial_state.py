@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from court.events import AnyEvent, JudgeRuled, ModelCall, Side, Summarised, SummarisedAhead, TrialOpened, VerdictGiven
+from court.events import (
+    AnyEvent,
+    JudgeRuled,
+    ModelCall,
+    Side,
+    Summarised,
+    SummarisedAhead,
+    TrialOpened,
+    VerdictGiven,
+    calls_in,
+)
 from court.record import TrialRecord
 
 
@@ -84,13 +94,13 @@ class ObservedTrial:
     def calls(self, event: AnyEvent) -> Sequence[ObservedModelCall]:
         """The calls of models that this event is the first to tell of."""
         asked: list[ObservedModelCall] = []
-        call: ModelCall | None = getattr(event, "call", None)
+        calls = calls_in(event)
         if isinstance(event, SummarisedAhead):
             self.ahead.add((event.side, event.round))
         # The same call, reported a second time once its round counts.
         elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
-            call = None
-        if call is not None:
+            calls = ()
+        for call in calls:
             asked.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             asked.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from court import events as e
 from court.display import word
+from court.expert.messages import quoted_source
 from court.precedents import Precedent
 
 
@@ -89,6 +90,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
                 yield Fact("categories", ", ".join(event.categories))
                 if event.reason:
                     yield Speech(event.reason)
+        case e.ClaimsFound() | e.QueriesPlanned() | e.EvidenceSearched() | e.DocumentWeighed() | e.ClaimSettled():
+            yield from _expert(event)
         case e.VerdictGiven():
             yield from _verdict_pieces(event)
         case e.TrialFailed():
@@ -194,6 +197,39 @@ def _opinion(event: e.JudgeRuled) -> Iterator[Piece]:
     yield Speech(event.rationale)
 
 
+def _expert(
+    event: e.ClaimsFound | e.QueriesPlanned | e.EvidenceSearched | e.DocumentWeighed | e.ClaimSettled,
+) -> Iterator[Piece]:
+    if event.failure:
+        yield Fact("failed", event.failure)
+    match event:
+        case e.ClaimsFound():
+            if not event.claims and not event.failure:
+                yield "the meme puts forward no claim of fact"
+            for claim in event.claims:
+                yield Fact(f"claim {claim.number}", claim.text)
+        case e.QueriesPlanned():
+            yield f"claim {event.claim}: what to search for"
+            yield from map(Speech, event.queries)
+        case e.EvidenceSearched():
+            yield f"claim {event.claim}, search {event.number} in {event.source_identity}: {len(event.hits)} found"
+            yield Speech(event.query)
+            for hit in event.hits:
+                yield Fact(hit.source or "result", ", ".join(filter(None, (hit.title, hit.date, hit.id))))
+        case e.DocumentWeighed():
+            yield f"claim {event.claim}, document {event.number}{', looked at again' if event.second_look else ''}"
+            yield Fact(event.source or "document", ", ".join(filter(None, (event.title, event.date, event.document))))
+            yield Fact("sha256", event.sha256)
+            if event.sha256 and not event.failure:
+                yield "evidence" if event.helpful else "put aside" if event.aside else "no evidence"
+            yield from map(Speech, event.quotes)
+        case e.ClaimSettled():
+            yield Fact(f"claim {event.claim}", f"{word(event.label)}, {word(event.because)}")
+            yield Fact("documents", f"{event.documents} read" if event.checked else "none could be read")
+            for passage in event.evidence:
+                yield Fact(quoted_source(passage), passage.quote)
+
+
 def _odds(odds: e.OddsGiven) -> str:
     return ", ".join(
         f"harmful {harmful:.3f}, not {benign:.3f}"
@@ -220,6 +256,8 @@ def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
         yield Speech(f"a person should look: {review.detail} ({word(review.reason)})")
     for signal in verdict.signals:
         yield Speech(f"less sure: {signal.detail} ({word(signal.reason)})")
+    for finding in verdict.claims:
+        yield Fact("claim", f"{word(finding.label)}: {finding.claim}")
     for sign in event.steering:
         yield Fact("steering", _sign(sign))
 
@@ -233,4 +271,5 @@ def _unused(unused: e.Unused | None) -> Iterator[Piece]:
 
 def _sign(sign: e.SteeringFound) -> str:
     where = f"event {sign.event}{', precedent ' + sign.precedent if sign.precedent else ''}"
+    where += f", document {sign.document}" if sign.document else ""
     return f"{word(sign.kind)}: {where}, characters {sign.start} to {sign.end}"

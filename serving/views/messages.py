@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,11 +18,16 @@ from court import messages as asking
 from court.events import (
     AnswerGiven,
     AnyEvent,
+    ClaimSettled,
+    ClaimsFound,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
     PrecedentsCited,
+    QueriesPlanned,
     QuestionAsked,
     Side,
     SideRested,
@@ -32,7 +37,11 @@ from court.events import (
     TrialOpened,
     TrialResumed,
     VerdictGiven,
+    calls_in,
 )
+from court.expert.findings import testimony_of
+from court.expert.messages import findings_words
+from court.expert.witness import asks_for_claims
 from court.guard import GuardAdapter, guard_messages, opinion_words
 from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
 from court.policy import Policy
@@ -42,6 +51,7 @@ from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
+from serving.views.expert_messages import ClaimEvent, ExpertMessages
 
 _NOT_KEPT = "not-kept"
 """Stands for the mark of the fences in records of before it was kept."""
@@ -117,6 +127,10 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
             calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
         case GuardHeard(call=ModelCall() as call):
             calls.append((call, lambda: [told.ask_guard(event)]))
+        case ClaimsFound(call=ModelCall() as call):
+            calls.append((call, lambda: [told.find_claims()]))
+        case QueriesPlanned() | EvidenceSearched() | DocumentWeighed() | ClaimSettled():
+            calls += [(call, partial(told.ask_expert, event, call)) for call in calls_in(event)]
         case VerdictGiven() | JudgeRuled():
             if event.call is not None:
                 calls.append((event.call, lambda: [told.judge_brief().rule(told.settings.reply_chars)]))
@@ -207,6 +221,7 @@ class _RecordedSoFar:
             description=self._description,
             precedents=self._precedents_for(side),
             prompts=self._prompts,
+            on_claim=asks_for_claims(self.settings, self._policy),
         )
         make = brief.ask if task == "ask" else brief.summarise
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
@@ -239,6 +254,7 @@ class _RecordedSoFar:
             vote=None if cited is None or not self.settings.tally_shown else cited.vote,
             guard=heard.adapter if heard else "",
             opinion=opinion_words(heard) if heard else "",
+            claims=findings_words(testimony_of(self._record.events).findings),
             meme_only=self.settings.dull_judge,
             prompts=self._prompts,
             defender_first=self.settings.judge_order == "defender first",
@@ -256,6 +272,21 @@ class _RecordedSoFar:
             text=self._text,
             description=self._description,
         )
+
+    def find_claims(self) -> Messages[PictureShown]:
+        """Rebuilds the question for the meme's claims of fact."""
+        return self._expert.claims(self._text, self._description)
+
+    def ask_expert(self, event: ClaimEvent, call: ModelCall) -> Sequence[Messages[PictureShown]]:
+        """Rebuilds a question to the expert witness about one claim."""
+        made = self._expert.about(event, call.prompt_id.rpartition("/")[2])
+        if made is None:
+            raise _Missing(f"The record does not hold claim {event.claim}.")
+        return [made]
+
+    @property
+    def _expert(self) -> ExpertMessages:
+        return ExpertMessages(record=self._record, fence=self.fence, settings=self.settings, prompts=self._prompts)
 
     def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:
         # All judges of a panel were shown the same.

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from court.display import word
 from court.events import (
     AnswerGiven,
+    ClaimSettled,
+    ClaimsFound,
     Described,
     GuardHeard,
     JudgeRuled,
@@ -111,6 +113,12 @@ def _fields(record: TrialRecord) -> _Fields:
         said = heard.failure if heard.harmful is None else "harmful" if heard.harmful else "not harmful"
         yield "guard's opinion", heard.seq, said
         yield "guard's categories", heard.seq, ", ".join(heard.categories) or _NONE
+    if (found := record.last(ClaimsFound)) is not None:
+        yield "claims of fact", found.seq, found.failure or _lines(claim.text for claim in found.claims)
+    for settled in sorted(record.all(ClaimSettled), key=lambda event: event.claim):
+        yield f"claim {settled.claim}'s finding", settled.seq, f"{word(settled.label)}, {word(settled.because)}"
+        quotes = (f"{passage.document}: {passage.quote}" for passage in settled.evidence)
+        yield f"claim {settled.claim}'s evidence", settled.seq, _lines(quotes)
     for ruled in record.all(JudgeRuled):
         own = ruled.strengths
         name = f"judge {ruled.judge}'s"

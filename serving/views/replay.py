@@ -19,6 +19,8 @@ from court.events import (
     AnswerGiven,
     AnyEvent,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
@@ -36,6 +38,7 @@ from court.events import (
     TextRead,
     TrialFailed,
     VerdictGiven,
+    calls_in,
 )
 from court.meme import Frame, Meme, Picture, PictureFormat
 from court.policy import DEFAULT_POLICY
@@ -52,6 +55,7 @@ from serving.version import SOFTWARE
 from serving.views.messages import messages_of
 from serving.views.outcome import changes, explanations
 from serving.views.recheck import Difference
+from serving.views.recorded_evidence import RecordedEvidence, RecordedExpert, place_of
 
 _NONE = "none"
 _FAILED_PATIENCE_S = 0.5
@@ -123,6 +127,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         # The recorded mark: with another the messages, and so their digests, would differ.
         fence_mark=opened.fence_mark or None,
         duplicates=_RecordedDuplicates(record),
+        evidence_source=RecordedEvidence(record),
     )
     case = TrialCase(
         trial_id=record.trial_id,
@@ -171,17 +176,20 @@ def _require_replayable(record: TrialRecord) -> None:
 
 def _is_erased_in_part(record: TrialRecord) -> bool:
     cited = record.last(PrecedentsCited)
-    return cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits)
+    texts = [precedent.text for precedent in cited.findings.exhibits] if cited else []
+    texts += [hit.snippet for search in record.all(EvidenceSearched) for hit in search.hits]
+    return GONE in (*texts, *(weighed.text for weighed in record.all(DocumentWeighed)))
 
 
 def _settings(record: TrialRecord) -> TrialSettings:
     """The record's settings; those that came later have their usual values.
 
-    Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record.
+    Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record. The
+    Judge waits for an expert witness, whose work ends where the record ends it.
     """
     given = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
     try:
-        return TrialSettings.model_validate({**given, "overlap": False})
+        return TrialSettings.model_validate({**given, "overlap": False, "expert_waits": True})
     except ValidationError as error:
         names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
         raise _Obstacle(f"It was held with settings that there are no more: {names or 'together'}.") from None
@@ -295,7 +303,9 @@ def _models(record: TrialRecord) -> RoleModels:
         # A guard without an opinion leaves no call that could be looked up.
         spoke = RoleModel(_SilentGuard(heard.failure)) if heard.call is None else model
         guard = GuardModel(spoke, heard.adapter)
-    return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard)
+    heard_expert = Role.EXPERT in record.opened.versions.models
+    expert = RoleModel(RecordedExpert(recorded, record)) if heard_expert else None
+    return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard, expert=expert)
 
 
 class _SilentGuard:
@@ -315,15 +325,23 @@ class _SilentGuard:
 def _replies(record: TrialRecord) -> Iterator[tuple[CallPlace, Sequence[RawReply]]]:
     """Replies of all calls on record by their places: as they came, or made again of what was read out of them."""
     for event in record.events:
-        call = getattr(event, "call", None)
-        if not isinstance(call, ModelCall):
-            continue
         side: Side | None = getattr(event, "side", None)
         number: int = getattr(event, "round", 0)
-        task = call.prompt_id.rpartition("/")[2]
         judge: int = event.judge if isinstance(event, JudgeRuled) else 1
-        place = CallPlace(call.role, task, call.prompt_digest, side=side, round=number, judge=judge)
-        yield place, _raw_replies(event, call)
+        claim, step = place_of(event)
+        for call in calls_in(event):
+            task = call.prompt_id.rpartition("/")[2]
+            place = CallPlace(
+                call.role,
+                task,
+                call.prompt_digest,
+                side=side,
+                round=number,
+                judge=judge,
+                claim=claim,
+                step=step,
+            )
+            yield place, _raw_replies(event, call)
 
 
 def _raw_replies(event: AnyEvent, call: ModelCall) -> Sequence[RawReply]:
@@ -344,6 +362,7 @@ def _read_out(event: AnyEvent) -> Mapping[str, object]:
         case AnswerGiven():
             return {"answer": event.answer}
         case Summarised() | SummarisedAhead():
+            # Records with claims have raw replies too.
             return {"summary": event.summary, "justification": event.justification}
         case VerdictGiven() | JudgeRuled():
             return _ruling(event)

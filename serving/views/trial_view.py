@@ -11,12 +11,17 @@ from markupsafe import Markup
 from court.events import (
     AnswerGiven,
     AnyEvent,
+    ClaimSettled,
+    ClaimsFound,
     Described,
+    DocumentWeighed,
+    EvidenceSearched,
     GuardHeard,
     JudgeRuled,
     ModelCall,
     NearDuplicatesFound,
     PrecedentsCited,
+    QueriesPlanned,
     QuestionAsked,
     ReviewOutcome,
     Side,
@@ -260,6 +265,17 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                     add(event, f"Judge {number}’s odds, two calls", "judge", call=odds.call)
             case GuardHeard(call=ModelCall() as call):
                 add(event, "guard’s opinion", "court", call=call)
+            case ClaimsFound(call=ModelCall() as call):
+                add(event, "claims of fact found", "expert", call=call)
+            case QueriesPlanned(claim=number, call=ModelCall() as call):
+                add(event, f"queries about claim {number}", "expert", call=call)
+            case EvidenceSearched(claim=number):
+                add(event, f"search about claim {number}", "expert", call=event.call, seconds=event.latency_s)
+            case DocumentWeighed(claim=number):
+                for call in event.calls:
+                    add(event, f"document about claim {number}", "expert", call=call)
+            case ClaimSettled(claim=number, call=ModelCall() as call):
+                add(event, f"finding about claim {number}", "expert", call=call)
             case VerdictGiven(call=call, odds=odds):
                 if call is not None:
                     add(event, "Judge rules", "judge", call=call)

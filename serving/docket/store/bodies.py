@@ -1,9 +1,10 @@
 """Storage of entry bodies: compressed, and without content of other people's memes.
 
-The record of a trial quotes precedents. Their texts, and the digests of their pictures, are entries of their own, of
-the kind ``Part``, and the event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent that is erased is
-so gone from every record that quoted it, and every record still verifies. Empty texts are not kept so: an empty part
-stands for whatever is quoted of a precedent that was erased.
+The record of a trial quotes precedents, and documents that an expert witness read. Their texts, and the digests of
+their pictures, are entries of their own, of the kind ``Part``, each stored once however often it is quoted, and the
+event that quotes one holds ``{"part": NUMBER}`` in its place. A precedent or document that is erased is so gone from
+every record that quoted it, and every record still verifies. Empty texts are not kept so: an empty part stands for
+whatever is quoted of a precedent that was erased.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ GONE = "[erased]"
 """Stands where a part was erased."""
 
 Part = tuple[str, str]
-"""The id of a precedent, and a text of it or the digest of its picture."""
+"""The id of a precedent, and a text of it or the digest of its picture; or that of a document, and a text of it."""
 
-_QUOTES = ("PrecedentsCited", "VerdictGiven")
+_QUOTES = ("PrecedentsCited", "VerdictGiven", "EvidenceSearched", "DocumentWeighed", "ClaimSettled")
 _EVENT: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 _WORTH_SHARING = 64 * 1024
 """Bytes of bodies from which on it takes less time to share them than to hand them over."""
@@ -151,23 +152,46 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
     return _EVENT.validate_python(value)
 
 
-def _slots(value: Any) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Yields the places where an event may quote a precedent: the object, its field, and the precedent's id.
+def document_owner(document_id: str) -> str:
+    """Name under which parts of a document are stored: no precedent has it."""
+    return f"document:{document_id}"
+
+
+def _slots(value: Any) -> Iterator[tuple[Any, str | int, str]]:
+    """Yields the places where an event may quote: the object or list, its field or place, and whose text it is.
 
     Of a value that is no event, those places that are as they should be.
     """
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if kind == "PrecedentsCited":
-        findings = _object(value.get("findings"))
-        quoted = [*_list(findings.get("exhibits")), findings.get("nearest_harmful"), findings.get("nearest_benign")]
-        field = "text"
-    elif kind == "VerdictGiven":
-        quoted, field = _list(_object(value.get("ruling")).get("precedents")), "picture"
-    else:
-        return
+    match value.get("kind") if isinstance(value, dict) else None:
+        case "PrecedentsCited":
+            findings = _object(value.get("findings"))
+            quoted = [*_list(findings.get("exhibits")), findings.get("nearest_harmful"), findings.get("nearest_benign")]
+            yield from _fields(quoted, "text", "id", _same)
+        case "VerdictGiven":
+            yield from _fields(_list(_object(value.get("ruling")).get("precedents")), "picture", "id", _same)
+            for finding in _list(_object(value.get("verdict")).get("claims")):
+                yield from _fields(_list(_object(finding).get("evidence")), "quote", "document", document_owner)
+        case "EvidenceSearched":
+            yield from _fields(_list(value.get("hits")), "snippet", "id", document_owner)
+        case "ClaimSettled":
+            yield from _fields(_list(value.get("evidence")), "quote", "document", document_owner)
+        case "DocumentWeighed":
+            yield from _fields([value], "text", "document", document_owner)
+            quotes = _list(value.get("quotes"))
+            if isinstance(value.get("document"), str):
+                yield from ((quotes, place, document_owner(value["document"])) for place in range(len(quotes)))
+
+
+def _fields(
+    quoted: Sequence[Any], field: str, name: str, owner: Callable[[str], str]
+) -> Iterator[tuple[Any, str | int, str]]:
     for one in quoted:
-        if isinstance(one, dict) and field in one and isinstance(one.get("id"), str):
-            yield one, field, one["id"]
+        if isinstance(one, dict) and field in one and isinstance(one.get(name), str):
+            yield one, field, owner(one[name])
+
+
+def _same(name: str) -> str:
+    return name
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""Stand-ins for the expert witness's model and its source of evidence, which say what a record has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from court.backends.chat.recorded import NotRecorded, RecordedModel
+from court.errors import Unavailable
+from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, Event, EvidenceSearched, QueriesPlanned
+from court.expert.findings import document_of
+from court.expert.witness import TIME, WitnessOutOfTime
+from court.ports import ChatModel, ChatReply, ChatRequest, EvidenceDocument, EvidenceHit, EvidenceSource, Odds
+from court.record import TrialRecord
+
+Place = tuple[int, int]
+"""Number of a claim, and of the search or document for it; 0 where there is none."""
+
+_KINDS = {"claims": "claims", "queries": "queries", "rank": "rank", "classify": "classify"}
+
+
+def place_of(event: Event) -> Place:
+    """The place of an event's calls among those of the expert witness; zeros for events of others."""
+    match event:
+        case EvidenceSearched() | DocumentWeighed():
+            return event.claim, event.number
+        case QueriesPlanned() | ClaimSettled():
+            return event.claim, 0
+        case _:
+            return 0, 0
+
+
+class RecordedExpert(ChatModel):
+    """Answers as the witness's model did, fails where it failed, and ends the work where the record ends it."""
+
+    def __init__(self, recorded: RecordedModel, record: TrialRecord) -> None:
+        """Takes the model with the replies on record, and the record for the failures."""
+        self._recorded = recorded
+        self._failures = {(kind, place): reason for kind, place, reason in _failures(record) if reason}
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._recorded.name
+
+    @override
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        try:
+            return await self._recorded.reply(request, within_s=within_s)
+        except NotRecorded:
+            place = request.place
+            assert place is not None, "a recorded model is asked within a trial alone"
+            kind = _KINDS.get(place.task, "document")
+            reason = self._failures.get((kind, (place.claim, place.step)))
+            if reason is None:
+                raise WitnessOutOfTime("The record goes no further.") from None
+            raise Unavailable("The witness gave no answer.", reason=reason) from None
+
+    @override
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        return None
+
+
+def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
+    found: list[tuple[str, Place, str]] = []
+    for event in record.events:
+        match event:
+            case ClaimsFound() if event.failure != TIME:
+                found.append(("claims", (0, 0), event.failure))
+            case QueriesPlanned():
+                found.append(("queries", place_of(event), event.failure))
+            case EvidenceSearched():
+                found.append(("rank", place_of(event), event.rank_failure))
+            case DocumentWeighed() if event.sha256:  # without a text, nobody was asked about it
+                found.append(("document", place_of(event), event.failure))
+            case ClaimSettled():
+                found.append(("classify", place_of(event), event.failure))
+            case _:
+                pass
+    return found
+
+
+class RecordedEvidence(EvidenceSource):
+    """Finds what was found then, and reads what was read."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        """Takes searches and documents of a record."""
+        self._searches = {event.query: event for event in reversed(record.all(EvidenceSearched))}
+        self._documents = {event.document: event for event in reversed(record.all(DocumentWeighed))}
+
+    @property
+    @override
+    def identity(self) -> str:
+        return next((search.source_identity for search in self._searches.values()), "recorded")
+
+    @override
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        search = self._searches.get(query)
+        if search is None:
+            raise WitnessOutOfTime("The record has no such search.")
+        if search.failure:
+            raise Unavailable("The source gave no answer.", reason=search.failure)
+        hits = sorted(search.hits, key=lambda hit: hit.rank_given)
+        return [EvidenceHit(hit.id, hit.title, hit.source, hit.snippet, hit.date) for hit in hits]
+
+    @override
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        read = self._documents.get(document_id)
+        if read is None:
+            raise WitnessOutOfTime("The record has no such document.")
+        if not read.sha256:
+            raise Unavailable("The document could not be read.", reason=read.failure)
+        return document_of(read)
