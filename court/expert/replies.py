@@ -232,7 +232,15 @@ def parse_statements(reply: str, most: int, *texts: str) -> Statements:
 
 def parse_queries(reply: str, most: int) -> tuple[str, ...]:
     """Queries, each once. Raises UnusableReply."""
-    return tuple(dict.fromkeys(replies.parse(_Queries, reply).queries))[:most]
+    return _each_once(replies.parse(_Queries, reply).queries)[:most]
+
+
+def _each_once(queries: Sequence[str]) -> tuple[str, ...]:
+    """Queries that differ in more than the size of letters, in order."""
+    known: dict[str, str] = {}
+    for query in queries:
+        known.setdefault(query.casefold(), query)
+    return tuple(known.values())
 
 
 def parse_order(reply: str, hits: int) -> tuple[int, ...]:
@@ -262,7 +270,7 @@ def parse_weighing(task: str, reply: str) -> Weighing:
                 quotes=tuple(said.quotes),
                 leaning=_LABELS[said.label],
                 enough=said.enough,
-                queries=tuple(dict.fromkeys(said.next)),
+                queries=_each_once(said.next),
             )
 
 

@@ -117,7 +117,8 @@ class ExpertWitness:
         try:
             async with asyncio.timeout(self.settings.expert_s) as clock:
                 found = await self._find_claims(text, description)
-                await gather_or_cancel(*map(self._settle, found.claims))
+                if found.claims:
+                    await gather_or_cancel(*map(self._settle, found.claims))
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -179,7 +180,8 @@ class ExpertWitness:
         used: set[str] = set()
         seen: set[str] = set()
         aside: list[tuple[DocumentWeighed, int]] = []  # with the number of documents that were evidence then
-        weighings = 0
+        # Counted here: a trial that is resumed has later documents on record, too.
+        weighings, evidence = 0, 0
         while queue and len(used) < self.settings.expert_queries:
             query = queue.popleft()
             if query.casefold() in used:
@@ -192,17 +194,20 @@ class ExpertWitness:
                 weighings += 1
                 weighed = await self._weigh(claim, weighings, hit)
                 if weighed.aside:
-                    aside.append((weighed, len(self._so_far(claim).helpful)))
+                    aside.append((weighed, evidence))
                 if weighed.helpful:
+                    evidence += 1
                     if weighed.sufficient:
                         return ClaimBasis.ENOUGH
                     queue.extend(weighed.queries)
                     break  # as published: with a next query, and not with this one's next result
-        for before, evidence in aside:
-            if len(self._so_far(claim).helpful) == evidence:
+        for before, evidence_then in aside:
+            if evidence == evidence_then:
                 continue  # it would be asked the same in the same words
             weighings += 1
-            if (await self._weigh(claim, weighings, before)).sufficient:
+            weighed = await self._weigh(claim, weighings, before)
+            evidence += weighed.helpful
+            if weighed.sufficient:
                 return ClaimBasis.ENOUGH
         return ClaimBasis.QUERIES_USED
 

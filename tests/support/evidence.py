@@ -142,7 +142,7 @@ def with_expert(cast: Cast, expert: Expert):
     return dataclasses.replace(cast.chairs, expert=RoleModel(expert.model))
 
 
-def testify(expert=None, source=None, *, cast=None, settings=None, **options):
+def witnessed(expert=None, source=None, *, cast=None, settings=None, **options):
     """A trial with the witness; its record, the witness's model, the source and the cast."""
     expert, source, cast = expert or Expert(), source or FakeEvidence(), cast or Cast()
     from tests.support.fakes import a_meme
