@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from court.display import word
 from court.events import (
     AnswerGiven,
+    ClaimsFound,
     Described,
     GuardHeard,
     JudgeRuled,
@@ -102,6 +103,7 @@ class Transcript:
         duplicates: Memes tried before that are nearly this one, nearest first.
         panel: Judges of a panel as they ruled, in order of their numbers; none where one sat alone.
         guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
+        claims_found: Event of the meme's claims of fact; None where no expert witness was called.
         verdict: None where there is none.
         failures: In order; a trial that was taken up again may have failed before.
         models: Models of the trial, each once, in order.
@@ -124,6 +126,7 @@ class Transcript:
     duplicates: tuple[NearDuplicate, ...]
     panel: tuple[JudgeRuled, ...]
     guard: GuardHeard | None
+    claims_found: ClaimsFound | None
     verdict: Verdict | None
     ruling: Ruling | None
     odds: OddsGiven | None
@@ -197,6 +200,7 @@ def transcript(record: TrialRecord) -> Transcript:
         duplicates=near.duplicates if near else (),
         panel=tuple(sorted(record.all(JudgeRuled), key=lambda ruled: ruled.judge)),
         guard=record.last(GuardHeard),
+        claims_found=record.last(ClaimsFound),
         verdict=given.verdict if given else None,
         ruling=given.ruling if given else None,
         odds=given.odds if given else None,

@@ -46,7 +46,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-RoleName = Literal["proposer", "accuser", "defender", "judge"]
+RoleName = Literal["proposer", "accuser", "defender", "judge", "expert"]
 
 
 def _split(given: Any) -> Any:
@@ -363,9 +363,14 @@ class Settings(BaseSettings):
             raise ValueError("each webhook has a name of its own")
         return hooks
 
+    @property
+    def roles(self) -> tuple[RoleName, ...]:
+        """Roles that have a model in full trials."""
+        return tuple(name for name in get_args(RoleName) if name != "expert" or self.trial.expert != "off")
+
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
-        roles = {name: self.llm.of_role(name) for name in get_args(RoleName)}
+        roles: dict[str, RoleSettings] = {name: self.llm.of_role(name) for name in self.roles}
         for name, own in {**roles, **self.llm.further_judges}.items():
             role = Role(name.partition(" ")[0].upper())
             limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)

@@ -17,7 +17,7 @@ from court.errors import BadRequest
 from court.events import Procedure, TextSource, VerdictGiven, VerdictReviewed
 from court.policy import DEFAULT_POLICY, Clause
 from court.record import TrialRecord
-from court.verdict import Finding, Label, ScoreMeaning
+from court.verdict import ClaimFinding, ClaimLabel, Finding, Label, ScoreMeaning
 from serving.docket.ports import NotDecided
 from serving.export import dsa_schema as schema
 
@@ -63,6 +63,7 @@ _LEFT_OUT = (
     "what models said: description, questions, answers, arguments, rationale",
     "the precedents",
     "whose content it is: namespace, content id, request id",
+    "the words of refuted claims of fact: they stand under refuted_claims, for whoever completes the draft",
     "who reviewed it, and the reviewer's words",
 )
 _LANGUAGE = re.compile(r"([A-Za-z]{2})(?:-|\Z)")
@@ -76,8 +77,9 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         filled: Fields that the platform has filled in; they go before what the court would say.
 
     Returns:
-        ``statement``, fit for the database once ``left_to_platform`` is filled in; ``to_confirm``; ``left_out``; and
-        ``faults``, what the database would refuse it for as it is.
+        ``statement``, fit for the database once ``left_to_platform`` is filled in; ``to_confirm``; ``refuted_claims``,
+        with the passages that refute them; ``left_out``; and ``faults``, for which the database would refuse it as it
+        is.
 
     Raises:
         NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
@@ -131,6 +133,13 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "to_confirm": [
             {"field": name, "why": why} for name, why in _CONFIRM.items() if name in own and name not in (filled or {})
         ],
+        "refuted_claims": [
+            {
+                "claim": finding.claim,
+                "evidence": [passage.model_dump(mode="json") for passage in finding.evidence],
+            }
+            for finding in _refuted(record)
+        ],
         "left_out": list(_LEFT_OUT),
         "faults": list(schema.faults(statement)),
     }
@@ -138,6 +147,11 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
 
 def _finding(record: TrialRecord) -> Finding | None:
     return record.verdict.finding if record.verdict else None
+
+
+def _refuted(record: TrialRecord) -> list[ClaimFinding]:
+    claims = record.verdict.claims if record.verdict else ()
+    return [finding for finding in claims if finding.label is ClaimLabel.REFUTED]
 
 
 def _clause(record: TrialRecord) -> Clause | None:
@@ -212,6 +226,14 @@ def _facts(record: TrialRecord) -> str:
         sentences.append(
             f"Of the {cited.vote.voters} most similar labelled examples it was compared with, {cited.vote.harmful} "
             "were labelled harmful."
+        )
+    if refuted := _refuted(record):
+        # Their number alone: the words are a model's, made of the meme's, and may name somebody.
+        read = sum(finding.documents for finding in refuted)
+        claims = "One claim of fact" if len(refuted) == 1 else f"{len(refuted)} claims of fact"
+        sentences.append(
+            f"{claims} that it puts forward {'was' if len(refuted) == 1 else 'were'} compared with {read} "
+            f"document{'' if read == 1 else 's'} and found refuted."
         )
     if verdict.harm_score is not None:
         meaning = {

@@ -199,6 +199,9 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     for event in record.events:
         if isinstance(event, PrecedentsCited | NearDuplicatesFound):
             paper.events(event, pictures={} if pictures is Pictures.NONE else kept.precedents)
+    if told.told.claims_found:
+        paper.heading("Claims of fact, checked by an expert witness")
+        paper.events(told.told.claims_found, *(one.settled for one in told.claims))
     if told.told.guard:
         paper.heading("A guard model")
         paper.events(told.told.guard)

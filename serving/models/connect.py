@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from court.errors import BadRequest, ModelRefused, NotLoaded, Unavailable
 from court.guard import GuardAdapter
 from court.meme import LIMITS
 from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
-from serving.settings import GuardSettings, RoleName, RoleSettings, Settings
+from serving.settings import GuardSettings, RoleSettings, Settings
 
 if TYPE_CHECKING:
     import httpx2
@@ -56,7 +56,7 @@ async def connect_models(
         Unavailable: None of a model's servers answers, and none is waited for.
     """
     further = settings.llm.further_judges
-    wanted = {role: settings.llm.of_role(role) for role in get_args(RoleName)} | further
+    wanted = {role: settings.llm.of_role(role) for role in settings.roles} | further
     if not any(role.url or role.model for role in wanted.values()):
         return None
     try:
@@ -134,6 +134,7 @@ async def connect_models(
         judge=chairs["judge"],
         judges=tuple(chairs[name] for name in further),
         guard=guard,
+        expert=chairs.get("expert"),
     )
     if settings.trial.judges > 1 and any(model.temperature == 0 for model in (roles.judge, *roles.judges)):
         raise BadRequest(

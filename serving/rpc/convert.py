@@ -14,7 +14,7 @@ from court.errors import BadRequest
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
-from court.verdict import Label, Review
+from court.verdict import ClaimFinding, Label, Review
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import current
 from serving.docket.ports import Receipt
@@ -147,6 +147,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         if opened.meme.picture_given
         else None,
         near_duplicates=[_duplicate_message(duplicate) for duplicate in near.duplicates] if near else [],
+        claims=list(map(_claim_message, verdict.claims)),
     )
     response.decided_at.FromDatetime(given.at)
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
@@ -170,6 +171,18 @@ def receipt_of(receipt: Receipt) -> wire.Receipt:
 
 def _review(review: Review) -> wire.Review:
     return wire.Review(reason=wire.ReviewReason.Value(f"REVIEW_REASON_{review.reason}"), detail=review.detail)
+
+
+def _claim_message(finding: ClaimFinding) -> wire.ClaimFinding:
+    return wire.ClaimFinding(
+        claim=finding.claim,
+        span=finding.span,
+        label=wire.ClaimLabel.Value(f"CLAIM_LABEL_{finding.label}"),
+        because=wire.ClaimBasis.Value(f"CLAIM_BASIS_{finding.because}"),
+        documents=finding.documents,
+        evidence=[wire.QuotedPassage(**passage.model_dump()) for passage in finding.evidence],
+        checked=finding.checked,
+    )
 
 
 def _content_of(record: TrialRecord) -> wire.Content:

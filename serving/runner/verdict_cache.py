@@ -44,6 +44,10 @@ def reusable(record: TrialRecord) -> bool:
     )
 
 
+_INCOMPLETE = (ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED, ReviewReason.CLAIM_UNCHECKED)
+"""Reasons for review of verdicts that could have had more to go by."""
+
+
 def whole(record: TrialRecord) -> bool:
     """True if a trial reached its verdict with all the time it needed, and with one library.
 
@@ -53,7 +57,7 @@ def whole(record: TrialRecord) -> bool:
     return (
         verdict is not None
         and (cited is None or cited.findings.library.digest == record.opened.versions.library)
-        and all(reason.reason not in (ReviewReason.CUT_SHORT, ReviewReason.GUARD_FAILED) for reason in verdict.review)
+        and all(reason.reason not in _INCOMPLETE for reason in verdict.review)
     )
 
 

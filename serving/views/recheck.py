@@ -9,11 +9,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from court.events import PrecedentsCited, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.events import (
+    ClaimSettled,
+    DocumentWeighed,
+    PrecedentsCited,
+    RestReason,
+    Side,
+    SideRested,
+    Summarised,
+    VerdictGiven,
+)
 from court.examination import entropy
+from court.expert.documents import text_sha256
+from court.expert.replies import stands_in
 from court.precedents import vote
 from court.record import TrialRecord
 from court.verdict import RULE, Label, rule
+from serving.docket.store.bodies import GONE
 
 _SAME = 1e-9
 """Bits or shares: what the last digits of a sum may differ by from one machine to another."""
@@ -38,7 +50,7 @@ class Difference:
 
 def differences(record: TrialRecord) -> tuple[Difference, ...]:
     """Everything that comes out otherwise than it stands in the record; nothing where all is as it should be."""
-    return (*_entropies(record), *_stop_reasons(record), *_vote(record), *_verdict(record))
+    return (*_entropies(record), *_stop_reasons(record), *_vote(record), *_evidence(record), *_verdict(record))
 
 
 def _entropies(record: TrialRecord) -> Iterator[Difference]:
@@ -97,6 +109,26 @@ def _vote(record: TrialRecord) -> Iterator[Difference]:
             yield Difference(
                 cited.seq, "the precedents' vote", kept, f"{held.harmful} of {held.voters}, {held.probability:.3f}"
             )
+
+
+def _evidence(record: TrialRecord) -> Iterator[Difference]:
+    """Checks that each document is the one of its digest, and that each passage stands in its document."""
+    texts: dict[str, str] = {}
+    for read in record.all(DocumentWeighed):
+        if not read.sha256 or read.text == GONE:
+            continue
+        texts[read.sha256] = read.text
+        if (digest := text_sha256(read.text)) != read.sha256:
+            yield Difference(read.seq, "the digest of the document", read.sha256, digest)
+    for settled in record.all(ClaimSettled):
+        for passage in settled.evidence:
+            # Of a document that was erased, passages are gone too.
+            if (
+                passage.quote != GONE
+                and passage.sha256 in texts
+                and not stands_in(passage.quote, texts[passage.sha256])
+            ):
+                yield Difference(settled.seq, "the passage", passage.quote, "not in its document")
 
 
 def _verdict(record: TrialRecord) -> Iterator[Difference]:

@@ -102,7 +102,10 @@ class RecordedEvidence(EvidenceSource):
         if search.failure:
             raise Unavailable("The source gave no answer.", reason=search.failure)
         hits = sorted(search.hits, key=lambda hit: hit.rank_given)
-        return [EvidenceHit(hit.id, hit.title, hit.source, hit.snippet, hit.date) for hit in hits]
+        return [
+            EvidenceHit(id=hit.id, title=hit.title, source=hit.source, snippet=hit.snippet, date=hit.date)
+            for hit in hits
+        ]
 
     @override
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:

@@ -38,6 +38,7 @@ from court.record import TrialRecord, TrialState
 from court.transcript import Transcript, transcript
 from court.verdict import Label
 from serving.views.charts import Point, bar, curve
+from serving.views.claims_view import ClaimView, claims_of
 from serving.views.recheck import Difference, differences
 
 _TELLS: Mapping[Label, str] = {
@@ -119,6 +120,7 @@ class TrialView:
         differences: Values that come out otherwise than recorded, by event.
         readings: The Judge's reading of each precedent, by its id.
         steering: Signs of steering, by the event that they stand in.
+        claims: Claims of fact that an expert witness checked.
         live: True if the trial may still go on.
     """
 
@@ -131,6 +133,7 @@ class TrialView:
     differences: Mapping[int, Sequence[Difference]]
     readings: Mapping[str, str]
     steering: Mapping[int, Sequence[SteeringFound]]
+    claims: Sequence[ClaimView]
     live: bool
 
     @property
@@ -172,6 +175,7 @@ def view_of(record: TrialRecord) -> TrialView:
         differences=amiss,
         readings={one.id: one.supports for one in ruling.precedents} if ruling else {},
         steering=steering,
+        claims=claims_of(record),
         live=record.state is TrialState.OPEN,
     )
 

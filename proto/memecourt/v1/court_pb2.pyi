@@ -237,6 +237,10 @@ class _ReviewReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewRe
     """The meme was not found harmful, and a guard model holds it for harmful."""
     REVIEW_REASON_GUARD_FAILED: _ReviewReason.ValueType  # 22
     """A guard model was to be heard, and gave no opinion."""
+    REVIEW_REASON_CLAIM_REFUTED: _ReviewReason.ValueType  # 23
+    """The meme was not found harmful, and evidence refutes a claim of fact that it puts forward."""
+    REVIEW_REASON_CLAIM_UNCHECKED: _ReviewReason.ValueType  # 24
+    """The policy has a clause about facts, and a claim of the meme could be compared with no evidence."""
 
 class ReviewReason(_ReviewReason, metaclass=_ReviewReasonEnumTypeWrapper):
     """Why a person should look at a verdict."""
@@ -291,6 +295,10 @@ REVIEW_REASON_GUARD_DISAGREES: ReviewReason.ValueType  # 21
 """The meme was not found harmful, and a guard model holds it for harmful."""
 REVIEW_REASON_GUARD_FAILED: ReviewReason.ValueType  # 22
 """A guard model was to be heard, and gave no opinion."""
+REVIEW_REASON_CLAIM_REFUTED: ReviewReason.ValueType  # 23
+"""The meme was not found harmful, and evidence refutes a claim of fact that it puts forward."""
+REVIEW_REASON_CLAIM_UNCHECKED: ReviewReason.ValueType  # 24
+"""The policy has a clause about facts, and a claim of the meme could be compared with no evidence."""
 Global___ReviewReason: _TypeAlias = ReviewReason  # noqa: Y015
 
 class _TextSource:
@@ -320,6 +328,62 @@ TEXT_SOURCE_OCR: TextSource.ValueType  # 2
 TEXT_SOURCE_NONE: TextSource.ValueType  # 3
 """There is none."""
 Global___TextSource: _TypeAlias = TextSource  # noqa: Y015
+
+class _ClaimLabel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClaimLabelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClaimLabel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLAIM_LABEL_UNSPECIFIED: _ClaimLabel.ValueType  # 0
+    """A label that this version of the client does not know."""
+    CLAIM_LABEL_SUPPORTED: _ClaimLabel.ValueType  # 1
+    """The documents say that it is true."""
+    CLAIM_LABEL_REFUTED: _ClaimLabel.ValueType  # 2
+    """The documents say that it is false."""
+    CLAIM_LABEL_NOT_ENOUGH: _ClaimLabel.ValueType  # 3
+    """The documents that were found do not settle it."""
+
+class ClaimLabel(_ClaimLabel, metaclass=_ClaimLabelEnumTypeWrapper):
+    """What the evidence says of a claim of fact. It is no label of a meme."""
+
+CLAIM_LABEL_UNSPECIFIED: ClaimLabel.ValueType  # 0
+"""A label that this version of the client does not know."""
+CLAIM_LABEL_SUPPORTED: ClaimLabel.ValueType  # 1
+"""The documents say that it is true."""
+CLAIM_LABEL_REFUTED: ClaimLabel.ValueType  # 2
+"""The documents say that it is false."""
+CLAIM_LABEL_NOT_ENOUGH: ClaimLabel.ValueType  # 3
+"""The documents that were found do not settle it."""
+Global___ClaimLabel: _TypeAlias = ClaimLabel  # noqa: Y015
+
+class _ClaimBasis:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClaimBasisEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClaimBasis.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLAIM_BASIS_UNSPECIFIED: _ClaimBasis.ValueType  # 0
+    """A reason that this version of the client does not know."""
+    CLAIM_BASIS_ENOUGH: _ClaimBasis.ValueType  # 1
+    """The evidence was enough."""
+    CLAIM_BASIS_QUERIES_USED: _ClaimBasis.ValueType  # 2
+    """All queries were used."""
+    CLAIM_BASIS_TIME: _ClaimBasis.ValueType  # 3
+    """The Judge was due, or the witness's own time was over."""
+
+class ClaimBasis(_ClaimBasis, metaclass=_ClaimBasisEnumTypeWrapper):
+    """Why no more evidence was looked for."""
+
+CLAIM_BASIS_UNSPECIFIED: ClaimBasis.ValueType  # 0
+"""A reason that this version of the client does not know."""
+CLAIM_BASIS_ENOUGH: ClaimBasis.ValueType  # 1
+"""The evidence was enough."""
+CLAIM_BASIS_QUERIES_USED: ClaimBasis.ValueType  # 2
+"""All queries were used."""
+CLAIM_BASIS_TIME: ClaimBasis.ValueType  # 3
+"""The Judge was due, or the witness's own time was over."""
+Global___ClaimBasis: _TypeAlias = ClaimBasis  # noqa: Y015
 
 class _TrialState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -713,6 +777,7 @@ class JudgeResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     RISK_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
     verdict_id: _builtins.str
     """Names the verdict and its record. Keep it: "memecourt records show ID" opens the record."""
     request_id: _builtins.str
@@ -802,6 +867,12 @@ class JudgeResponse(_message.Message):
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Review]:
         """What makes the label less sure. It raises the risk, and calls a person only through it."""
 
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimFinding]:
+        """Findings of the expert witness about claims of fact that the meme puts forward; none where no witness was called. The
+        label is given by the rule, whatever they are.
+        """
+
     def __init__(
         self,
         *,
@@ -831,10 +902,11 @@ class JudgeResponse(_message.Message):
         receipt: Global___Receipt | None = ...,
         risk: _builtins.float | None = ...,
         signals: _abc.Iterable[Global___Review] | None = ...,
+        claims: _abc.Iterable[Global___ClaimFinding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "picture", b"picture", "policy", b"policy", "receipt", b"receipt", "reused_from", b"reused_from", "risk", b"risk", "strengths", b"strengths", "text", b"text", "timings", b"timings", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score", "_risk", b"_risk", "claims", b"claims", "client_token", b"client_token", "content", b"content", "decided_at", b"decided_at", "finding", b"finding", "harm_score", b"harm_score", "harm_score_meaning", b"harm_score_meaning", "label", b"label", "near_duplicates", b"near_duplicates", "needs_human_review", b"needs_human_review", "picture", b"picture", "policy", b"policy", "precedents", b"precedents", "procedure", b"procedure", "rationale", b"rationale", "receipt", b"receipt", "request_id", b"request_id", "reused_from", b"reused_from", "review_reasons", b"review_reasons", "risk", b"risk", "signals", b"signals", "strengths", b"strengths", "text", b"text", "timings", b"timings", "trace_id", b"trace_id", "verdict_id", b"verdict_id", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__harm_score: _TypeAlias = _typing.Literal["harm_score"]  # noqa: Y015
     _WhichOneofArgType__harm_score: _TypeAlias = _typing.Literal["_harm_score", b"_harm_score"]  # noqa: Y015
@@ -846,6 +918,98 @@ class JudgeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__risk) -> _WhichOneofReturnType__risk | None: ...
 
 Global___JudgeResponse: _TypeAlias = JudgeResponse  # noqa: Y015
+
+@_typing.final
+class ClaimFinding(_message.Message):
+    """A claim of fact that the meme puts forward, and what the evidence says of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIM_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
+    claim: _builtins.str
+    """The claim, in a sentence of its own."""
+    span: _builtins.str
+    """Words of the meme's text or description that it comes from; empty where they do not stand there."""
+    label: Global___ClaimLabel.ValueType
+    """What the evidence says of it."""
+    because: Global___ClaimBasis.ValueType
+    """Why no more evidence was looked for."""
+    documents: _builtins.int
+    """Number of documents that were read about it."""
+    checked: _builtins.bool
+    """False where no source answered, or nothing of what it found could be read: then it is not known whether the claim is
+    true.
+    """
+    @_builtins.property
+    def evidence(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotedPassage]:
+        """Passages on which the finding rests. Each stands in its document: code has checked that."""
+
+    def __init__(
+        self,
+        *,
+        claim: _builtins.str = ...,
+        span: _builtins.str = ...,
+        label: Global___ClaimLabel.ValueType = ...,
+        because: Global___ClaimBasis.ValueType = ...,
+        documents: _builtins.int = ...,
+        evidence: _abc.Iterable[Global___QuotedPassage] | None = ...,
+        checked: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["because", b"because", "checked", b"checked", "claim", b"claim", "documents", b"documents", "evidence", b"evidence", "label", b"label", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimFinding: _TypeAlias = ClaimFinding  # noqa: Y015
+
+@_typing.final
+class QuotedPassage(_message.Message):
+    """A passage of a document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    QUOTE_FIELD_NUMBER: _builtins.int
+    document: _builtins.str
+    """Id of the document within its source."""
+    title: _builtins.str
+    """Title of the document."""
+    source: _builtins.str
+    """Who publishes it."""
+    date: _builtins.str
+    """Its date, as the source gives it; may be empty."""
+    sha256: _builtins.str
+    """SHA-256 of the text as it was read, in hex."""
+    quote: _builtins.str
+    """The passage."""
+    def __init__(
+        self,
+        *,
+        document: _builtins.str = ...,
+        title: _builtins.str = ...,
+        source: _builtins.str = ...,
+        date: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        quote: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "document", b"document", "quote", b"quote", "sha256", b"sha256", "source", b"source", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotedPassage: _TypeAlias = QuotedPassage  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
@@ -1478,7 +1642,7 @@ class TrialEvent(_message.Message):
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
     NearDuplicatesFound, PrecedentsCited, GuardHeard, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
-    SecondOpinionAsked, or one that a later version adds.
+    SecondOpinionAsked, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled, or one that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""

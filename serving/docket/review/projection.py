@@ -86,6 +86,7 @@ _VOTES = {
     ReviewReason.VOTE_DISAGREES,
     ReviewReason.SCORE_DISAGREES,
     ReviewReason.GUARD_DISAGREES,
+    ReviewReason.CLAIM_REFUTED,
     ReviewReason.PRECEDENTS_DISAGREE,
     ReviewReason.JUDGE_CONTRADICTS_ITSELF,
     ReviewReason.NEAR_DUPLICATE_HARMFUL,
