@@ -165,6 +165,10 @@ def _no_outcome(record: TrialRecord) -> str:
 def _require_replayable(record: TrialRecord) -> None:
     if any(rested.reason is RestReason.TIME for rested in record.all(SideRested)):
         raise _Obstacle("An examination was ended by its caller's deadline, which a replay does not have.")
+    snippets = (hit.snippet for search in record.all(EvidenceSearched) for hit in search.hits)
+    if GONE in (*snippets, *(weighed.text for weighed in record.all(DocumentWeighed))):
+        # Whether a passage stands in its document could not be checked again.
+        raise _Obstacle("A document that the expert witness read was erased.")
     if _is_erased_in_part(record):
         return  # what was sent can't be made again, and was said all the same
     for event in record.events:
@@ -176,9 +180,7 @@ def _require_replayable(record: TrialRecord) -> None:
 
 def _is_erased_in_part(record: TrialRecord) -> bool:
     cited = record.last(PrecedentsCited)
-    texts = [precedent.text for precedent in cited.findings.exhibits] if cited else []
-    texts += [hit.snippet for search in record.all(EvidenceSearched) for hit in search.hits]
-    return GONE in (*texts, *(weighed.text for weighed in record.all(DocumentWeighed)))
+    return cited is not None and any(precedent.text == GONE for precedent in cited.findings.exhibits)
 
 
 def _settings(record: TrialRecord) -> TrialSettings:

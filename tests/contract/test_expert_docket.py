@@ -1,0 +1,90 @@
+"""Documents that an expert witness read, in a docket: stored once, verified, and erased from every record."""
+
+import asyncio
+import json
+
+import pytest
+
+from court.events import ClaimSettled, DocumentWeighed, EvidenceSearched, VerdictGiven
+from memecourt.verify import verify_bundle
+from serving.docket.log.notes import VerifierKey
+from serving.docket.store.bodies import GONE, PART, document_owner, part_value
+from serving.views.recheck import differences
+from serving.views.replay import replay
+from tests.support.cast import Cast
+from tests.support.dockets import NOON, append_all, with_docket
+from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, witnessed
+
+QUOTE = "blue tea does not shorten a cold"
+
+
+@pytest.fixture(scope="module")
+def record():
+    found = [document("one"), document("two", f"Two. {REFUTING}")]
+    return witnessed(Expert(rank={"order": [1, 2]}), FakeEvidence(found), cast=Cast(rounds=1))[0]
+
+
+def of(record, trial_id):
+    return [event.model_copy(update={"trial_id": trial_id}) for event in record.events]
+
+
+def test_a_record_comes_out_as_it_went_in_and_a_document_is_stored_once_however_often_it_is_read(record, tmp_path):
+    async def scene(docket):
+        await append_all(docket, of(record, "a"))
+        await append_all(docket, of(record, "b"))
+        both = [await docket.trials.record(trial_id) for trial_id in "ab"]
+        entries = await docket.log.entries(0, await docket.log.size())
+        bundles = [verify_bundle(await docket.auditor.bundle(each), [await docket.log.vkey()]) for each in "ab"]
+        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        return both, entries, bundles, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
+
+    both, entries, bundles, faults = with_docket(tmp_path / "d.sqlite", scene)
+    assert [list(each.events) for each in both] == [of(record, "a"), of(record, "b")]
+    parts = [entry for entry in entries if entry.kind == PART and entry.body is not None]
+    # The snippet of the first is as long as its text, and so the same part.
+    assert sum(part_value(entry.body) == REFUTING for entry in parts) == 1
+    assert len({entry.body for entry in parts}) == len(parts)
+    # The events themselves hold digests; what a model copied into its reply stands with its call.
+    for entry in entries:
+        if entry.kind in ("EvidenceSearched", "ClaimSettled", "DocumentWeighed", "VerdictGiven"):
+            event = json.loads(entry.body)
+            for replied in ("call", "calls"):
+                event.pop(replied, None)
+            assert QUOTE not in json.dumps(event) and '{"part": ' in json.dumps(event)
+    assert not faults and all(bundle.hidden == 0 for bundle in bundles)
+    assert asyncio.run(replay(both[0])).differences == () and differences(both[0]) == ()
+
+
+def test_an_erased_document_is_gone_from_every_record_and_does_not_come_back(record, tmp_path):
+    async def scene(docket):
+        await append_all(docket, of(record, "a"))
+        erased = await docket.eraser.erase_precedent(document_owner("one"), who="Ruth", why="asked for", at=NOON)
+        await append_all(docket, of(record, "b"))
+        both = [await docket.trials.record(trial_id) for trial_id in "ab"]
+        entries = await docket.log.entries(0, await docket.log.size())
+        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        return erased, both, entries, {fault for fault in report.counts if fault != "PICTURE_DIFFERS"}
+
+    erased, both, entries, faults = with_docket(tmp_path / "d.sqlite", scene)
+    assert len(erased.numbers) >= 2 and not faults  # the text, and its quotation
+    for each in both:
+        weighed = each.last(DocumentWeighed)
+        assert weighed.text == GONE and weighed.quotes == (GONE,) and len(weighed.sha256) == 64
+        hits = {hit.id: hit.snippet for hit in each.last(EvidenceSearched).hits}
+        assert hits["one"] == GONE and hits["two"].startswith("Two.")
+        (passage,) = each.last(ClaimSettled).evidence
+        assert passage.quote == GONE and passage.sha256 == weighed.sha256
+        (finding,) = each.last(VerdictGiven).verdict.claims
+        assert finding.claim == CLAIM and finding.label == "REFUTED" and finding.evidence[0].quote == GONE
+        assert differences(each) == () and "erased" in asyncio.run(replay(each)).obstacle
+    gone = [entry for entry in entries if entry.kind == PART and entry.body is not None]
+    assert not any('"of":"document:one"' in entry.body.replace(" ", "") and QUOTE in entry.body for entry in gone)
+
+
+def test_a_precedent_of_the_same_name_stays(record, tmp_path):
+    async def scene(docket):
+        await append_all(docket, of(record, "a"))
+        await docket.eraser.erase_precedent("one", who="Ruth", why="asked for", at=NOON)
+        return await docket.trials.record("a")
+
+    assert with_docket(tmp_path / "d.sqlite", scene).last(DocumentWeighed).text == REFUTING

@@ -1,0 +1,197 @@
+"""What an expert witness found, wherever a trial is shown: pages, PDF, terminal, the wire, the draft, a trace."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched
+from court.record import TrialRecord
+from memecourt.v1 import court_pb2 as wire
+from serving.cli.records import render
+from serving.docket.review.projection import ReviewPriority
+from serving.export.document import document, read_document, write_document
+from serving.export.dsa import draft
+from serving.export.page import page
+from serving.export.pdf import pdf
+from serving.export.source import ExportSource
+from serving.rpc.convert import verdict_of
+from serving.runner.verdict_cache import whole
+from serving.telemetry.span_contents import of_call
+from serving.telemetry.trial_state import ObservedTrial
+from serving.views.recheck import differences
+from serving.views.replay import replay
+from serving.views.trial_view import view_of
+from tests.support.cast import ACQUITTAL, Cast
+from tests.support.evidence import (
+    CLAIM,
+    FINDINGS,
+    REFUTED,
+    REFUTING,
+    WEIGHED,
+    Expert,
+    FakeEvidence,
+    always,
+    witnessed,
+)
+from tests.support.evidence import document as a_document
+
+SCRIPT = "<script>alert(1)</script>"
+QUOTE = f"blue tea does not shorten {SCRIPT} a cold"
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    """A trial in which claim, document, quotation and publisher are all markup."""
+    found = a_document(f"id{SCRIPT}", f"We found that {QUOTE}.", source=f"who{SCRIPT}.example")
+    claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"{CLAIM} {SCRIPT}"}]}
+    expert = Expert(
+        claims=claims,
+        weigh={**WEIGHED, "quotes": [QUOTE]},
+        classify={"quotes": [{"document": 1, "quote": QUOTE}], "label": "refuted"},
+    )
+    return witnessed(expert, FakeEvidence([found]))[0]
+
+
+@pytest.fixture(scope="module")
+def refuted():
+    return witnessed()[0]
+
+
+@pytest.fixture(scope="module")
+def unchecked():
+    from court.errors import Unavailable
+
+    source = FakeEvidence(search_error=Unavailable("gone", reason="EVIDENCE_GONE"))
+    return witnessed(source=source, cast=Cast(judge=ACQUITTAL))[0]
+
+
+def test_pages_papers_and_the_terminal_show_claim_passage_source_date_and_digest(hostile, refuted):
+    made = page(ExportSource(hostile))
+    assert SCRIPT not in made and "&lt;script&gt;" in made
+    shown = page(ExportSource(refuted))
+    passage = refuted.verdict.claims[0].evidence[0]
+    for words in (CLAIM, "blue tea does not shorten a cold", "health.example", "2024-05-01", passage.sha256):
+        assert words in shown
+    text = render(refuted)
+    for words in (CLAIM, "blue tea does not shorten a cold", "health.example", passage.sha256):
+        assert words in re.sub(r"\s+", " ", text)
+    for record in (hostile, refuted):
+        assert pdf(ExportSource(record)).startswith(b"%PDF")
+
+
+def test_a_claim_that_could_not_be_checked_says_so_everywhere(unchecked):
+    assert "it is not known whether the claim is true" in page(ExportSource(unchecked))
+    assert "none could be read" in render(unchecked) and "EVIDENCE_GONE" in render(unchecked)
+    assert pdf(ExportSource(unchecked)).startswith(b"%PDF")
+
+
+def test_an_export_reads_back_as_the_same_record_with_its_documents(refuted):
+    again = read_document(write_document(ExportSource(refuted), messages=True))
+    assert again == refuted and again.last(DocumentWeighed).text == REFUTING
+    sent = document(ExportSource(refuted), messages=True)["messages"]
+    assert {message["role"] for message in sent} >= {"EXPERT"} and all(message["exact"] for message in sent)
+
+
+def test_the_wire_carries_findings_with_their_passages(refuted, unchecked):
+    (told,) = verdict_of(refuted).claims
+    assert (told.claim, told.label, told.because) == (CLAIM, wire.CLAIM_LABEL_REFUTED, wire.CLAIM_BASIS_ENOUGH)
+    assert told.checked and told.documents == 1 and told.span == "Blue tea cures colds"
+    (passage,) = told.evidence
+    assert (passage.source, passage.date, passage.document) == ("health.example", "2024-05-01", "one")
+    assert passage.quote in REFUTING and len(passage.sha256) == 64
+    (told,) = verdict_of(unchecked).claims
+    assert not told.checked and told.label == wire.CLAIM_LABEL_NOT_ENOUGH
+    reasons = [wire.ReviewReason.Name(review.reason) for review in verdict_of(unchecked).review_reasons]
+    assert "REVIEW_REASON_CLAIM_UNCHECKED" in reasons
+
+
+def test_the_draft_counts_refuted_claims_and_names_them_beside_the_statement(hostile, refuted):
+    made = draft(refuted)
+    assert "One claim of fact that it puts forward was compared with 1 document" in made["statement"]["decision_facts"]
+    (claim,) = made["refuted_claims"]
+    assert claim["claim"] == CLAIM and claim["evidence"][0]["source"] == "health.example"
+    # The database is public: neither the meme's words nor a stranger's go there.
+    for record in (hostile, refuted):
+        statement = json.dumps(draft(record)["statement"])
+        assert "Blue tea" not in statement and "<script" not in statement and "health.example" not in statement
+    none, *_ = witnessed(Expert(classify={**REFUTED, "label": "not enough"}))
+    assert draft(none)["refuted_claims"] == [] and "claim" not in draft(none)["statement"]["decision_facts"]
+
+
+def test_a_verdict_that_lacked_evidence_is_not_given_again(refuted, unchecked):
+    assert whole(refuted) and not whole(unchecked)
+
+
+def test_a_refuted_claim_of_an_acquitted_meme_is_reviewed_with_the_contradictions():
+    from serving.docket.review.projection import _VOTES
+
+    record, *_ = witnessed(cast=Cast(judge=ACQUITTAL))
+    assert {review.reason for review in record.verdict.review} & _VOTES
+    assert "CLAIM_REFUTED" in _VOTES and ReviewPriority.COURT_ASKS.urgency
+
+
+def test_every_step_has_its_place_in_time_and_cost(refuted):
+    told = view_of(refuted)
+    steps = [step.name for step in told.steps if step.kind == "expert"]
+    assert steps == [
+        "claims of fact found",
+        "queries about claim 1",
+        "search about claim 1",
+        "document about claim 1",
+        "finding about claim 1",
+    ]
+    apart, *_ = witnessed(settings=always(expert_steps="apart"))
+    assert sum(step.name == "document about claim 1" for step in view_of(apart).steps) == 3
+    (claim,) = told.claims
+    assert claim.settled.label == "REFUTED" and [one.document for one in claim.documents] == ["one"]
+
+
+def test_metrics_count_each_of_its_calls_and_spans_have_what_it_said(refuted):
+    seen = ObservedTrial.opened(refuted.opened)
+    tasks = [asked.task for event in refuted.events for asked in seen.calls(event) if asked.call.role == "EXPERT"]
+    assert tasks == ["claims", "queries", "weigh", "classify"]
+    for kind in (ClaimsFound, DocumentWeighed, ClaimSettled):
+        event = refuted.last(kind)
+        call = event.calls[0] if kind is DocumentWeighed else event.call
+        told = of_call(refuted, event, call, "")
+        assert told["memecourt.messages_exact"] and json.loads(told["output.value"])
+
+
+def altered(record, kind, **changes):
+    event = record.last(kind)
+    events = list(record.events)
+    events[event.seq] = event.model_copy(update=changes)
+    return TrialRecord.of(events)
+
+
+def test_a_document_or_a_passage_that_was_altered_comes_out_otherwise(refuted):
+    assert differences(refuted) == ()
+    (found,) = differences(altered(refuted, DocumentWeighed, text=f"{REFUTING} More."))
+    assert found.what == "the digest of the document"
+    settled = refuted.last(ClaimSettled)
+    passage = settled.evidence[0].model_copy(update={"quote": "blue tea is a poison for all"})
+    (found,) = differences(altered(refuted, ClaimSettled, evidence=(passage,)))
+    assert found.what == "the passage" and found.found == "not in its document"
+
+
+def test_a_record_that_says_another_finding_than_its_replies_shows(refuted):
+    lied = altered(refuted, ClaimSettled, label="SUPPORTED")
+    again = asyncio.run(replay(lied))
+    assert "claim 1's finding" in {one.what for one in again.differences} or again.obstacle
+    # What stands before the Judge follows from it: with other findings the messages are not those that were sent.
+    assert "not what was sent" in again.obstacle
+
+
+def test_of_an_erased_document_the_rest_still_stands():
+    from serving.docket.store.bodies import GONE
+
+    record, *_ = witnessed()
+    settled, search = record.last(ClaimSettled), record.last(EvidenceSearched)
+    gone = altered(record, DocumentWeighed, text=GONE, quotes=(GONE,))
+    gone = altered(gone, ClaimSettled, evidence=(settled.evidence[0].model_copy(update={"quote": GONE}),))
+    gone = altered(gone, EvidenceSearched, hits=(search.hits[0].model_copy(update={"snippet": GONE}),))
+    assert differences(gone) == ()
+    assert GONE in page(ExportSource(gone)) and REFUTING not in page(ExportSource(gone))
+    assert asyncio.run(replay(gone)).obstacle == "A document that the expert witness read was erased."
