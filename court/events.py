@@ -450,6 +450,15 @@ class EvidenceSearched(Event):
     """The ranking; ``None`` where there was nothing to rank."""
 
 
+class InferenceGiven(_Value):
+    """Relation of a claim to a sentence, by a model of natural-language inference."""
+
+    model: str
+    entailment: float = Field(ge=0, le=1)
+    neutral: float = Field(ge=0, le=1)
+    contradiction: float = Field(ge=0, le=1)
+
+
 class DocumentWeighed(Event):
     """A document was read and weighed against a claim, or could not be."""
 
@@ -487,6 +496,8 @@ class DocumentWeighed(Event):
     """Further queries."""
     failure: str = ""
     """Why it could not be read or weighed, as a code."""
+    inference: InferenceGiven | None = None
+    """By what it was weighed where no model is asked to write; ``None`` elsewhere, and where there is no such model."""
     calls: tuple[ModelCall, ...] = ()
 
 

@@ -35,12 +35,14 @@ from court.events import (
 )
 from court.evidence import Evidence, text_reader_off
 from court.examination import entropy
+from court.expert.embedded import SentenceWitness
+from court.expert.findings import Testimony, with_testimony
 from court.full import FullTrial
 from court.judgment import give_verdict
 from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
-from court.ports import DuplicateFinder, EventSink, EvidenceSource, PrecedentFinder, TextReader
+from court.ports import DuplicateFinder, Entailment, EventSink, EvidenceSource, PrecedentFinder, TextReader
 from court.prompts.sets import PromptSet, packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
@@ -98,6 +100,8 @@ class Court:
         now: The time, UTC.
         duplicates: Finds memes tried before that are nearly the one on trial; None for a court that looks for none.
         evidence_source: Finds documents for the expert witness; None for a court that calls none.
+        entailment: Compares claims with sentences where no model is asked to write; None where claims are not settled
+            there.
     """
 
     finder: PrecedentFinder
@@ -111,6 +115,7 @@ class Court:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     duplicates: DuplicateFinder | None = None
     evidence_source: EvidenceSource | None = None
+    entailment: Entailment | None = None
 
     @property
     def procedures(self) -> frozenset[Procedure]:
@@ -261,6 +266,10 @@ class Court:
             await clerk.note_all(*untold)
             await self._full(evidence, fence, case).run(text)
             return
+        if untold and self.settings.expert == "always":
+            await clerk.note_all(*untold)
+            untold = []
+        testimony = await self._testimony(text.text, clerk, budget)
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
         for side in Side:
@@ -277,7 +286,24 @@ class Court:
                 resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
                 untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
-        await give_verdict(clerk, *untold, verdict=summary.weigh(findings, held, text, self.settings))
+        verdict = with_testimony(
+            summary.weigh(findings, held, text, self.settings), testimony, facts=self.policy.turns_on_facts
+        )
+        await give_verdict(clerk, *untold, verdict=verdict)
+
+    async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony:
+        """What the expert witness of a summary found; there is no side that could call it."""
+        if self.settings.expert != "always" or self.evidence_source is None:
+            return Testimony()
+        clerk.step = "claims"
+        witness = SentenceWitness(
+            source=self.evidence_source,
+            entailment=self.entailment,
+            settings=self.settings,
+            recorder=clerk,
+            deadline=budget,
+        )
+        return await witness.testify(text)
 
     def _full(self, evidence: Evidence, fence: Fence, case: TrialCase) -> FullTrial:
         assert self.chairs is not None, "checked by require()"
@@ -343,6 +369,8 @@ class Court:
             # Another source finds other evidence: a trial that is resumed, or a verdict given again, has to rest on the
             # same.
             settings["evidence_source"] = self.evidence_source.identity
+            if self.entailment is not None and procedure is not Procedure.FULL:
+                settings["entailment"] = self.entailment.identity
         return settings
 
     def _opening(self, case: TrialCase, fence: Fence) -> dict[str, Any]:

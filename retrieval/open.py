@@ -12,6 +12,7 @@ from retrieval.embed import clip_names as clip_source
 from retrieval.embed import onnx_texts
 from retrieval.embed.clip import TextChoice
 from retrieval.embed.encoder import Encoder, EncoderIdentity
+from retrieval.embed.onnx_folder import PREFIX
 from retrieval.library import storage, verify
 from retrieval.library.ports import Writer
 from retrieval.library.postgres.address import Address
@@ -44,8 +45,8 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
         name_of(name)
         if texts == "clip":
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
-        if name.startswith(onnx_texts.PREFIX):
-            return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(onnx_texts.PREFIX)).expanduser())
+        if name.startswith(PREFIX):
+            return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(PREFIX)).expanduser())
         from retrieval.embed.builtin import BuiltinEncoder
 
         return BuiltinEncoder()
@@ -106,7 +107,7 @@ def name_of(asked: str) -> str:
     """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
     if clip_source.is_clip(asked):
         return clip_source.parse_clip(asked).name
-    if asked.startswith(onnx_texts.PREFIX):
+    if asked.startswith(PREFIX):
         return onnx_texts.NAME
     if asked not in (BUILTIN, _BUILTIN):
         raise BadRequest(

@@ -349,6 +349,9 @@ class Settings(BaseSettings):
     """Seconds that running trials have to finish when the server is told to stop."""
     procedure: Procedure = Procedure.SUMMARY
     """How a meme is tried where nobody says."""
+    entailment: str | None = Field(default=None, pattern=r"^onnx:.")
+    """A model of natural-language inference, ``onnx:FOLDER``: by it the expert witness settles claims in the summary
+    procedure, where no model is asked to write (docs/expert.md). Without one, it finds passages and settles nothing."""
     policy: Path | None = None
     """The file of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)

@@ -24,6 +24,7 @@ from court.prompts.sets import open_set
 from court.trial import Court
 from retrieval.build import STARTER_MEMES, build_starter
 from retrieval.embed.encoder import Encoder
+from retrieval.embed.onnx_entailment import open_entailment
 from retrieval.embed.process import EncoderProcess
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL
@@ -119,6 +120,11 @@ async def open_court(
                 following = asyncio.create_task(follow(finder, tell))
                 stack.push_async_callback(_cancelled, following)
         chairs = await connect_models(settings, stack, tell, patient=patient)
+        entailment = None
+        if settings.entailment is not None and settings.trial.expert == "always":
+            tell("Loading the model of natural-language inference …")
+            entailment = await asyncio.to_thread(open_entailment, settings.entailment)
+            stack.callback(entailment.close)
         court = Court(
             finder=finder,
             text_reader=text_reader,
@@ -128,6 +134,7 @@ async def open_court(
             prompts=prompts,
             chairs=chairs,
             duplicates=near,
+            entailment=entailment,
         )
         # At the start and not with the first request: without models there is no full procedure.
         court.require(settings.procedure)

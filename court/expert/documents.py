@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from court.errors import Unavailable
+from court.deadline import Deadline, run_within
+from court.errors import Overrun, Unavailable
 from court.events import RankedHit
-from court.ports import EvidenceDocument, EvidenceHit
+from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 
 RANKED = 10
 """Results of a search that are ranked."""
 MOST_CHARACTERS = 6000
 """Characters of a document that are read."""
 _MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
+
+
+SOURCE_S = 20.0
+"""Seconds that a search may take, and as many that reading a document may."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedSource:
+    """A source of evidence within the deadline of a trial, which gives what a record can hold.
+
+    Attributes:
+        source: The source.
+        deadline: Time that is left of the trial.
+    """
+
+    source: EvidenceSource
+    deadline: Deadline
+
+    async def search(self, query: str) -> tuple[RankedHit, ...]:
+        """The results of a search, each document once. Raises CourtError where the source gives none in time."""
+        within_s = self.deadline.at_most(SOURCE_S)
+        return hits_of(await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late()))
+
+    async def read(self, hit: RankedHit) -> EvidenceDocument:
+        """The document of a result. Raises CourtError where it can't be read in time, or is not what it should be."""
+        within_s = self.deadline.at_most(SOURCE_S)
+        return readable(await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late()), hit)
+
+
+def _late() -> Overrun:
+    return Overrun("The source of evidence did not answer in time.", reason="EVIDENCE_TOO_SLOW")
 
 
 def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from court.deadline import gather_or_cancel, run_within
+from court.deadline import gather_or_cancel
 from court.errors import CourtError, Overrun
 from court.events import (
     CheckableClaim,
@@ -30,7 +30,7 @@ from court.events import (
     Role,
 )
 from court.expert import replies
-from court.expert.documents import RANKED, hits_of, readable
+from court.expert.documents import BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, document_of, testimony_of
 from court.expert.messages import ClaimBrief, find_claims
 from court.expert.replies import MOST_NEXT, MOST_QUERIES, Weighing
@@ -46,8 +46,6 @@ T = TypeVar("T")
 
 TIME = "TIME"
 """Code of claims that were not known when the Judge was due."""
-_SOURCE_S = 20.0
-"""Seconds that a search may take, and as many that reading a document may."""
 
 
 def may_be_called(settings: TrialSettings, policy: Policy) -> bool:
@@ -238,8 +236,7 @@ class ExpertWitness:
         }
         began = time.perf_counter()
         try:
-            searching = partial(self.source.search, query, most=RANKED)
-            hits = hits_of(await self._from_source(searching))
+            hits = await self._source.search(query)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
@@ -277,8 +274,7 @@ class ExpertWitness:
             if isinstance(found, DocumentWeighed):
                 document = document_of(found)
             else:
-                read = partial(self.source.read, found.id)
-                document = readable(await self._from_source(read), found)
+                document = await self._source.read(found)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
@@ -358,6 +354,10 @@ class ExpertWitness:
         values = known.settled(because, label=found.label, quotes=found.quotes, dropped=found.dropped)
         return {**values, "call": said.call}
 
+    @property
+    def _source(self) -> BoundedSource:
+        return BoundedSource(self.source, self.speaker.deadline)
+
     def _so_far(self, claim: CheckableClaim) -> ClaimRecord:
         return ClaimRecord.of(self.recorder.events, claim.number)
 
@@ -375,11 +375,6 @@ class ExpertWitness:
     ) -> RoleReply[T]:
         # Without progress: calls that the verdict waits for go first at the server.
         return await self.speaker.say(Role.EXPERT, asked, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
-
-    async def _from_source(self, ask: Callable[..., Awaitable[T]]) -> T:
-        within_s = self.speaker.deadline.at_most(_SOURCE_S)
-        late = Overrun("The source of evidence did not answer in time.", reason="EVIDENCE_TOO_SLOW")
-        return await run_within(ask(within_s=within_s), within_s, late)
 
 
 def _with(helped: Weighing, settled: Weighing, queries: tuple[str, ...]) -> Weighing:

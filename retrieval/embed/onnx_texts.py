@@ -11,22 +11,21 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from court.digests import digest, sha256_of
-from court.errors import BadRequest, NotLoaded
+from court.digests import digest
+from court.errors import BadRequest
 from retrieval.embed import descriptor
 from retrieval.embed.descriptor import DescribedPictures
 from retrieval.embed.encoder import EncoderIdentity, PartialMinSimilarity, TextEmbeddings, unit_rows
+from retrieval.embed.onnx_folder import ModelKind, open_folder
 from retrieval.text import VERSION as TEXT_VERSION
 from retrieval.text import normalise_text
 
-PREFIX = "onnx:"
+_KIND = ModelKind("ONNX encoder", "encoder", damaged="ENCODER_DAMAGED", not_installed="ENCODER_NOT_INSTALLED")
 NAME = "onnx (local)"
 """Name of every such encoder: a path has no place in a manifest, and the digest tells them apart."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -53,7 +52,8 @@ class OnnxTextEncoder(DescribedPictures):
             NotLoaded: A package that runs it is not installed.
             BadRequest: The folder lacks a file, or the model can't be run as a sentence encoder.
         """
-        self._tokenizer, self._session, model = _load(folder)
+        loaded = open_folder(folder, _KIND)
+        self._tokenizer, self._session = loaded.tokenizer, loaded.session
         # BERT's vocabularies name the unknown token in brackets, SentencePiece's as a tag.
         self._unknown = {
             int(token) for name in ("[UNK]", "<unk>") if (token := self._tokenizer.token_to_id(name)) is not None
@@ -70,13 +70,11 @@ class OnnxTextEncoder(DescribedPictures):
             dim = self._embed("word").vector.size
         except Exception as error:  # onnxruntime raises nothing narrower
             raise _unusable("it fails on a word") from error
-        # Weights may lie in files of their own beside the graph (model.onnx_data), and have as much of a say.
-        files = [*model.parent.glob(f"{model.name}*"), folder / "tokenizer.json", *pooled_by]
         self._identity = EncoderIdentity(
             name=NAME,
             digest=digest(
                 {
-                    "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
+                    "files": loaded.digests(*pooled_by),
                     "text": TEXT_VERSION,
                     "tokens": self._most_tokens,
                     "picture": descriptor.VERSION,
@@ -135,37 +133,6 @@ class _Embedded:
         self.vector, self.cut = np.asarray(vector, dtype=np.float32), cut
 
 
-def _load(folder: Path) -> tuple[Any, Any, Path]:
-    """The tokenizer, the model, and the model's file. Raises as the constructor."""
-    model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
-    if model is None or not (folder / "tokenizer.json").is_file():
-        raise BadRequest(
-            f"An encoder onnx:FOLDER is a folder with model.onnx (or onnx/model.onnx) and tokenizer.json; {folder} "
-            f"{'lacks one' if folder.is_dir() else 'is no folder'}.",
-            reason="ENCODER_DAMAGED",
-            field="encoder",
-        )
-    try:
-        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
-    except ImportError as error:
-        raise NotLoaded(
-            f"An ONNX encoder needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
-            reason="ENCODER_NOT_INSTALLED",
-        ) from error
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # neither raises anything narrower
-        raise _unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
-    # The file may cut and fill up as it was trained with.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer, session, model
-
-
 def _pooling(folder: Path, outputs: Sequence[str]) -> tuple[str, str, list[Path]]:
     """The output to take, how a text's vector comes of it (``given``, ``mean``, ``first``), and the files that say so.
 
@@ -208,4 +175,4 @@ def _most_tokens(folder: Path) -> int:
 
 
 def _unusable(why: str) -> BadRequest:
-    return BadRequest(f"The ONNX encoder can't be used: {why}.", reason="ENCODER_DAMAGED", field="encoder")
+    return _KIND.unusable(why)

@@ -11,7 +11,17 @@ from court.errors import Unavailable
 from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, Event, EvidenceSearched, QueriesPlanned
 from court.expert.findings import document_of
 from court.expert.witness import TIME, WitnessOutOfTime
-from court.ports import ChatModel, ChatReply, ChatRequest, EvidenceDocument, EvidenceHit, EvidenceSource, Odds
+from court.ports import (
+    ChatModel,
+    ChatReply,
+    ChatRequest,
+    Entailed,
+    Entailment,
+    EvidenceDocument,
+    EvidenceHit,
+    EvidenceSource,
+    Odds,
+)
 from court.record import TrialRecord
 
 Place = tuple[int, int]
@@ -115,3 +125,30 @@ class RecordedEvidence(EvidenceSource):
         if not read.sha256:
             raise Unavailable("The document could not be read.", reason=read.failure)
         return document_of(read)
+
+
+class RecordedEntailment(Entailment):
+    """Gives the relation of a claim and the sentence that was quoted; of any other sentence, that it says neither."""
+
+    def __init__(self, record: TrialRecord) -> None:
+        """Takes what was inferred in a trial."""
+        found = record.last(ClaimsFound)
+        claims = {claim.number: claim.text for claim in found.claims} if found else {}
+        self._inferred = {
+            (quote, claims.get(event.claim)): event.inference
+            for event in record.all(DocumentWeighed)
+            for quote in event.quotes
+            if event.inference is not None
+        }
+
+    @property
+    @override
+    def identity(self) -> str:
+        return next((given.model for given in self._inferred.values()), "recorded")
+
+    @override
+    async def infer(self, premise: str, hypothesis: str) -> Entailed:
+        given = self._inferred.get((premise, hypothesis))
+        if given is None:
+            return Entailed(0.0, 1.0, 0.0)
+        return Entailed(given.entailment, given.neutral, given.contradiction)

@@ -16,7 +16,7 @@ from court.events import (
     Summarised,
     VerdictGiven,
 )
-from court.expert import witness
+from court.expert import documents
 from court.expert.documents import MOST_CHARACTERS
 from court.meme import Frame, Meme
 from court.policy import DEFAULT_POLICY
@@ -241,7 +241,7 @@ def test_a_policy_without_a_clause_about_facts_wants_nobody_to_look():
 
 
 def test_a_source_that_is_slow_is_left_after_its_time(monkeypatch):
-    monkeypatch.setattr(witness, "_SOURCE_S", 0.05)
+    monkeypatch.setattr(documents, "SOURCE_S", 0.05)
     record, *_ = witnessed(source=FakeEvidence(delay_s=30))
     (search,) = record.all(EvidenceSearched)
     assert search.failure == "EVIDENCE_TOO_SLOW" and ReviewReason.CLAIM_UNCHECKED in reasons(record)

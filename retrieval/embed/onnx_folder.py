@@ -1,0 +1,101 @@
+"""A model of somebody's own as ONNX in a folder: ``model.onnx`` (here or in ``onnx/``) and ``tokenizer.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from court.digests import sha256_of
+from court.errors import BadRequest, NotLoaded
+
+PREFIX = "onnx:"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """Kind of model that a folder is to hold, for the words of errors.
+
+    Attributes:
+        name: Name with its article, ``an ONNX encoder``.
+        field: Setting that names the folder.
+        damaged: Reason of a model that can't be used.
+        not_installed: Reason of a package that is missing.
+    """
+
+    name: str
+    field: str
+    damaged: str
+    not_installed: str
+
+    def unusable(self, why: str) -> BadRequest:
+        """The error of a model that can't be used."""
+        return BadRequest(f"The {self.name} can't be used: {why}.", reason=self.damaged, field=self.field)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A loaded model.
+
+    Attributes:
+        tokenizer: Its tokenizer, which neither cuts nor fills up.
+        session: Its session, which runs in the thread that asks.
+        path: File of the model.
+        folder: Folder that holds it.
+    """
+
+    tokenizer: Any
+    session: Any
+    path: Path
+    folder: Path
+
+    def digests(self, *others: Path) -> dict[str, str]:
+        """SHA-256 of everything that has a say, by the name in the folder.
+
+        Args:
+            others: Further files that have.
+        """
+        # Weights may lie in files of their own beside the graph (model.onnx_data), and have as much of a say.
+        files = [*self.path.parent.glob(f"{self.path.name}*"), self.folder / "tokenizer.json", *others]
+        return {path.relative_to(self.folder).as_posix(): sha256_of(path) for path in files}
+
+
+def open_folder(folder: Path, kind: ModelKind) -> OnnxModel:
+    """Loads tokenizer and model.
+
+    Args:
+        folder: Folder of the model.
+        kind: Kind of model that it is to hold.
+
+    Raises:
+        NotLoaded: A package that runs it is not installed.
+        BadRequest: The folder lacks a file, or its files are damaged.
+    """
+    model = next((path for path in (folder / "model.onnx", folder / "onnx" / "model.onnx") if path.is_file()), None)
+    if model is None or not (folder / "tokenizer.json").is_file():
+        raise BadRequest(
+            f"An {kind.name} is a folder with model.onnx (or onnx/model.onnx) and tokenizer.json; {folder} "
+            f"{'lacks one' if folder.is_dir() else 'is no folder'}.",
+            reason=kind.damaged,
+            field=kind.field,
+        )
+    try:
+        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+    except ImportError as error:
+        raise NotLoaded(
+            f"An {kind.name} needs {error.name}. Install it with `pip install 'memecourt[server]'`.",
+            reason=kind.not_installed,
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # a pass runs in the thread that asks for it
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # neither raises anything narrower
+        raise kind.unusable("its files are damaged, or of a kind that onnxruntime and tokenizers don't know") from error
+    # The file may cut and fill up as it was trained with.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return OnnxModel(tokenizer, session, model, folder)
