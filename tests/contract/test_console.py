@@ -27,6 +27,8 @@ from serving.docket.store.bodies import packed, unpacked
 from serving.export.document import read_document
 from tests.support.consoles import Visit, app_of, fill, noting_docket, proof_in, tokens_for
 from tests.support.dockets import events_of
+from tests.support.evidence import CLAIM, FINDINGS, REFUTING, Expert, FakeEvidence, witnessed
+from tests.support.evidence import document as a_document
 from tests.support.hostile_trials import PAYLOADS, hostile
 from tests.support.replayed_trials import FOLDER as REPLAYED
 from tests.support.shown_trials import TEXT, DrawnPrecedents, drawn, full_trial
@@ -43,6 +45,19 @@ def guarded(trial_id, picture, **changes):
     return [*before, heard, given.model_copy(update={"seq": given.seq + 1})]
 
 
+GONE_SOURCE = Unavailable("gone", reason="EVIDENCE_GONE")
+
+
+def with_claims(trial_id, picture, **source):
+    """A trial in which an expert witness checked a claim, with markup in all that strangers and models wrote."""
+    found = a_document("<b>id</b>", f"<i>It is said:</i> {REFUTING}", source="<b>health</b>.example")
+    claims = {"statements": [{**FINDINGS["statements"][0], "claim": f"<b>{CLAIM}</b>"}]}
+    record, *_ = witnessed(Expert(claims=claims), FakeEvidence([found], **source))
+    opened, *events = (event.model_copy(update={"trial_id": trial_id}) for event in record.events)
+    meme = full_trial(trial_id, picture=picture)[0].meme
+    return [opened.model_copy(update={"meme": meme}), *events]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A docket with trials: one anybody may see, one of another namespace, one that failed, two with a guard model."""
@@ -54,6 +69,7 @@ def place(tmp_path_factory):
         )
     )
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
+    trials += [with_claims("claims", picture), with_claims("unchecked", picture, search_error=GONE_SOURCE)]
     trials += [guarded("guarded", picture), guarded("unguarded", picture, failure="MODEL_GONE")]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
@@ -100,6 +116,36 @@ def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_what_it_said_as_text(s
     assert "&lt;b&gt;hate&lt;/b&gt;" in shown and "<b>hate" not in shown and "<i>Blueland" not in shown
     shown = visit.get("/trials/unguarded").text
     assert "llama-guard-4 gave no opinion" in shown and "MODEL_GONE" in shown
+
+
+def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_as_text(scene):
+    shown = scene.visit("ada").get("/trials/claims").text
+    card = shown[shown.index('id="expert"') : shown.index('id="precedents"')]
+    digest = a_document("x", f"<i>It is said:</i> {REFUTING}").sha256
+    for words in (
+        f"&lt;b&gt;{CLAIM}&lt;/b&gt;",
+        "blue tea does not shorten a cold",
+        "&lt;b&gt;health&lt;/b&gt;.example",
+        "2024-05-01",
+        "&lt;b&gt;id&lt;/b&gt;",
+        f"sha256:{digest[:12]}",
+        "blue tea colds",
+        "&lt;i&gt;It is said:&lt;/i&gt;",
+        "no label follows from them",
+    ):
+        assert words in card, words
+    assert "<b>" not in card and "<i>" not in card
+    for seq in re.findall(r"/messages/(\d+)\"", card):
+        assert "<b>" not in scene.visit("ada").get(f"/trials/claims/messages/{seq}").text.split("<main")[-1]
+    shown = scene.visit("ada").get("/trials/unchecked").text
+    assert "it is not known whether the claim is true" in shown and "EVIDENCE_GONE" in shown
+    shown = scene.visit("ada").get(f"/trials/{ONE}").text
+    assert re.search(r'id="expert" hidden', shown)  # a trial without a witness has no such part to be seen
+
+
+def test_a_page_that_is_open_gets_the_evidence_as_it_comes(scene):
+    told = scene.visit("ada").get("/trials/claims/news?from=4")
+    assert told.status_code == 200 and 'id="expert"' in told.text and "hx-swap-oob" in told.text
 
 
 def test_nothing_is_shown_to_who_is_not_signed_in(scene):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from court.backends.chat.scripted import ScriptedModel
-from court.errors import CourtError
+from court.errors import CourtError, Unavailable
 from court.events import NearDuplicate, Procedure
 from court.guard import GuardAdapter
 from court.meme import Meme
@@ -24,6 +24,8 @@ from court.settings import TrialSettings
 from serving.export.document import document
 from serving.export.source import ExportSource
 from tests.support.cast import ACQUITTAL, RULING, Cast, is_repair, try_meme
+from tests.support.evidence import CLAIM, REFUTING, TEXT, UNCLEAR, WEIGHED, Expert, FakeEvidence, always, witnessed
+from tests.support.evidence import document as a_document
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "replayed"
@@ -102,6 +104,21 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
         chairs=_with_guard(cast, "<think>why</think>\nunsafe\nS10"),
     ),
     "full-guard-silent": lambda: try_meme(cast := Cast(), chairs=_with_guard(cast, "It is hard to say.")),
+    "full-expert": lambda: witnessed(
+        Expert(rank={"order": [2]}, weigh=[UNCLEAR, {**WEIGHED, "enough": False}, WEIGHED]),
+        FakeEvidence([a_document("aside", f"As said: {REFUTING}"), a_document("two")]),
+        cast=Cast(judge_judge=ACQUITTAL, odds=(0.1, 0.8)),
+    )[0],
+    "full-expert-asked": lambda: witnessed(
+        cast=Cast(summarise={"summary": "s", "justification": "j", "claim": CLAIM}),
+        settings=always(expert="asked", expert_steps="apart"),
+    )[0],
+    "full-expert-source-gone": lambda: witnessed(
+        source=FakeEvidence(search_error=Unavailable("gone", reason="EVIDENCE_GONE"))
+    )[0],
+    "full-expert-late": lambda: witnessed(
+        Expert(delay_s=30), cast=Cast(judge_judge=ACQUITTAL), settings=always(expert_waits=False)
+    )[0],
     "full-text-alone": lambda: try_meme(Cast(), meme=Meme(None, text="nobody likes people from Blueland")),
     "full-panel": lambda: try_meme(
         Cast(judge_judge=_in_turn(RULING, ACQUITTAL, ACQUITTAL)), settings=TrialSettings(judges=3)
@@ -126,6 +143,12 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
     "summary-half": lambda: _summary(found=findings([H, N, N, N], picture=0.2)),
     "summary-text-read": lambda: _summary(
         meme=a_meme(None), reader=FakeReader("people from Blueland"), found=findings([N])
+    ),
+    "summary-expert": lambda: _summary(
+        found=findings([N, N, N, N, N]),
+        meme=a_meme(TEXT),
+        settings=TrialSettings(expert="always"),
+        evidence_source=FakeEvidence(),
     ),
     "summary-nothing-found": lambda: _summary(
         found=findings([]), meme=a_meme(""), settings=TrialSettings(harm_cost=4, review_rate=0.3)
