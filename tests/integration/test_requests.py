@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from court.errors import NotLoaded
+from court.errors import BadRequest, NotLoaded
 from court.record import TrialState
 from serving.docket.ports import RequestName
 from serving.runner.request import RequiredVersions, TrialRequest
@@ -153,3 +153,16 @@ def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, mo
     assert answer.record.trial_id == trial_id and answer.record.state is TrialState.DECIDED
     kinds = [event.kind for event in answer.record.events]
     assert kinds.count("TrialResumed") == kinds.count("TrialOpened") == kinds.count("PrecedentsCited") == 1
+
+
+def test_a_court_does_not_open_with_an_expert_witness_and_no_source_of_evidence(home, tmp_path):
+    async def scene(reception):
+        return None
+
+    always = {"expert": "always"}
+    with pytest.raises(NotLoaded, match=r"trial\.expert to off") as caught:
+        served(settings_for(home, tmp_path, procedure="SUMMARY", trial=always), scene)
+    assert caught.value.reason == "EVIDENCE_SOURCE_MISSING"
+    gone = f"onnx:{tmp_path / 'gone'}"
+    with pytest.raises(BadRequest, match="is no folder"):
+        served(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=gone), scene)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -24,7 +25,11 @@ from court.ports import ChatReply, FinishReason
 from court.prompts import load
 from court.settings import TrialSettings
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.perf.model_server.settings import Settings as Behaviour
 from eval.runs.from_record import chain_of
+from serving.models.connect import connect_models
+from serving.settings import Settings
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.recheck import differences
@@ -672,3 +677,19 @@ def test_its_calls_are_of_its_role_and_their_words_go_into_the_settings():
     prompts = record.opened.settings["expert_prompts"]
     assert prompts == {name: load(name).digest for name in ("claim_finder", "expert")}
     assert json.loads(record.last(DocumentWeighed).calls[0].replies[0].text) == WEIGHED
+
+
+def test_its_model_is_connected_where_it_is_on_and_may_be_one_that_takes_no_pictures():
+    def connected(**trial):
+        async def work():
+            async with AsyncExitStack() as stack:
+                port = await stack.enter_async_context(serving(FakeModelServer(Behaviour())))
+                own = await stack.enter_async_context(serving(FakeModelServer(Behaviour(model="reader", pictures=0))))
+                llm = {"url": f"http://127.0.0.1:{port}/v1", "model": "stand-in"}
+                roles = {"expert": {"url": f"http://127.0.0.1:{own}/v1", "model": "reader"}}
+                return await connect_models(Settings(llm={**llm, "roles": roles}, trial=trial), stack, lambda _: None)
+
+        return asyncio.run(work())
+
+    assert connected().expert is None
+    assert connected(expert="always").models["EXPERT"] == "reader"
