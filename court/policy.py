@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from court.digests import digest
 from court.errors import BadRequest
@@ -30,11 +22,6 @@ class Clause(BaseModel):
     text: str = Field(min_length=1, max_length=2000)
     facts: bool = False
     """Whether it turns on whether something is true, so that an expert witness may have to be heard."""
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Policies of before there was such a clause keep their digests, and records of them theirs.
-        return {name: value for name, value in serialise(self).items() if name != "facts" or value}
 
 
 class Policy(BaseModel):
@@ -65,8 +52,10 @@ class Policy(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it, as ``sha256:…``."""
-        return digest(self.model_dump(mode="json"))
+        """SHA-256 of all its words, as ``sha256:…``."""
+        # Without `facts`, which is none: policies of before it was there, and requests that name one, keep their
+        # digests. A trial with a witness has those clauses among its settings.
+        return digest(self.model_dump(mode="json", exclude={"clauses": {"__all__": {"facts"}}}))
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -74,9 +63,14 @@ class Policy(BaseModel):
         return tuple(dict.fromkeys(clause.category for clause in self.clauses))
 
     @property
+    def clauses_on_facts(self) -> tuple[str, ...]:
+        """Numbers of the clauses that turn on whether something is true."""
+        return tuple(clause.number for clause in self.clauses if clause.facts)
+
+    @property
     def turns_on_facts(self) -> bool:
-        """True if a clause turns on whether something is true."""
-        return any(clause.facts for clause in self.clauses)
+        """True if there is such a clause."""
+        return bool(self.clauses_on_facts)
 
     @property
     def text(self) -> str:

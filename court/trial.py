@@ -369,6 +369,7 @@ class Court:
             # Another source finds other evidence: a trial that is resumed, or a verdict given again, has to rest on the
             # same.
             settings["evidence_source"] = self.evidence_source.identity
+            settings["clauses_on_facts"] = list(self.policy.clauses_on_facts)
             if self.entailment is not None and procedure is not Procedure.FULL:
                 settings["entailment"] = self.entailment.identity
         return settings
