@@ -269,10 +269,13 @@ class Reproduction:
             update={
                 **{"url": urls_of(served.url), "model": served.model, "roles": {}},
                 **({"api_key": served.api_key} if served.api_key else {}),
-                # The paper's court has no panel and no guard, whatever the user's own settings name.
+                # The paper's court has no panel, no guard and no expert witness, whatever the user's settings name.
                 **({"judges": (), "guard": None} if self.mode == "as-published" else {}),
             }
         )
+        trial = self.settings.trial
+        if self.mode == "as-published":
+            trial = trial.model_copy(update={"expert": "off"})
         return Study(
             out=self.out / stage.size / bench.name,
             kind="reproduce",
@@ -281,7 +284,7 @@ class Reproduction:
             split=bench.split,
             procedure=Procedure.FULL,
             protocols=(bench.protocol,),
-            settings=self.settings.model_copy(update={"llm": llm}),
+            settings=self.settings.model_copy(update={"llm": llm, "trial": trial}),
             arms=arms_of(stage, bench),
             limit=self.limit,
             seed=self.seed,

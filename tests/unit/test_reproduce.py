@@ -170,13 +170,14 @@ def test_one_server_at_a_time_and_none_for_a_stage_that_is_finished(tmp_path, mo
         log.append(f"{study.settings.llm.model} {study.out.name} {' '.join(arm.name for arm in study.arms)}")
         assert study.settings.llm.url == ("http://a/v1",) and study.server == study.settings.llm.model
         assert study.settings.llm.judges == () and study.settings.llm.guard is None
+        assert study.settings.trial.expert == "off"
 
     monkeypatch.setattr("eval.reproduce.hold.run_study", run)
     monkeypatch.setattr(Benchmark, "judged", lambda *_: [None] * 5)
     benches = public_benches(tmp_path)[:2]
     guard = {"url": "http://g/v1", "model": "g", "adapter": "llama-guard-4"}
     others = {"judges": [{"model": "other"}], "guard": guard}
-    settings = Settings(**load_preset("as-published").settings(home=tmp_path, llm=others))
+    settings = Settings(**load_preset("as-published").settings(home=tmp_path, llm=others, trial={"expert": "always"}))
     stages = stages_of(["3b", "7b"], benches, tables=frozenset({1, 3}), figures=NONE_, models={"3b": "s", "7b": "m"})
     plan = Reproduction(
         out=tmp_path / "study",
