@@ -47,11 +47,11 @@ class _Expert:
 
     Attributes:
         called: Is set to have it begin.
-        due: Ends its work and returns its testimony.
+        due: Ends its work and returns its testimony; None where there is no witness.
     """
 
     called: asyncio.Event
-    due: Callable[[], Awaitable[Testimony]]
+    due: Callable[[], Awaitable[Testimony | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class FullTrial:
             vote=vote if self._settings.tally_shown else None,
             guard=heard.adapter if heard else "",
             opinion=opinion_words(heard) if heard else "",
-            claims=findings_words(testimony.findings),
+            claims=findings_words(testimony.findings) if testimony else "",
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
             defender_first=self._settings.judge_order == "defender first",
@@ -268,7 +268,7 @@ class FullTrial:
                             description=description,
                             precedents=self._precedents_for(side),
                             prompts=self.prompts,
-                            on_claim=asks_for_claims(self._settings, self.policy),
+                            on_claim=self.models.expert is not None and asks_for_claims(self._settings, self.policy),
                         ),
                         self._settings.stance_at == "start",
                     ),
@@ -295,7 +295,7 @@ class FullTrial:
         """The expert witness at work beside the block; one that is never called where the settings say so."""
         called = asyncio.Event()
         if self.models.expert is None or self.source is None or not may_be_called(self._settings, self.policy):
-            yield _Expert(called, partial(completed, Testimony()))
+            yield _Expert(called, partial(completed, None))
             return
         if self._settings.expert == "always":
             called.set()

@@ -72,7 +72,6 @@ def verdict_of(
         testimony: Findings about the meme's claims of fact; None where there is no witness for them.
         facts: True if the policy has a clause that turns on facts.
     """
-    testimony = testimony or Testimony()
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
     # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
@@ -95,7 +94,7 @@ def verdict_of(
         review=(
             *_contradictions(opinions, label, vote=vote, score=score, settings=settings),
             *_of_guard(guard, label),
-            *review_of(testimony, label, facts=facts),
+            *(review_of(testimony, label, facts=facts) if testimony else ()),
             *_cut_short(sides),
             *unsure_text(text, settings),
         ),
@@ -103,7 +102,7 @@ def verdict_of(
             *(no_similar_precedent(findings) if findings is not None else ()),
             *(_no_score(opinions) if score is None else ()),
         ),
-        claims=testimony.findings,
+        claims=testimony.findings if testimony else (),
     )
 
 

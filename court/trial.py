@@ -139,6 +139,9 @@ class Court:
                 reason="EVIDENCE_SOURCE_MISSING",
                 field="trial.expert",
             )
+        if self.settings.expert != "off" and procedure is not Procedure.SUMMARY and self.chairs is not None:
+            # A fault of wiring: with the witness on, its model is connected as those of the other roles are.
+            assert self.chairs.expert is not None, "the expert witness is on, and has no model"
         if not text_given and self.text_reader is None:
             raise text_reader_off()
 
@@ -286,15 +289,15 @@ class Court:
                 resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
                 untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
-        verdict = with_testimony(
-            summary.weigh(findings, held, text, self.settings), testimony, facts=self.policy.turns_on_facts
-        )
+        verdict = summary.weigh(findings, held, text, self.settings)
+        if testimony is not None:
+            verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
         await give_verdict(clerk, *untold, verdict=verdict)
 
-    async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony:
-        """What the expert witness of a summary found; there is no side that could call it."""
+    async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony | None:
+        """What the expert witness of a summary found; None where it is not called, and there is no side to call it."""
         if self.settings.expert != "always" or self.evidence_source is None:
-            return Testimony()
+            return None
         clerk.step = "claims"
         witness = SentenceWitness(
             source=self.evidence_source,

@@ -60,7 +60,8 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
         finder=_Finder(),
         text_reader=None,
         software=SOFTWARE,
-        settings=settings,
+        # The expert witness's words are no part of a set.
+        settings=settings.model_copy(update={"expert": "off"}),
         prompts=prompts,
         chairs=RoleModels(role, role, role, role),
     )
