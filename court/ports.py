@@ -343,10 +343,10 @@ class EvidenceDocument:
     """Text of a document that a search found.
 
     Attributes:
-        id: As in the hit.
-        title: As in the hit.
-        source: As in the hit.
-        date: As in the hit.
+        id: Name of the document within its source.
+        title: Title of the document; empty if it has none.
+        source: Publisher of the document.
+        date: Date of the document as its source gives it; empty if it gives none.
         text: Text, or the passage of it that was found.
         sha256: SHA-256 of the text in UTF-8, in hex.
     """
@@ -401,8 +401,8 @@ class Entailed:
 
     Attributes:
         entailment: The premise says that the hypothesis is true.
-        neutral: It says neither.
-        contradiction: It says that the hypothesis is false.
+        neutral: The premise says neither.
+        contradiction: The premise says that the hypothesis is false.
     """
 
     entailment: float

@@ -295,7 +295,7 @@ class Court:
         await give_verdict(clerk, *untold, verdict=verdict)
 
     async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony | None:
-        """What the expert witness of a summary found; None where it is not called, and there is no side to call it."""
+        """Testimony of the expert witness of a summary, which no side can call; None where it is not called."""
         if self.settings.expert != "always" or self.evidence_source is None:
             return None
         clerk.step = "claims"

@@ -66,7 +66,8 @@ class SentenceWitness:
             found = await self.recorder.note(ClaimsFound, claims=claims)
         if found.claims:
             try:
-                async with asyncio.timeout(self.settings.expert_s) as clock:
+                # Half of what is left at most: the verdict needs the rest.
+                async with asyncio.timeout(min(self.settings.expert_s, max(self.deadline.left / 2, 0))) as clock:
                     await gather_or_cancel(*map(self._settle, found.claims))
             except TimeoutError:
                 if not clock.expired():

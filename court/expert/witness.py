@@ -8,6 +8,7 @@ grown. Claims are checked side by side and beside the examination. A step that f
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -46,6 +47,8 @@ T = TypeVar("T")
 
 TIME = "TIME"
 """Code of claims that were not known when the Judge was due."""
+_SHARE = 0.5
+"""Share of the time that is left which the Judge waits for it at most."""
 
 
 def may_be_called(settings: TrialSettings, policy: Policy) -> bool:
@@ -99,8 +102,10 @@ class ExpertWitness:
 
         async def due() -> Testimony:
             if self.settings.expert_waits and self.called.is_set():
-                await working
-            elif working.done():
+                # Not all of the time that the caller gave: the Judge needs the rest.
+                left = self.speaker.deadline.left
+                await asyncio.wait([working], timeout=None if left == math.inf else max(_SHARE * left, 0))
+            if working.done():
                 working.result()  # a mistake of ours is not passed over
             await _ended(working)
             return await self._close()
@@ -134,7 +139,7 @@ class ExpertWitness:
             if self.recorder.recall(ClaimSettled, claim=claim.number) is None
         ]
         await self.recorder.note_all(*late)
-        return testimony_of(self.recorder.record.events)
+        return testimony_of(self.recorder.events)
 
     async def _find_claims(self, text: str, description: str | None) -> ClaimsFound:
         if known := self.recorder.recall(ClaimsFound):

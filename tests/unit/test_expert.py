@@ -522,6 +522,12 @@ def test_the_judge_can_be_made_to_wait_for_its_time_and_no_longer():
     assert seconds == pytest.approx(1 + 7 * 2 + 2) and chain_of(record) == 1 + 7 + 2
 
 
+def test_a_caller_s_deadline_leaves_the_judge_half_of_the_time():
+    cast = Cast(rounds=1)
+    record, *_ = witnessed(Expert(delay_s=60), cast=cast, within_s=4.0)
+    assert record.last(ClaimsFound).failure == "TIME" and record.verdict.label is Label.HARMFUL
+
+
 def test_claims_are_checked_side_by_side():
     three = {"statements": [{"words": "", "claim": f"Claim {n} is so.", "kind": "fact"} for n in (1, 2, 3)]}
     record, seconds = timed(Expert(claims=three, delay_s=2), settings=always())
