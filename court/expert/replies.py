@@ -95,7 +95,7 @@ class Statements:
     """The claims of fact among a meme's statements.
 
     Attributes:
-        claims: Those that are checked.
+        claims: Claims that are checked.
         left_out: Number of statements that are opinions, jokes or wishes.
     """
 
@@ -286,7 +286,7 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
         last: True if it is not asked for again.
 
     Raises:
-        UnusableReply: It can't be read, or rests on no passage of any document.
+        UnusableReply: The reply can't be read, or rests on no passage of any document.
     """
     said = replies.parse(_Classified, reply)
     if not all(1 <= quoted.document <= len(texts) for quoted in said.quotes):
@@ -307,7 +307,7 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
 
 
 def standing_quotes(quotes: Sequence[str], text: str) -> tuple[str, ...]:
-    """Those quotations that stand in a text, each once."""
+    """Quotations that stand in a text, each once."""
     return tuple(dict.fromkeys(quote for quote in quotes if _is_quote(quote, text)))
 
 
