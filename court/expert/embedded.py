@@ -117,7 +117,7 @@ class SentenceWitness:
         return await self.recorder.note(EvidenceSearched, **values, **found, latency_s=time.perf_counter() - began)
 
     async def _weighed(self, claim: CheckableClaim, document: EvidenceDocument) -> dict[str, object]:
-        """What a document says of a claim: by the sentence that speaks most clearly, or is nearest in words."""
+        """Weighs a document against a claim: by the sentence that speaks most clearly, or is nearest in words."""
         values: dict[str, object] = {"text": document.text, "sha256": document.sha256, "comprehensible": True}
         said = sentences(document.text)[:_MOST_SENTENCES]
         if self.entailment is None:
