@@ -178,7 +178,13 @@ class FactCorpus:
         passage = self._passages[place]
         document = self.documents[passage.document]
         trust = trust_of(document.source, document.url, self.manifest.trust)
-        return PassageHit(self._id(place), document, document.text[passage.start : passage.end], trust, score)
+        return PassageHit(
+            id=self._id(place),
+            document=document,
+            text=document.text[passage.start : passage.end],
+            trust=trust,
+            score=score,
+        )
 
 
 def write_corpus(
@@ -209,16 +215,7 @@ def write_corpus(
     """
     if not documents:
         raise BadRequest("There is no document for the corpus. Name files that hold some.", reason="CORPUS_EMPTY")
-    if root.exists() and (not root.is_dir() or {path.name for path in root.iterdir()} - storage.OWN_NAMES):
-        raise BadRequest(
-            "The directory for the corpus holds other things. Name a new or empty one.", reason="CORPUS_PLACE"
-        )
-    if (root / storage.CURRENT).exists():
-        if not replace:
-            raise BadRequest(
-                "There is a corpus already. Name another directory, or give --replace.", reason="CORPUS_EXISTS"
-            )
-        read_corpus_manifest(root)  # a library of precedents must not be replaced by a corpus
+    refuse_corpus_place(root, replace)
     passages = [passage for place, one in enumerate(documents) for passage in passages_of(one.text, place)]
     # Titles belong to what is searched: a passage from the middle need not name what it is about.
     texts = [
@@ -269,6 +266,20 @@ def write_corpus(
         ) from None
     assert manifest is not None
     return manifest
+
+
+def refuse_corpus_place(root: Path, replace: bool) -> None:
+    """Raises BadRequest or BadLibrary if no corpus may be written there: there is one already, or something else."""
+    if root.exists() and (not root.is_dir() or {path.name for path in root.iterdir()} - storage.OWN_NAMES):
+        raise BadRequest(
+            "The directory for the corpus holds other things. Name a new or empty one.", reason="CORPUS_PLACE"
+        )
+    if (root / storage.CURRENT).exists():
+        if not replace:
+            raise BadRequest(
+                "There is a corpus already. Name another directory, or give --replace.", reason="CORPUS_EXISTS"
+            )
+        read_corpus_manifest(root)  # a library of precedents must not be replaced by a corpus
 
 
 def read_corpus_manifest(root: Path) -> CorpusManifest:

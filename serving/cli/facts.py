@@ -11,7 +11,6 @@ import click
 from serving.cli.common import excerpt, paragraph, printable, run, tell
 
 if TYPE_CHECKING:
-    from retrieval.embed.encoder import Encoder
     from retrieval.facts.corpus import CorpusManifest, FactCorpus
     from retrieval.library.sources import Problem
 
@@ -69,7 +68,7 @@ def build(
     A document that can't be read ends it, and nothing is written, unless --skip-bad is given. PDF and HTML are read in
     a process with limits of memory and time. Where the encoder is not set up, --encoder none searches by words alone.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from retrieval.facts.corpus import write_corpus
+    from retrieval.facts.corpus import refuse_corpus_place, write_corpus
     from retrieval.facts.starter import STARTER_FACTS
 
     if bool(files) is starter:
@@ -84,9 +83,11 @@ def build(
         from retrieval.facts.extraction import TextExtractor
         from retrieval.facts.reading import Origin, read_documents
         from retrieval.facts.trust import read_trust
+        from retrieval.open import BUILTIN, load_text_encoder
 
         trusted = read_trust(trust) if trust else {}
         origin = Origin(source, _checked_date(date))
+        refuse_corpus_place(place, replace)  # before anything is read or loaded
         extractor = TextExtractor()
         try:
             read = await read_documents([STARTER_FACTS] if starter else files, extractor, origin=origin)
@@ -99,7 +100,7 @@ def build(
                 "was written. Mend them, or leave them out with --skip-bad.",
                 reason="DOCUMENTS_UNREADABLE",
             )
-        loaded = await asyncio.to_thread(_load_encoder, encoder or "builtin")
+        loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
         manifest = await asyncio.to_thread(
             lambda: write_corpus(
                 place,
@@ -183,32 +184,12 @@ def search(place: Path, query: str, most: int, encoder: str | None, as_json: boo
 async def _open(place: Path, asked: str | None, *, search: bool) -> FactCorpus:
     import asyncio
 
-    from retrieval.facts.corpus import open_corpus, read_corpus_manifest
+    from retrieval.facts.corpus import open_corpus
+    from retrieval.open import open_facts
 
-    def opened() -> FactCorpus:
-        made_with = read_corpus_manifest(place).encoder
-        if made_with is None or not search:
-            return open_corpus(place, None, search=search)
-        return open_corpus(place, _load_encoder(asked or "builtin"))
-
-    return await asyncio.to_thread(opened)
-
-
-def _load_encoder(name: str) -> Encoder | None:
-    from court.errors import BadRequest
-    from retrieval.embed.onnx_texts import PREFIX
-    from retrieval.open import BUILTIN, load_encoder
-
-    if name == "none":
-        return None
-    if name != BUILTIN and not name.startswith(PREFIX):
-        raise BadRequest(
-            f"There is no encoder {name!r} for documents. There are builtin, onnx:FOLDER and none.",
-            reason="ENCODER_UNKNOWN",
-            field="encoder",
-        )
-    tell("Loading the encoder …")
-    return load_encoder(name)
+    if not search:
+        return await asyncio.to_thread(lambda: open_corpus(place, search=False))
+    return await asyncio.to_thread(open_facts, place, asked)
 
 
 def _checked_date(date: str) -> str:
