@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -36,6 +36,10 @@ _CALLS_S = 3600.0
 _UNCHECKED = "UNCHECKED"
 
 
+Relation = Literal["supports", "refutes", "neither"]
+"""Relation of a passage to a claim."""
+
+
 class CitedPassage(BaseModel):
     """A passage that a finding rests on."""
 
@@ -47,7 +51,7 @@ class CitedPassage(BaseModel):
     quote: str
     stands: bool
     """Whether it stands in the document, looked for once more in the text that was read."""
-    relation: Literal["supports", "refutes", "neither", ""] = ""
+    relation: Relation | Literal[""] = ""
     """Relation to the claim by itself; empty where nobody was asked."""
 
 
@@ -91,7 +95,7 @@ class Checking:
 
     Attributes:
         model: Model of the witness.
-        source: Finds documents.
+        source: Finds documents; None where no arm needs any.
         settings: Settings of the witness, as in a trial.
         temperature: Temperature of its calls.
         forced: True to ask for true or false where a finding is NOT_ENOUGH.
@@ -100,7 +104,7 @@ class Checking:
     """
 
     model: ChatModel
-    source: EvidenceSource
+    source: EvidenceSource | None
     settings: TrialSettings
     temperature: float = 0.0
     forced: bool = False
@@ -151,6 +155,7 @@ class Checking:
         recorder = Recorder(f"{arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
         # The claim is given: what finds claims in memes is not measured here.
         await recorder.note(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
+        assert self.source is not None, "this arm reads documents"
         witness = ExpertWitness(speaker=speaker, source=self.source, settings=self.settings, recorder=recorder)
         witness.called.set()
         async with witness.beside("", None) as due:
@@ -171,6 +176,7 @@ class Checking:
         )
 
     async def _one_shot(self, claim: GoldClaim, speaker: Speaker) -> _Found:
+        assert self.source is not None, "this arm reads documents"
         brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
         said = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
         query = said.value[0] if said.value else claim.text
@@ -207,7 +213,7 @@ class Checking:
         for passage in found.evidence:
             document = found.read.get(passage.document)
             stands = document is not None and stands_in(passage.quote, document.text)
-            relation = ""
+            relation: Relation | Literal[""] = ""
             if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
                 relation = await self._relation(claim, passage)
             cited.append(
@@ -217,21 +223,21 @@ class Checking:
                     sha256=passage.sha256,
                     quote=passage.quote,
                     stands=stands,
-                    relation=relation,  # type: ignore[arg-type]  # one of the three, as its schema has it
+                    relation=relation,
                 )
             )
         return tuple(cited)
 
-    async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> str:
+    async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:
         assert self.citations_by is not None
         model = ArmModel(self.citations_by, Arm.WITNESS)
         speaker = self._speaker(model, claim, temperature=0.0)
         shown = load(_PROMPTS, "claim_label").task(
             "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
         )
-        words = ("supports", "refutes", "neither")
+        words = get_args(Relation)
         try:
-            return await _choose(speaker, claim, "cited", "relation", words, shown)
+            return cast(Relation, await _choose(speaker, claim, "cited", "relation", words, shown))
         except CourtError:
             if model.failure is not None:
                 raise PassingError(model.failure) from None

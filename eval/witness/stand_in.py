@@ -25,6 +25,9 @@ from eval.witness.world import (
 
 REMEMBERED = 0.4
 """Share of the facts that it knows without documents."""
+MISQUOTED = 0.1
+"""Share of the facts about which it also cites words that stand nowhere."""
+_NOWHERE = "as everybody in the harbour will tell you"
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 
 
@@ -65,8 +68,7 @@ class WorldReader:
 
     def remembers(self, fact: Fact) -> bool:
         """True if it knows a fact without any document."""
-        digest = hashlib.sha256(f"{fact.trait} of {fact.place}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") / 2**64 < REMEMBERED
+        return _chance("remembered", fact.trait, fact.place) < REMEMBERED
 
     def reply(self, request: ChatRequest) -> Mapping[str, Any]:
         """The reply to a request of the witness, or of its evaluation."""
@@ -98,6 +100,11 @@ class WorldReader:
         if fact is None or not self.remembers(fact):
             return "unknown" if may_abstain else "true"
         return "true" if claim[2] == fact.value else "false"
+
+
+def _chance(*names: str) -> float:
+    """A number in [0, 1) that follows from its arguments."""
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") / 2**64
 
 
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
@@ -168,6 +175,8 @@ def _classified(claim: tuple[str, str, str], documents: list[str]) -> dict[str, 
         for number, text in enumerate(documents, 1)
         for words in _read(claim, text, names).quotes
     ]
+    if quotes and _chance("misquoted", claim[0], claim[1]) < MISQUOTED:
+        quotes.insert(0, {"document": 1, "quote": _NOWHERE})
     return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}
 
 

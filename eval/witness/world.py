@@ -47,8 +47,8 @@ class Situation(StrEnum):
 
 COUNTS: Mapping[Situation, int] = {
     Situation.STATED: 60,
-    Situation.BURIED: 30,
-    Situation.LINKED: 30,
+    Situation.BURIED: 35,
+    Situation.LINKED: 25,
     Situation.OUTDATED: 10,
     Situation.DISPUTED: 25,
     Situation.HALF: 25,
@@ -192,9 +192,7 @@ def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
         case Situation.BURIED:
             return ClaimLabel.NOT_ENOUGH if arm in (Arm.NO_RANK, Arm.ONE_SHOT) else truly
         case Situation.LINKED:
-            # The source puts the explained name first, and after a helpful document the next query follows.
-            needed = (Arm.NO_RANK, Arm.NO_SELF_CONTAINED, Arm.NO_SECOND_LOOK)
-            return ClaimLabel.NOT_ENOUGH if arm in needed else truly
+            return ClaimLabel.NOT_ENOUGH if arm in (Arm.NO_SELF_CONTAINED, Arm.NO_SECOND_LOOK) else truly
         case Situation.OUTDATED:
             return ClaimLabel.REFUTED if fact.true else ClaimLabel.SUPPORTED
         case _:
