@@ -117,6 +117,18 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval steering": ("{memes}",),
     "memecourt-eval sweep": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval synthetic": ("{new}", "--train", "2", "--val", "1", "--test", "1"),
+    "memecourt-eval witness": (
+        "--claims",
+        "{memes}",
+        "--corpus",
+        "{corpus}",
+        "--model",
+        "m",
+        "--models",
+        "{models}",
+        "--out",
+        "{new}",
+    ),
     "memecourt-eval vote": ("{library}", "{memes}"),
 }
 """What each command is usually given; ``{…}`` is a place of the fixture."""
