@@ -237,7 +237,7 @@ class Checking:
         )
         words = get_args(Relation)
         try:
-            return cast(Relation, await _choose(speaker, claim, "cited", "relation", words, shown))
+            return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
         except CourtError:
             if model.failure is not None:
                 raise PassingError(model.failure) from None
@@ -269,7 +269,7 @@ class _Found:
 
 async def _closed_book(claim: GoldClaim, speaker: Speaker) -> _Found:
     labels = {"true": ClaimLabel.SUPPORTED, "false": ClaimLabel.REFUTED, "unknown": ClaimLabel.NOT_ENOUGH}
-    return _Found(labels[await _choose(speaker, claim, "closed_book", "label", tuple(labels))])
+    return _Found(labels[await _choose(speaker, claim, "closed_book", name="label", options=tuple(labels))])
 
 
 async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, EvidenceDocument]) -> bool:
@@ -278,11 +278,11 @@ async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, Evidenc
         prompt.task("evidence", number=str(number), document=speaker.fence.around(document_text(document)))
         for number, document in enumerate(read.values(), 1)
     ]
-    return await _choose(speaker, claim, "forced", "label", ("true", "false"), *shown) == "true"
+    return await _choose(speaker, claim, "forced", name="label", options=("true", "false"), shown=shown) == "true"
 
 
 async def _choose(
-    speaker: Speaker, claim: GoldClaim, task: str, name: str, options: tuple[str, ...], *shown: str
+    speaker: Speaker, claim: GoldClaim, task: str, *, name: str, options: tuple[str, ...], shown: Sequence[str] = ()
 ) -> str:
     """Asks for one of some words about a claim."""
     prompt = load(_PROMPTS, "claim_label")

@@ -218,7 +218,7 @@ def _documents(fact: Fact) -> list[FactDocument]:
             ]
         case Situation.OUTDATED:
             # What a false claim claims was true once; a true one is what it became.
-            return [_document(key, title, _sentence(fact.trait, fact.place, fact.other), REGISTER, _LONG_AGO)]
+            return [_document(key, title, _sentence(fact.trait, fact.place, fact.other), REGISTER, date=_LONG_AGO)]
         case Situation.DISPUTED:
             values = (fact.value, fact.other)
             return [
