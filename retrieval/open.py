@@ -98,12 +98,12 @@ def choose_encoder(library: Path | Address | None, asked: str | None = None) -> 
     return partial(load_encoder, asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
 
 
-def open_facts(place: Path, asked: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
+def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
     """Opens a corpus of facts with the encoder that it was built with, loaded where it is not at hand.
 
     Args:
         place: Directory of the corpus.
-        asked: The encoder's name, for one that is not the built-in one.
+        name: Name of the encoder, for one that is not the built-in one.
         at_hand: An encoder that is loaded already.
 
     Raises:
@@ -115,7 +115,7 @@ def open_facts(place: Path, asked: str | None = None, *, at_hand: Encoder | None
         return open_corpus(place)
     if at_hand is not None and at_hand.identity == made_with:
         return open_corpus(place, at_hand)
-    return open_corpus(place, load_text_encoder(asked or BUILTIN))
+    return open_corpus(place, load_text_encoder(name or BUILTIN))
 
 
 def load_text_encoder(name: str) -> Encoder | None:

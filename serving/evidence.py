@@ -29,12 +29,12 @@ async def open_evidence(
     Raises:
         BadLibrary: The corpus is missing, damaged or was built with another encoder.
         BadRequest: The encoder can't be used, or the key of the endpoint is not set.
-        NotLoaded: What searches a corpus, or the encoder, is not installed.
+        NotLoaded: The packages that search a corpus, or run the encoder, are not installed.
     """
     named = settings.expert
     if named.corpus is not None:
-        corpus, asked = named.corpus, named.encoder
-        return CorpusEvidence(await asyncio.to_thread(lambda: open_facts(corpus, asked, at_hand=encoder)))
+        corpus, name = named.corpus, named.encoder
+        return CorpusEvidence(await asyncio.to_thread(lambda: open_facts(corpus, name, at_hand=encoder)))
     if named.url is None:
         return None
     paths = ResultPaths(**named.paths.model_dump())

@@ -78,7 +78,7 @@ PAGE = "witness.html"
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Claims at once.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 @click.pass_context
-def witness(context: click.Context, /, **given: Any) -> None:
+def witness(context: click.Context, /, **options: Any) -> None:
     """Checks claims whose truth is known, and says how often the witness is right, abstains, and cites what bears it.
 
     The witness is the one of a trial, given each claim by itself. Arms leave out one of its steps, or check a claim in
@@ -91,15 +91,15 @@ def witness(context: click.Context, /, **given: Any) -> None:
     from eval.witness.run import read_checked
     from eval.witness.scores import score_arms
 
-    if given["as_published"]:
+    if options["as_published"]:
         for name, value in AS_PUBLISHED.items():
             # Not by the value: whoever names the default means it.
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-                given[name] = value
-    _refuse_contradictions(given)
+                options[name] = value
+    _refuse_contradictions(options)
     try:
-        plan = _planned(given)
-        manifest = run_watched(lambda progress: _run(plan, given, progress), "the same command goes on")
+        plan = _planned(options)
+        manifest = run_watched(lambda progress: _run(plan, options, progress), "the same command goes on")
         cards = score_arms(read_checked(plan.out), seed=plan.seed)
         figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
         show_sections(
@@ -107,34 +107,36 @@ def witness(context: click.Context, /, **given: Any) -> None:
             witness_lead(manifest, cards),
             witness_sections(manifest, cards),
             page=plan.out / PAGE,
-            figures=json.loads(json.dumps(figures)) if given["as_json"] else None,
+            figures=json.loads(json.dumps(figures)) if options["as_json"] else None,
             command=manifest.command,
         )
     except CourtError as error:
         raise click.ClickException(error.message) from None
 
 
-def _refuse_contradictions(given: dict[str, Any]) -> None:
+def _refuse_contradictions(options: dict[str, Any]) -> None:
     """Raises click.UsageError where options do not go together."""
-    if given["drawn"]:
+    if options["drawn"]:
         named = [
-            f"--{name.replace('_', '-')}" for name in ("claims", "corpus", "search_url", "citations_by") if given[name]
+            f"--{name.replace('_', '-')}"
+            for name in ("claims", "corpus", "search_url", "citations_by")
+            if options[name]
         ]
-        named += ["--model"] if given["name"] else []
+        named += ["--model"] if options["name"] else []
         if named:
             raise click.UsageError(f"--drawn has claims, documents and a stand-in of its own: leave {named[0]} out.")
         return
     for name, option in (("claims", "--claims"), ("name", "--model")):
-        if not given[name]:
+        if not options[name]:
             raise click.UsageError(f"Missing option {option}.")
-    closed = set(given["arms"]) == {"closed-book"}
-    if bool(given["corpus"]) + bool(given["search_url"]) != (0 if closed and not given["corpus"] else 1):
+    closed = set(options["arms"]) == {"closed-book"}
+    if bool(options["corpus"]) + bool(options["search_url"]) != (0 if closed and not options["corpus"] else 1):
         raise click.UsageError("Name a source of evidence: --corpus or --search-url.")
-    if not given["search_url"] and (given["fetch"] or given["search_key_env"]):
+    if not options["search_url"] and (options["fetch"] or options["search_key_env"]):
         raise click.UsageError("--fetch and --search-key-env go with --search-url.")
 
 
-def _planned(given: dict[str, Any]) -> WitnessPlan:
+def _planned(options: dict[str, Any]) -> WitnessPlan:
     import random
 
     from eval.witness.arms import Arm
@@ -142,28 +144,30 @@ def _planned(given: dict[str, Any]) -> WitnessPlan:
     from eval.witness.run import WitnessPlan
     from eval.witness.world import draw_world
 
-    claims = tuple(fact.gold for fact in draw_world(given["seed"])) if given["drawn"] else read_claims(given["claims"])
-    if given["limit"] and given["limit"] < len(claims):
-        places = sorted(random.Random(given["seed"]).sample(range(len(claims)), given["limit"]))
+    claims = (
+        tuple(fact.gold for fact in draw_world(options["seed"])) if options["drawn"] else read_claims(options["claims"])
+    )
+    if options["limit"] and options["limit"] < len(claims):
+        places = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
         claims = tuple(claims[place] for place in places)
-    wanted = set(ARMS) if "all" in given["arms"] else set(given["arms"] or ("witness",))
+    wanted = set(ARMS) if "all" in options["arms"] else set(options["arms"] or ("witness",))
     return WitnessPlan(
-        out=given["out"],
+        out=options["out"],
         claims=claims,
         arms=tuple(arm for arm in Arm if arm in wanted),
-        queries=given["queries"],
-        results=given["results"],
-        steps=given["steps"],
-        temperature=given["temperature"],
-        forced=given["as_published"],
-        concurrency=given["concurrency"],
-        seed=given["seed"],
-        demonstration=given["drawn"],
+        queries=options["queries"],
+        results=options["results"],
+        steps=options["steps"],
+        temperature=options["temperature"],
+        forced=options["as_published"],
+        concurrency=options["concurrency"],
+        seed=options["seed"],
+        demonstration=options["drawn"],
         command=command_line(),
     )
 
 
-async def _run(plan: WitnessPlan, given: dict[str, Any], progress: Progress) -> WitnessManifest:
+async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -> WitnessManifest:
     from contextlib import AsyncExitStack
 
     from eval.models.call_cache import SqliteCallCache
@@ -177,26 +181,30 @@ async def _run(plan: WitnessPlan, given: dict[str, Any], progress: Progress) -> 
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
     refuse_place(plan.out)
     async with AsyncExitStack() as stack:
-        if given["drawn"]:
+        if options["drawn"]:
             store = SqliteCallCache.open(plan.out / CALLS)
             stack.push_async_callback(store.close)
             drawn, reader = open_drawn(stack, plan.seed)
             return await run_witness(
                 plan, model=reader, source=drawn, store=store, citations_by=reader, progress=progress
             )
-        file = read_models(given["models"])
-        citing = given["citations_by"] or given["name"]
-        names = [given["name"], *([] if citing == "none" else [citing])]
+        file = read_models(options["models"])
+        citing = options["citations_by"] or options["name"]
+        names = [options["name"], *([] if citing == "none" else [citing])]
         if unknown := [name for name in names if name not in file.models]:
             raise click.UsageError(
-                f"{given['models'].name} has no model {unknown[0]}. It has: {', '.join(file.models)}."
+                f"{options['models'].name} has no model {unknown[0]}. It has: {', '.join(file.models)}."
             )
         specs = {name: file.models[name] for name in dict.fromkeys(names)}
-        require_servers(specs, given["vllm"])
-        endpoint = {"url": given["search_url"], "shape": given["search_shape"], "key_env": given["search_key_env"]}
-        named = {"corpus": given["corpus"], "encoder": given["encoder"]} if given["corpus"] else {}
-        if given["search_url"]:
-            named = {**endpoint, "fetch": given["fetch"]}
+        require_servers(specs, options["vllm"])
+        endpoint = {
+            "url": options["search_url"],
+            "shape": options["search_shape"],
+            "key_env": options["search_key_env"],
+        }
+        named = {"corpus": options["corpus"], "encoder": options["encoder"]} if options["corpus"] else {}
+        if options["search_url"]:
+            named = {**endpoint, "fetch": options["fetch"]}
         source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
         stack.push_async_callback(store.close)
@@ -207,12 +215,12 @@ async def _run(plan: WitnessPlan, given: dict[str, Any], progress: Progress) -> 
             progress.tell,
             pictures=0,
             run_seed=plan.seed,
-            vllm=given["vllm"],
-            vllm_flags=given["vllm_flags"],
+            vllm=options["vllm"],
+            vllm_flags=options["vllm_flags"],
         )
         return await run_witness(
             plan,
-            model=chairs[given["name"]].as_chat_model(),
+            model=chairs[options["name"]].as_chat_model(),
             source=source,
             store=store,
             citations_by=None if citing == "none" else chairs[citing].as_chat_model(),

@@ -127,7 +127,7 @@ _NOT_UNDERSTOOD: Mapping[str, Any] = {
 def _comprehensible(text: str) -> str:
     """A reply in which the document can be understood; one that can't be read stays as it is."""
     try:
-        said = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return json.dumps({**said, "comprehensible": True}) if isinstance(said, dict) else text
+    return json.dumps({**fields, "comprehensible": True}) if isinstance(fields, dict) else text

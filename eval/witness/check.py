@@ -178,8 +178,8 @@ class Checking:
     async def _one_shot(self, claim: GoldClaim, speaker: Speaker) -> _Found:
         assert self.source is not None, "this arm reads documents"
         brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
-        said = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
-        query = said.value[0] if said.value else claim.text
+        reply = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
+        query = reply.value[0] if reply.value else claim.text
         hits = hits_of(await self.source.search(query, most=self.settings.expert_results, within_s=_CALLS_S))
         documents, failure = [], ""
         for hit in hits:
@@ -193,9 +193,9 @@ class Checking:
             label = None if failure else ClaimLabel.NOT_ENOUGH
             return _Found(label, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
         texts = [document.text for document in documents]
-        asked = replace(brief, evidence=tuple(documents)).classify()
+        messages = replace(brief, evidence=tuple(documents)).classify()
         found = (
-            await speaker.say(Role.EXPERT, asked, lambda text, last: parse_classification(text, texts, last=last))
+            await speaker.say(Role.EXPERT, messages, lambda text, last: parse_classification(text, texts, last=last))
         ).value
         evidence = tuple(_passage(documents[place], quote) for place, quote in found.quotes)
         return _Found(
@@ -286,7 +286,7 @@ async def _choose(
 ) -> str:
     """Asks for one of some words about a claim."""
     prompt = load(_PROMPTS, "claim_label")
-    asked: Messages[Any] = Messages(
+    messages: Messages[Any] = Messages(
         prompt=prompt,
         task=task,
         system=prompt.system(),
@@ -295,12 +295,12 @@ async def _choose(
     )
 
     def parse(text: str, _: bool) -> str:
-        said = replies.parse(_Chosen[name], text).model_dump()[name]
-        if said not in options:
+        chosen = replies.parse(_Chosen[name], text).model_dump()[name]
+        if chosen not in options:
             raise replies.UnusableReply("REPLY_MALFORMED", f"{name} must be one of {', '.join(options)}")
-        return str(said)
+        return str(chosen)
 
-    return (await speaker.say(Role.EXPERT, asked, parse)).value
+    return (await speaker.say(Role.EXPERT, messages, parse)).value
 
 
 class _Label(replies.Reply):

@@ -112,24 +112,24 @@ def _card(
     if not known:
         raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
     gold = np.array([one.gold is Gold.TRUE for one in known], dtype=np.int64)
-    said = np.array([_column(one) for one in known], dtype=np.int64)
+    predicted = np.array([_column(one) for one in known], dtype=np.int64)
     cells: Ints = np.zeros((2, 4), dtype=np.int64)
-    np.add.at(cells, (gold, said), 1)
+    np.add.at(cells, (gold, predicted), 1)
     drawn = resampling.draw_cells(cells, resamples, seed)
     over = resampling.rates(drawn)
     precision, recall, f1, support = precision_recall_fscore_support(
-        gold, said, labels=[0, 1], average=None, zero_division=0
+        gold, predicted, labels=[0, 1], average=None, zero_division=0
     )
-    n, decided = len(known), said < _ABSTAINED
+    n, decided = len(known), predicted < _ABSTAINED
     drawn_f1 = np.stack(over.f1)
     weights = drawn.sum(axis=2).T / n
-    right = int((gold == said).sum())
+    right = int((gold == predicted).sum())
     unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
     answered = drawn[:, :, :_ABSTAINED].sum(axis=(1, 2))
     hits = drawn[:, 0, 0] + drawn[:, 1, 1]
 
     def label(place: int, name: str) -> ClassScores:
-        there, named = int(support[place]), int((said == place).sum())
+        there, named = int(support[place]), int((predicted == place).sum())
         return ClassScores(
             name=name,
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
@@ -143,8 +143,8 @@ def _card(
         n=n,
         true=int(gold.sum()),
         unknown=len(unknown),
-        abstained=int((said == _ABSTAINED).sum()),
-        failed=int((said == _FAILED).sum()),
+        abstained=int((predicted == _ABSTAINED).sum()),
+        failed=int((predicted == _FAILED).sum()),
         coverage=share_figure(float(decided.mean()), answered / n, n),
         accuracy=share_figure(right / n, over.accuracy, n),
         decided_accuracy=share_figure(

@@ -33,7 +33,7 @@ _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a document says about a claim.
+    """Content of a document as far as it bears on a claim.
 
     Attributes:
         values: Values that it states for the place, with the words.

@@ -27,7 +27,7 @@ GUIDE, GOSSIP = "A traveller's guide", "Letters from readers"
 
 
 class Situation(StrEnum):
-    """How the documents stand to a fact."""
+    """Relation of the documents to a fact."""
 
     STATED = "stated"
     """The register states it."""
@@ -73,13 +73,13 @@ class Property:
     values: tuple[str, ...]
 
     def read(self, text: str) -> tuple[tuple[str, str, str], ...]:
-        """What a text states about it: name of the place, value, and the words."""
+        """Finds statements of it in a text: name of the place, value, and the words."""
         pattern = re.escape(self.statement).replace(r"\{who\}", _NAME).replace(r"\{value\}", _VALUE)
         found = re.finditer(pattern, text)
         return tuple((match[1], match[2], match[0]) for match in found)
 
     def read_half(self, text: str) -> tuple[tuple[str, str], ...]:
-        """What a text half states about it: name of the place, and the words."""
+        """Finds half statements of it in a text: name of the place, and the words."""
         pattern = re.escape(self.half).replace(r"\{who\}", _NAME)
         return tuple((match[1], match[0]) for match in re.finditer(pattern, text))
 
@@ -121,7 +121,7 @@ class Fact:
         value: Its value.
         other: Another value: the claimed one of a false claim, or that of a document that is wrong.
         true: True if the claim is.
-        situation: How documents stand to it.
+        situation: Relation of the documents to it.
     """
 
     number: int
@@ -176,7 +176,7 @@ def claim_in(text: str) -> tuple[str, str, str] | None:
 
 
 def expected(fact: Fact, arm: Arm, *, remembers: bool) -> ClaimLabel:
-    """What a model that reads the documents exactly must come to.
+    """Finding that a model which reads the documents exactly must come to.
 
     Args:
         fact: The fact.
@@ -207,8 +207,8 @@ def _documents(fact: Fact) -> list[FactDocument]:
         case Situation.STATED:
             return [stated]
         case Situation.BURIED:
-            asked = f"{fact.place}! {fact.place} {one.words}? Who can say? {fact.place} {one.words}!"
-            return [stated, *(_document(f"{key}-asked-{number}", title, asked, GOSSIP) for number in range(3))]
+            question = f"{fact.place}! {fact.place} {one.words}? Who can say? {fact.place} {one.words}!"
+            return [stated, *(_document(f"{key}-question-{number}", title, question, GOSSIP) for number in range(3))]
         case Situation.LINKED:
             text = _sentence(fact.trait, NICKNAMES[fact.place], fact.value)
             called = f"{NICKNAMES[fact.place]} is what sailors call {fact.place}."

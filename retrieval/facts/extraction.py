@@ -95,9 +95,9 @@ class TextExtractor:
             )
         if len(data) > MAX_FILE_BYTES:
             raise _unreadable(f"it has more than {MAX_FILE_BYTES // 1024**2} MB; part it into several files")
-        asked = {"kind": kind, "most": MAX_TEXT, "charset": charset, "strict": strict}
+        job = {"kind": kind, "most": MAX_TEXT, "charset": charset, "strict": strict}
         try:
-            reply = await self._workers.run(asked, [data])
+            reply = await self._workers.run(job, [data])
             found = _Answer.model_validate(reply.body)
             if found.fault is not None:
                 raise _unreadable(_FAULTS[found.fault])

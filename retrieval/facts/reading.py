@@ -147,10 +147,10 @@ def _read_lines(path: Path) -> _OfFile:
 
 def _document_of(record: dict[str, Any], name: str) -> FactDocument:
     """The document of a line. Raises ValidationError."""
-    given = {key: tidy(value) if isinstance(value, str) else value for key, value in record.items()}
+    fields = {key: tidy(value) if isinstance(value, str) else value for key, value in record.items()}
     # An absent field may also be written as null.
-    given = {key: value for key, value in given.items() if value is not None or key not in _FIELDS}
-    document = FactDocument.model_validate(given)
+    fields = {key: value for key, value in fields.items() if value is not None or key not in _FIELDS}
+    document = FactDocument.model_validate(fields)
     return document if document.source else document.model_copy(update={"source": host_of(document.url) or name[:200]})
 
 

@@ -15,11 +15,11 @@ MAX_PAGES = 3000
 """Pages of a PDF file, at most."""
 
 
-def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """Takes the text out of the file in the payload.
 
     Args:
-        asked: ``kind``, ``pdf`` or ``html``; ``most``, the most characters of a text; for a page ``charset`` and
+        job: ``kind``, ``pdf`` or ``html``; ``most``, the most characters of a text; for a page ``charset`` and
             ``strict``, as for :func:`retrieval.facts.html_text.html_text`.
         payloads: The file.
 
@@ -27,16 +27,16 @@ def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, A
         ``title``, ``date`` and ``url``, and the text as payload; or ``fault``, a code for why there is none.
     """
     try:
-        if asked["kind"] == "pdf":
-            found = _pdf_text(payloads[0], asked["most"])
+        if job["kind"] == "pdf":
+            found = _pdf_text(payloads[0], job["most"])
         else:
-            found = html_text(payloads[0], asked["charset"], strict=asked["strict"])
+            found = html_text(payloads[0], job["charset"], strict=job["strict"])
     except _Refused as error:
         return {"fault": str(error)}, []
     except (UnicodeDecodeError, LookupError):
         return {"fault": "ENCODING"}, []
     text = found.pop("text")
-    if len(text) > asked["most"]:
+    if len(text) > job["most"]:
         return {"fault": "TOO_LONG"}, []
     # In the payload: the header of a reply has a bound of its own.
     return {name: value[:2000] for name, value in found.items()}, [text.encode("utf-8", "replace")]

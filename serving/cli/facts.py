@@ -181,7 +181,7 @@ def search(place: Path, query: str, most: int, encoder: str | None, as_json: boo
         click.echo(f"     “{excerpt(hit.text, 160)}”")
 
 
-async def _open(place: Path, asked: str | None, *, search: bool) -> FactCorpus:
+async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus:
     import asyncio
 
     from retrieval.facts.corpus import open_corpus
@@ -189,7 +189,7 @@ async def _open(place: Path, asked: str | None, *, search: bool) -> FactCorpus:
 
     if not search:
         return await asyncio.to_thread(lambda: open_corpus(place, search=False))
-    return await asyncio.to_thread(open_facts, place, asked)
+    return await asyncio.to_thread(open_facts, place, encoder)
 
 
 def _checked_date(date: str) -> str:
