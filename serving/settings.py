@@ -269,6 +269,9 @@ class ResultPathSettings(BaseModel):
     """Of the date, in a result; empty for none."""
 
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
 class EvidenceSettings(BaseModel):
     """The source of evidence for the expert witness: a corpus on disk, or a search endpoint."""
 
@@ -307,6 +310,8 @@ class EvidenceSettings(BaseModel):
             whole = False
         if not whole or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError("url is https://HOST/PATH, or http, without a password or a query: give a key by key_env")
+        if self.key_env is not None and parts.scheme != "https" and parts.hostname not in _THIS_MACHINE:
+            raise ValueError("a key is sent by https, or to this machine: give url as https://HOST/PATH")
         return self
 
 

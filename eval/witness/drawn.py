@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from court.ports import ChatModel, EvidenceSource
 from eval.witness.stand_in import WorldReader
 from eval.witness.world import documents_of, draw_world
-from retrieval.facts.corpus import open_corpus, write_corpus
+from retrieval.facts.corpus import open_corpus
 from retrieval.facts.source import CorpusEvidence
+from retrieval.facts.writer import write_corpus
 
 
 def open_drawn(stack: AsyncExitStack, seed: int = 0) -> tuple[EvidenceSource, ChatModel]:

@@ -68,8 +68,8 @@ def build(
     A document that can't be read ends it, and nothing is written, unless --skip-bad is given. PDF and HTML are read in
     a process with limits of memory and time. Where the encoder is not set up, --encoder none searches by words alone.
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from retrieval.facts.corpus import refuse_corpus_place, write_corpus
     from retrieval.facts.starter import STARTER_FACTS
+    from retrieval.facts.writer import refuse_corpus_place, write_corpus
 
     if bool(files) is starter:
         raise click.UsageError("Name FILEs, or give --starter; not both.")

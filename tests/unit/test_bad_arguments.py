@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
-from retrieval.facts.corpus import write_corpus
 from retrieval.facts.documents import FactDocument
+from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"

@@ -8,12 +8,13 @@ from pydantic import ValidationError
 
 from court.errors import BadLibrary, BadRequest
 from court.verdict import ClaimLabel
-from retrieval.facts.corpus import open_corpus, write_corpus
+from retrieval.facts.corpus import open_corpus
 from retrieval.facts.documents import FactDocument
 from retrieval.facts.extraction import TextExtractor
 from retrieval.facts.reading import read_documents
 from retrieval.facts.source import CorpusEvidence
 from retrieval.facts.starter import STARTER_FACTS
+from retrieval.facts.writer import write_corpus
 from serving.evidence import open_evidence
 from serving.settings import Settings
 from tests.support.encoders import WordEncoder
@@ -50,6 +51,7 @@ def test_an_endpoint_is_opened_with_its_key(monkeypatch):
     assert error.value.reason == "KEY_MISSING"
     monkeypatch.setenv("A_KEY", "sesame")
     assert "sesame" not in opened(url=url, key_env="A_KEY")
+    assert opened(url="http://127.0.0.1:8888/s", key_env="A_KEY")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_an_endpoint_is_opened_with_its_key(monkeypatch):
         {"url": "https://search.example:x/"},
         {"url": "search.example"},
         {"url": "https://search.example/", "key_env": "NOT A NAME"},
+        {"url": "http://search.example/", "key_env": "A_KEY"},
         {"url": "https://search.example/", "shape": "google"},
         {"url": "https://search.example/", "shape": "json", "paths": {"link": "x"}},
     ],

@@ -29,7 +29,8 @@ from eval.witness.run import CHECKED, WitnessPlan, read_checked, read_manifest, 
 from eval.witness.scores import score_arms
 from eval.witness.stand_in import WorldReader
 from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
-from retrieval.facts.corpus import open_corpus, write_corpus
+from retrieval.facts.corpus import open_corpus
+from retrieval.facts.writer import write_corpus
 
 FACTS = draw_world()
 GOLDEN = Path(__file__).parents[1] / "golden" / "witness.txt"
