@@ -130,7 +130,8 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
         if not options[name]:
             raise click.UsageError(f"Missing option {option}.")
     closed = set(options["arms"]) == {"closed-book"}
-    if bool(options["corpus"]) + bool(options["search_url"]) != (0 if closed and not options["corpus"] else 1):
+    sources = bool(options["corpus"]) + bool(options["search_url"])
+    if sources > 1 or (not sources and not closed):
         raise click.UsageError("Name a source of evidence: --corpus or --search-url.")
     if not options["search_url"] and (options["fetch"] or options["search_key_env"]):
         raise click.UsageError("--fetch and --search-key-env go with --search-url.")
