@@ -19,6 +19,7 @@ from eval.commands.steering import steering
 from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 from eval.commands.vote import vote
+from eval.commands.witness import witness
 from serving.access.private_files import make_files_private
 from serving.cli.main import run_command
 
@@ -45,6 +46,7 @@ for command in (
     sweep,
     synthetic,
     vote,
+    witness,
 ):
     cli.add_command(command)
 

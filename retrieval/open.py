@@ -13,6 +13,7 @@ from retrieval.embed import onnx_texts
 from retrieval.embed.clip import TextChoice
 from retrieval.embed.encoder import Encoder, EncoderIdentity
 from retrieval.embed.onnx_folder import PREFIX
+from retrieval.facts.corpus import FactCorpus, open_corpus, read_corpus_manifest
 from retrieval.library import storage, verify
 from retrieval.library.ports import Writer
 from retrieval.library.postgres.address import Address
@@ -95,6 +96,44 @@ def choose_encoder(library: Path | Address | None, asked: str | None = None) -> 
         return partial(load_encoder, asked or BUILTIN)
     # Texts by the encoder that they were made with: ``texts_by`` is only set where that was not the CLIP model.
     return partial(load_encoder, asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
+
+
+def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
+    """Opens a corpus of facts with the encoder that it was built with, loaded where it is not at hand.
+
+    Args:
+        place: Directory of the corpus.
+        name: Name of the encoder, for one that is not the built-in one.
+        at_hand: An encoder that is loaded already.
+
+    Raises:
+        BadLibrary: The corpus is missing, damaged or was built with another encoder.
+        BadRequest, NotLoaded, Unavailable: The encoder can't be loaded, or bm25s is not installed.
+    """
+    made_with = read_corpus_manifest(place).encoder
+    if made_with is None:
+        return open_corpus(place)
+    if at_hand is not None and at_hand.identity == made_with:
+        return open_corpus(place, at_hand)
+    return open_corpus(place, load_text_encoder(name or BUILTIN))
+
+
+def load_text_encoder(name: str) -> Encoder | None:
+    """The encoder of this name for documents, which have no pictures, warm; None for ``none``.
+
+    Raises:
+        BadRequest: There is none of this name for documents, or its weights can't be used.
+        NotLoaded, Unavailable: As for :func:`load_encoder`.
+    """
+    if name == "none":
+        return None
+    if name != BUILTIN and not name.startswith(PREFIX):
+        raise BadRequest(
+            f"There is no encoder {name!r} for documents. There are builtin, onnx:FOLDER and none.",
+            reason="ENCODER_UNKNOWN",
+            field="encoder",
+        )
+    return load_encoder(name)
 
 
 def require_library(library: Path | Address | None) -> None:

@@ -252,6 +252,69 @@ class WebhookSettings(BaseModel):
         return self
 
 
+class ResultPathSettings(BaseModel):
+    """Places of results in the answer of a search endpoint of the shape ``json``: names with dots between them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    results: str = "results"
+    """Of the list of results; empty where the answer is the list."""
+    url: str = Field(default="url", min_length=1)
+    """Of the address, in a result."""
+    title: str = "title"
+    """Of the title, in a result."""
+    snippet: str = "snippet"
+    """Of the passage that was found, in a result."""
+    date: str = ""
+    """Of the date, in a result; empty for none."""
+
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+class EvidenceSettings(BaseModel):
+    """The source of evidence for the expert witness: a corpus on disk, or a search endpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    corpus: Path | None = None
+    """The folder of a corpus that ``memecourt facts build`` made."""
+    encoder: str | None = None
+    """What the corpus was built with, where that is not the built-in encoder: ``onnx:FOLDER``."""
+    url: str | None = Field(default=None, max_length=2000)
+    """Of a search endpoint. It learns words of what is on trial."""
+    key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the environment variable that holds the endpoint's key."""
+    shape: Literal["searxng", "serper", "json"] = "searxng"
+    """How the endpoint is asked, and how it answers: as SearXNG does, as Serper does, or any JSON (``paths``)."""
+    query: str = Field(default="q", min_length=1)
+    """Name of the parameter that holds the query, for the shape ``json``."""
+    paths: ResultPathSettings = Field(default_factory=ResultPathSettings)
+    """Places of results, for the shape ``json``."""
+    fetch: bool = False
+    """Whether pages that the endpoint finds are fetched, from public addresses by https; else their snippets are all
+    the evidence."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.corpus is not None and self.url is not None:
+            raise ValueError("name a corpus or a url, not both")
+        if self.url is None:
+            if self.key_env is not None or self.fetch:
+                raise ValueError("key_env and fetch are of a search endpoint: name its url")
+            return self
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            whole = False
+        if not whole or "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("url is https://HOST/PATH, or http, without a password or a query: give a key by key_env")
+        if self.key_env is not None and parts.scheme != "https" and parts.hostname not in _THIS_MACHINE:
+            raise ValueError("a key is sent by https, or to this machine: give url as https://HOST/PATH")
+        return self
+
+
 class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -356,6 +419,8 @@ class Settings(BaseSettings):
     """The file of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)
     trial: TrialSettings = Field(default_factory=TrialSettings)
+    expert: EvidenceSettings = Field(default_factory=EvidenceSettings)
+    """Where the expert witness finds evidence; it is called as ``trial.expert`` says."""
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers that are told what happens, each a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
 

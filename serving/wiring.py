@@ -37,6 +37,7 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
 from serving.docket.review.projection import Rules
+from serving.evidence import open_evidence
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
@@ -125,6 +126,7 @@ async def open_court(
             tell("Loading the model of natural-language inference …")
             entailment = await asyncio.to_thread(open_entailment, settings.entailment)
             stack.callback(entailment.close)
+        source = await open_evidence(settings, stack, encoder) if settings.trial.expert != "off" else None
         court = Court(
             finder=finder,
             text_reader=text_reader,
@@ -135,6 +137,7 @@ async def open_court(
             chairs=chairs,
             duplicates=near,
             entailment=entailment,
+            evidence_source=source,
         )
         # At the start and not with the first request: without models there is no full procedure.
         court.require(settings.procedure)

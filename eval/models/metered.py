@@ -173,6 +173,33 @@ class _Metered:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class _AccountedModel:
+    """A :class:`~court.ports.ChatModel` whose replies are put on account, those out of the store too."""
+
+    inner: CachedModel
+    usage: Usage
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        try:
+            reply = await self.inner.reply(request, within_s=within_s)
+        except CourtError as error:
+            self.usage.failed += not isinstance(error, BudgetSpent)
+            raise
+        self.usage.all.add(reply)
+        return reply
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        odds = await self.inner.odds(request, options, within_s=within_s)
+        if odds is not None:
+            self.usage.all.add(odds.reply)
+        return odds
+
+
 class MeteredModel:
     """One model, as the arena and the probe ask it; safe to use concurrently, within one event loop.
 
@@ -280,18 +307,19 @@ class MeteredModel:
             temperature=temperature,
             priority=BATCH_PRIORITY,
         )
-        hits = HitCounter()
+        # A call may have to wait for its turn: only the model's own time is counted, by _Metered.
+        return await self.as_chat_model(seed).reply(request, within_s=_PATIENCE_S)
+
+    def as_chat_model(self, seed: int = 0) -> ChatModel:
+        """The model as parts of a trial ask it: with the same store, budget and account.
+
+        Args:
+            seed: Seed of its draws, where a temperature makes a reply one.
+        """
         # One number of two: draws of a run don't meet those of the run with the next seed.
         draw = self._run_seed * 1_000_003 + seed
-        model = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=hits)
-        try:
-            # A call may have to wait for its turn: only the model's own time is counted, by _Metered.
-            reply = await model.reply(request, within_s=_PATIENCE_S)
-        except CourtError as error:
-            self.usage.failed += not isinstance(error, BudgetSpent)
-            raise
-        self.usage.all.add(reply)
-        return reply
+        cached = CachedModel(inner=self._metered, store=self._store, server=self._server, seed=draw, hits=HitCounter())
+        return _AccountedModel(cached, self.usage)
 
     async def say(
         self,

@@ -136,7 +136,7 @@ async def open_chairs(
         store: Store of calls.
         stack: Closes the connections when it is closed.
         tell: Is told what a server can't do, and how that is got along with.
-        pictures: Largest number of pictures of a prompt.
+        pictures: Largest number of pictures of a prompt; 0 where none is shown, so that any model will do.
         run_seed: Seed of the run.
         vllm: Models that a vLLM is started with, those of specs without an address; one runs at a time.
         vllm_flags: Further flags of vLLM.
@@ -188,7 +188,7 @@ async def open_chairs(
                 model = await connected((own.url,), own.name, own.api_key.get_secret_value())
         else:
             model = await connected(spec.url, spec.model, _key(name, spec))
-        if not model.capabilities.pictures:
+        if pictures and not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
         chairs[name] = MeteredModel(
             name,

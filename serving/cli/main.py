@@ -25,6 +25,7 @@ _COMMANDS = {
     "webhooks": ("serving.cli.webhooks", "List, test, replay and stop what is told to receivers."),
     "vllm": ("serving.cli.vllm", "Start a vLLM on this machine, set up for the court."),
     "precedents": ("serving.cli.precedents", "Make, extend, search and describe libraries of precedents."),
+    "facts": ("serving.cli.facts", "Make, show and search corpora of documents that claims are checked by."),
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
     "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),

@@ -47,7 +47,7 @@ _REQUEST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 _TRIAL_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _CALL_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_WORKERS = ("encoder", "picture comparer", "picture reader", "text reader")
+_WORKERS = ("document reader", "encoder", "picture comparer", "picture reader", "text reader")
 """Those that are counted from 0 on: nobody alerts on a count that is missing."""
 _WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
 _ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)

@@ -31,6 +31,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"--llm-url|model_server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
     (r"memecourt-eval export\b", "needs a finished run: tests/unit/test_export_forms.py"),
     (r"-m eval\.arena\.train_judge\b", "trains on a GPU: tests/unit/test_arena_distil.py trains a tiny model"),
+    (r"memecourt-eval witness --claims\b", "needs a model server: tests/unit/test_witness_eval.py"),
     (r"memecourt-eval (arena|probe)\b", "needs model servers: tests/unit/test_arena.py, test_probe_run.py"),
     (
         r"memecourt (--config )?(\S+ )?(serve|console)\b",

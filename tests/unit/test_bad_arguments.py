@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 
 from court.errors import NotLoaded
 from eval.cli import cli as eval_cli
+from retrieval.facts.documents import FactDocument
+from retrieval.facts.writer import write_corpus
 from serving.cli.main import cli
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "first_edition"
@@ -59,6 +61,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt webhooks secret": ("{new}",),
     "memecourt webhooks test": ("queue",),
     "memecourt vllm": ("--model", "m"),
+    "memecourt facts build": ("{new}", "{file}", "--encoder", "none"),
+    "memecourt facts search": ("{corpus}", "words"),
+    "memecourt facts show": ("{corpus}",),
     "memecourt precedents add": ("{library}", "{memes}"),
     "memecourt precedents add-one": ("{library}", "i", "harmful", "--text", "t", "--who", "w", "--why", "y"),
     "memecourt precedents build": ("{new}", "{memes}"),
@@ -112,6 +117,18 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval steering": ("{memes}",),
     "memecourt-eval sweep": ("--dataset", "synthetic-harmeme", "--data", "{data}", "--out", "{new}"),
     "memecourt-eval synthetic": ("{new}", "--train", "2", "--val", "1", "--test", "1"),
+    "memecourt-eval witness": (
+        "--claims",
+        "{memes}",
+        "--corpus",
+        "{corpus}",
+        "--model",
+        "m",
+        "--models",
+        "{models}",
+        "--out",
+        "{new}",
+    ),
     "memecourt-eval vote": ("{library}", "{memes}"),
 }
 """What each command is usually given; ``{…}`` is a place of the fixture."""
@@ -169,7 +186,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, content in contents.items():
         (root / name).write_bytes(content)
         found[name] = root / name
-    return {**found, "long": root / ("n" * 5000)}
+    write_corpus(root / "corpus", [FactDocument(id="a", text="some words")], name="test")
+    return {**found, "corpus": root / "corpus", "long": root / ("n" * 5000)}
 
 
 @pytest.fixture(autouse=True)
@@ -286,7 +304,10 @@ def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
         return False  # told by what would start it, which is replaced here
     if parameter.name == "docket" and name in ("memecourt demo", "memecourt serve"):
         return False  # looked at once the server listens; what is said then, its log has
-    made = parameter.name in MADE or (name, parameter.name) == ("memecourt precedents build", "place")
+    made = parameter.name in MADE or (name, parameter.name) in {
+        ("memecourt precedents build", "place"),
+        ("memecourt facts build", "place"),
+    }
     return value == "long" or (value == "missing" and not made)
 
 

@@ -379,7 +379,7 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
             "It does not keep replies to a JSON schema: the schema is told in words, and a reply that does not obey it "
             "is asked for once more, then recorded as a failed step."
         )
-    if found.pictures == 0:
+    if found.pictures == 0 and pictures:
         sentences.append("It takes no pictures: it can serve the advocates, but neither the Proposer nor the Judge.")
     elif found.pictures < pictures:
         sentences.append(

@@ -1,0 +1,229 @@
+"""``memecourt-eval witness``: how well the expert witness tells true claims from false ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.options import run_watched, vllm_turns_options
+from eval.commands.pages import command_line, show_sections
+from serving.cli.common import FiniteRange
+
+if TYPE_CHECKING:
+    from eval.runs.progress import Progress
+    from eval.witness.run import WitnessManifest, WitnessPlan
+
+ARMS = ("witness", "no-rank", "no-self-contained", "no-second-look", "one-shot", "closed-book")
+AS_PUBLISHED = {"steps": "apart", "temperature": 1.0, "queries": 4, "results": 2}
+PAGE = "witness.html"
+
+
+@click.command()
+@click.option("--claims", type=click.Path(path_type=Path), help="Claims whose truth is known, JSON a line; see docs.")
+@click.option("--corpus", type=click.Path(path_type=Path), help="The corpus to check them by (memecourt facts build).")
+@click.option("--encoder", metavar="NAME", help="What the corpus was built with, where that is onnx:FOLDER.")
+@click.option("--search-url", metavar="URL", help="A search endpoint to check them by, in place of a corpus.")
+@click.option(
+    "--search-shape",
+    type=click.Choice(["searxng", "serper"]),
+    default="searxng",
+    show_default=True,
+    help="How that endpoint is asked.",
+)
+@click.option("--search-key-env", metavar="NAME", help="The environment variable with its key.")
+@click.option("--fetch", is_flag=True, help="Read the pages that it finds, and not their snippets alone.")
+@click.option("--model", "name", metavar="NAME", help="Who checks: a model of the file of models.")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    default=Path("models.toml"),
+    show_default=True,
+    help="The file of models (TOML), as for the arena.",
+)
+@vllm_turns_options
+@click.option(
+    "--citations-by",
+    metavar="NAME",
+    help="Who says whether a cited passage bears a finding: a model of that file, or none. [default: the same model]",
+)
+@click.option("--drawn", is_flag=True, help="Check the drawn world with a stand-in: no claims, corpus or model needed.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The evaluation's folder.")
+@click.option(
+    "--arm", "arms", multiple=True, type=click.Choice([*ARMS, "all"]), help="May be given again. [default: witness]"
+)
+@click.option("--queries", type=click.IntRange(1, 20), default=4, show_default=True, help="For a claim, at most.")
+@click.option("--results", type=click.IntRange(1, 10), default=2, show_default=True, help="Of a query, read at most.")
+@click.option(
+    "--steps",
+    type=click.Choice(["merged", "apart"]),
+    default="merged",
+    show_default=True,
+    help="All questions about a document in one call, or each in its own.",
+)
+@click.option("--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True, help="Of the witness's calls.")
+@click.option(
+    "--as-published",
+    is_flag=True,
+    help="As EMULATE: questions apart, temperature 1, four queries of two results, and true or false asked for once "
+    "more where the evidence is not enough; what is named besides goes before it.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Check so many claims, drawn by seed.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sample, draws and bootstrap."
+)
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Claims at once.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.pass_context
+def witness(context: click.Context, /, **options: Any) -> None:
+    """Checks claims whose truth is known, and says how often the witness is right, abstains, and cites what bears it.
+
+    The witness is the one of a trial, given each claim by itself. Arms leave out one of its steps, or check a claim in
+    a simpler way. The folder holds a line for each check, and a page (witness.html).
+
+    Called again in the same way, it goes on where it was: no model is asked again for what it has said.
+    """
+    from court.errors import CourtError
+    from eval.witness.report import witness_lead, witness_sections
+    from eval.witness.run import read_checked
+    from eval.witness.scores import score_arms
+
+    if options["as_published"]:
+        for name, value in AS_PUBLISHED.items():
+            # Not by the value: whoever names the default means it.
+            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
+                options[name] = value
+    _refuse_contradictions(options)
+    try:
+        plan = _planned(options)
+        manifest = run_watched(lambda progress: _run(plan, options, progress), "the same command goes on")
+        cards = score_arms(read_checked(plan.out), seed=plan.seed)
+        figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
+        show_sections(
+            "The expert witness",
+            witness_lead(manifest, cards),
+            witness_sections(manifest, cards),
+            page=plan.out / PAGE,
+            figures=json.loads(json.dumps(figures)) if options["as_json"] else None,
+            command=manifest.command,
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _refuse_contradictions(options: dict[str, Any]) -> None:
+    """Raises click.UsageError where options do not go together."""
+    if options["drawn"]:
+        named = [
+            f"--{name.replace('_', '-')}"
+            for name in ("claims", "corpus", "search_url", "citations_by")
+            if options[name]
+        ]
+        named += ["--model"] if options["name"] else []
+        if named:
+            raise click.UsageError(f"--drawn has claims, documents and a stand-in of its own: leave {named[0]} out.")
+        return
+    for name, option in (("claims", "--claims"), ("name", "--model")):
+        if not options[name]:
+            raise click.UsageError(f"Missing option {option}.")
+    closed = set(options["arms"]) == {"closed-book"}
+    sources = bool(options["corpus"]) + bool(options["search_url"])
+    if sources > 1 or (not sources and not closed):
+        raise click.UsageError("Name a source of evidence: --corpus or --search-url.")
+    if not options["search_url"] and (options["fetch"] or options["search_key_env"]):
+        raise click.UsageError("--fetch and --search-key-env go with --search-url.")
+
+
+def _planned(options: dict[str, Any]) -> WitnessPlan:
+    import random
+
+    from eval.witness.arms import Arm
+    from eval.witness.claims import read_claims
+    from eval.witness.run import WitnessPlan
+    from eval.witness.world import draw_world
+
+    claims = (
+        tuple(fact.gold for fact in draw_world(options["seed"])) if options["drawn"] else read_claims(options["claims"])
+    )
+    if options["limit"] and options["limit"] < len(claims):
+        places = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
+        claims = tuple(claims[place] for place in places)
+    wanted = set(ARMS) if "all" in options["arms"] else set(options["arms"] or ("witness",))
+    return WitnessPlan(
+        out=options["out"],
+        claims=claims,
+        arms=tuple(arm for arm in Arm if arm in wanted),
+        queries=options["queries"],
+        results=options["results"],
+        steps=options["steps"],
+        temperature=options["temperature"],
+        forced=options["as_published"],
+        concurrency=options["concurrency"],
+        seed=options["seed"],
+        demonstration=options["drawn"],
+        command=command_line(),
+    )
+
+
+async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -> WitnessManifest:
+    from contextlib import AsyncExitStack
+
+    from eval.models.call_cache import SqliteCallCache
+    from eval.models.open import open_chairs, read_models, require_servers
+    from eval.runs.folder import CALLS
+    from eval.witness.drawn import open_drawn
+    from eval.witness.run import refuse_place, run_witness
+    from serving.cli.common import settings_of
+    from serving.evidence import open_evidence
+
+    # Before the store of calls is opened, which would leave its files in somebody else's folder.
+    refuse_place(plan.out)
+    async with AsyncExitStack() as stack:
+        if options["drawn"]:
+            store = SqliteCallCache.open(plan.out / CALLS)
+            stack.push_async_callback(store.close)
+            drawn, reader = open_drawn(stack, plan.seed)
+            return await run_witness(
+                plan, model=reader, source=drawn, store=store, citations_by=reader, progress=progress
+            )
+        file = read_models(options["models"])
+        citing = options["citations_by"] or options["name"]
+        names = [options["name"], *([] if citing == "none" else [citing])]
+        if unknown := [name for name in names if name not in file.models]:
+            raise click.UsageError(
+                f"{options['models'].name} has no model {unknown[0]}. It has: {', '.join(file.models)}."
+            )
+        specs = {name: file.models[name] for name in dict.fromkeys(names)}
+        require_servers(specs, options["vllm"])
+        endpoint = {
+            "url": options["search_url"],
+            "shape": options["search_shape"],
+            "key_env": options["search_key_env"],
+        }
+        named = {"corpus": options["corpus"], "encoder": options["encoder"]} if options["corpus"] else {}
+        if options["search_url"]:
+            named = {**endpoint, "fetch": options["fetch"]}
+        source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
+        store = SqliteCallCache.open(plan.out / CALLS)
+        stack.push_async_callback(store.close)
+        chairs = await open_chairs(
+            specs,
+            store,
+            stack,
+            progress.tell,
+            pictures=0,
+            run_seed=plan.seed,
+            vllm=options["vllm"],
+            vllm_flags=options["vllm_flags"],
+        )
+        return await run_witness(
+            plan,
+            model=chairs[options["name"]].as_chat_model(),
+            source=source,
+            store=store,
+            citations_by=None if citing == "none" else chairs[citing].as_chat_model(),
+            progress=progress,
+        )

@@ -1,0 +1,1 @@
+"""The expert witness measured on claims whose truth is known."""

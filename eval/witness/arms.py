@@ -1,0 +1,133 @@
+"""Arms of the evaluation: the witness whole, without one of its steps, and simpler ways to check a claim.
+
+A step is left out by answering for the model, in the model's place: the witness itself is the one that trials have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from court.errors import Unavailable
+from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds
+from eval.models.metered import BudgetSpent
+
+
+class Arm(StrEnum):
+    """A way to check a claim."""
+
+    WITNESS = "witness"
+    """As in a trial."""
+    NO_RANK = "no-rank"
+    """Search results are read in the order of the source."""
+    NO_SELF_CONTAINED = "no-self-contained"
+    """Each document passes for one that can be understood."""
+    NO_SECOND_LOOK = "no-second-look"
+    """Documents that were put aside are not looked at again."""
+    ONE_SHOT = "one-shot"
+    """One query, its first results, one finding."""
+    CLOSED_BOOK = "closed-book"
+    """No documents at all: what the model remembers."""
+
+
+class PassingError(Exception):
+    """Raised where a claim has no answer yet for a reason that may pass, such as a server that is away.
+
+    Attributes:
+        cause: The error.
+    """
+
+    def __init__(self, cause: Unavailable | BudgetSpent) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class ArmModel:
+    """A :class:`~court.ports.ChatModel` of one claim in one arm: answers what the arm leaves out, and counts the rest.
+
+    Attributes:
+        calls: Number of calls that went to the model.
+        tokens_in: Tokens of their prompts.
+        tokens_out: Tokens of their replies.
+        failure: Error of a call that may pass; the witness records it and goes on, the evaluation must not.
+    """
+
+    def __init__(self, inner: ChatModel, arm: Arm) -> None:
+        self._inner = inner
+        self._arm = arm
+        self._documents: set[str] = set()
+        self.calls = self.tokens_in = self.tokens_out = 0
+        self.failure: Unavailable | BudgetSpent | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._inner.name
+
+    async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
+        """The model's reply, or the arm's."""
+        task = request.place.task if request.place else ""
+        fixed = self._fixed(task, request)
+        if fixed is not None:
+            return ChatReply(
+                text=json.dumps(fixed),
+                finish=FinishReason.STOP,
+                model=self.name,
+                tokens_in=0,
+                tokens_out=0,
+                tokens_cached=0,
+                latency_s=0.0,
+            )
+        try:
+            reply = await self._inner.reply(request, within_s=within_s)
+        except (Unavailable, BudgetSpent) as error:
+            self.failure = self.failure or error
+            raise
+        self.calls += 1
+        self.tokens_in += reply.tokens_in
+        self.tokens_out += reply.tokens_out
+        if self._arm is Arm.NO_SELF_CONTAINED and task == "weigh":
+            return dataclasses.replace(reply, text=_comprehensible(reply.text))
+        return reply
+
+    async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
+        """The model's odds; the witness asks for none."""
+        return await self._inner.odds(request, options, within_s=within_s)
+
+    def _fixed(self, task: str, request: ChatRequest) -> Mapping[str, Any] | None:
+        """Answer of the arm; None where the model is asked."""
+        if self._arm is Arm.NO_RANK and task == "rank":
+            return {"order": []}  # what is not named stays in the source's order
+        if self._arm is Arm.NO_SELF_CONTAINED and task == "comprehensible":
+            return {"comprehensible": True}
+        if self._arm is Arm.NO_SECOND_LOOK and task in ("weigh", "comprehensible"):
+            # The document is the last part before the question; its evidence may have grown, and the fence is the same.
+            document = request.parts[-2]
+            attempt = request.place.attempt if request.place else 1
+            if isinstance(document, str) and document in self._documents and attempt == 1:
+                return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}
+            self._documents.add(str(document))
+        return None
+
+
+_NOT_UNDERSTOOD: Mapping[str, Any] = {
+    "comprehensible": False,
+    "new": False,
+    "useful": False,
+    "quotes": [],
+    "label": "not enough",
+    "enough": False,
+    "next": [],
+}
+
+
+def _comprehensible(text: str) -> str:
+    """A reply in which the document can be understood; one that can't be read stays as it is."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return json.dumps({**fields, "comprehensible": True}) if isinstance(fields, dict) else text

@@ -1,0 +1,335 @@
+"""Checks one claim in one arm, with the witness that trials have, and keeps all that figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from court import replies
+from court.deadline import Deadline
+from court.errors import CourtError
+from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
+from court.expert.documents import hits_of, readable
+from court.expert.findings import ClaimRecord, document_of
+from court.expert.messages import ClaimBrief, document_text, quoted_source
+from court.expert.replies import parse_classification, parse_queries, stands_in
+from court.expert.witness import ExpertWitness
+from court.messages import Messages, apart
+from court.ports import ChatModel, EvidenceDocument, EvidenceSource
+from court.recorder import Recorder
+from court.roles import RoleModel, Speaker
+from court.settings import TrialSettings
+from court.untrusted import Fence
+from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
+from eval.models.prompts import load
+from eval.witness.arms import Arm, ArmModel, PassingError
+from eval.witness.claims import Gold, GoldClaim
+
+_PROMPTS = "eval.witness.prompts"
+_PATIENCE_S = 86_400.0
+"""Seconds that a call may take with its wait for a turn; the model's own time is bounded where it is asked."""
+_CALLS_S = 3600.0
+_UNCHECKED = "UNCHECKED"
+
+
+Relation = Literal["supports", "refutes", "neither"]
+"""Relation of a passage to a claim."""
+
+
+class CitedPassage(BaseModel):
+    """A passage that a finding rests on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    document: str
+    source: str = ""
+    sha256: str
+    quote: str
+    stands: bool
+    """Whether it stands in the document, looked for once more in the text that was read."""
+    relation: Relation | Literal[""] = ""
+    """Relation to the claim by itself; empty where nobody was asked."""
+
+
+class CheckedClaim(BaseModel):
+    """One claim in one arm; a line of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    arm: Arm
+    gold: Gold
+    label: ClaimLabel | None
+    """The finding; None where there is none."""
+    forced: bool | None = None
+    """Answer of the second call where the finding is NOT_ENOUGH, as published; None where it was not made."""
+    because: ClaimBasis | None = None
+    failure: str = ""
+    """Why there is no finding, or why it is that of the last document, as a code."""
+    documents: int = 0
+    searches: int = 0
+    second_looks: int = 0
+    """Number of documents that were put aside and looked at again."""
+    evidence: tuple[CitedPassage, ...] = ()
+    quotes_dropped: int = 0
+    """Quotations that were named and stand in no document."""
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    @property
+    def answer(self) -> bool | None:
+        """True or false as figures count it; None for an abstention, or where there is no finding."""
+        if self.label is ClaimLabel.NOT_ENOUGH:
+            return self.forced
+        return None if self.label is None else self.label is ClaimLabel.SUPPORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checking:
+    """Everything that checks of claims have in common.
+
+    Attributes:
+        model: Model of the witness.
+        source: Finds documents; None where no arm needs any.
+        settings: Settings of the witness, as in a trial.
+        temperature: Temperature of its calls.
+        forced: True to ask for true or false where a finding is NOT_ENOUGH.
+        citations_by: Model that says whether a passage bears a finding; None to ask nobody.
+        mark: Makes the mark of a claim's fence, the same for the same claim.
+    """
+
+    model: ChatModel
+    source: EvidenceSource | None
+    settings: TrialSettings
+    temperature: float = 0.0
+    forced: bool = False
+    citations_by: ChatModel | None = None
+    mark: Callable[[str], str]
+
+    async def check(self, claim: GoldClaim, arm: Arm) -> CheckedClaim:
+        """Checks a claim.
+
+        Raises:
+            PassingError: The model is away, or may not be asked any more; what it said is kept.
+        """
+        model = ArmModel(self.model, arm)
+        speaker = self._speaker(model, claim)
+        try:
+            if arm is Arm.CLOSED_BOOK:
+                found = await _closed_book(claim, speaker)
+            elif arm is Arm.ONE_SHOT:
+                found = await self._one_shot(claim, speaker)
+            else:
+                found = await self._witness(claim, arm, speaker)
+            if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
+                found = replace(found, forced=await _forced(claim, speaker, found.read))
+        except CourtError as error:
+            # Only what the model can't do is a failure of it; what may pass is none.
+            found = _Found(None, failure=error.reason)
+        if model.failure is not None:
+            raise PassingError(model.failure)
+        return CheckedClaim(
+            id=claim.id,
+            arm=arm,
+            gold=claim.gold,
+            label=found.label,
+            forced=found.forced,
+            because=found.because,
+            failure=found.failure,
+            documents=found.documents,
+            searches=found.searches,
+            second_looks=found.second_looks,
+            evidence=await self._cited(claim, found),
+            quotes_dropped=found.dropped,
+            calls=model.calls,
+            tokens_in=model.tokens_in,
+            tokens_out=model.tokens_out,
+        )
+
+    async def _witness(self, claim: GoldClaim, arm: Arm, speaker: Speaker) -> _Found:
+        recorder = Recorder(f"{arm}:{claim.id}", _keep_nothing, lambda: datetime.now(UTC))
+        # The claim is given: what finds claims in memes is not measured here.
+        await recorder.note(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
+        assert self.source is not None, "this arm reads documents"
+        witness = ExpertWitness(speaker=speaker, source=self.source, settings=self.settings, recorder=recorder)
+        witness.called.set()
+        async with witness.beside("", None) as due:
+            await due()
+        events = recorder.events
+        settled = next(event for event in events if isinstance(event, ClaimSettled))
+        record = ClaimRecord.of(events, 1)
+        return _Found(
+            settled.label if settled.checked else None,
+            because=settled.because,
+            failure=settled.failure if settled.checked else _failure_in(events),
+            documents=settled.documents,
+            searches=len(record.searches),
+            second_looks=sum(event.second_look for event in record.weighed),
+            evidence=settled.evidence,
+            dropped=settled.quotes_dropped + sum(event.quotes_dropped for event in record.weighed),
+            read={event.document: document_of(event) for event in record.weighed if event.text},
+        )
+
+    async def _one_shot(self, claim: GoldClaim, speaker: Speaker) -> _Found:
+        assert self.source is not None, "this arm reads documents"
+        brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
+        reply = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
+        query = reply.value[0] if reply.value else claim.text
+        hits = hits_of(await self.source.search(query, most=self.settings.expert_results, within_s=_CALLS_S))
+        documents, failure = [], ""
+        for hit in hits:
+            try:
+                documents.append(readable(await self.source.read(hit.id, within_s=_CALLS_S), hit))
+            except CourtError as error:
+                failure = error.reason
+        read = {document.id: document for document in documents}
+        if not documents:
+            # Documents that can't be read are not none that were found.
+            label = None if failure else ClaimLabel.NOT_ENOUGH
+            return _Found(label, because=ClaimBasis.QUERIES_USED, failure=failure, searches=1)
+        texts = [document.text for document in documents]
+        messages = replace(brief, evidence=tuple(documents)).classify()
+        found = (
+            await speaker.say(Role.EXPERT, messages, lambda text, last: parse_classification(text, texts, last=last))
+        ).value
+        evidence = tuple(_passage(documents[place], quote) for place, quote in found.quotes)
+        return _Found(
+            found.label,
+            because=ClaimBasis.QUERIES_USED,
+            documents=len(documents),
+            searches=1,
+            evidence=evidence,
+            dropped=found.dropped,
+            read=read,
+        )
+
+    async def _cited(self, claim: GoldClaim, found: _Found) -> tuple[CitedPassage, ...]:
+        cited = []
+        for passage in found.evidence:
+            document = found.read.get(passage.document)
+            stands = document is not None and stands_in(passage.quote, document.text)
+            relation: Relation | Literal[""] = ""
+            if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
+                relation = await self._relation(claim, passage)
+            cited.append(
+                CitedPassage(
+                    document=passage.document,
+                    source=passage.source,
+                    sha256=passage.sha256,
+                    quote=passage.quote,
+                    stands=stands,
+                    relation=relation,
+                )
+            )
+        return tuple(cited)
+
+    async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:
+        assert self.citations_by is not None
+        model = ArmModel(self.citations_by, Arm.WITNESS)
+        speaker = self._speaker(model, claim, temperature=0.0)
+        shown = load(_PROMPTS, "claim_label").task(
+            "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
+        )
+        words = get_args(Relation)
+        try:
+            return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
+        except CourtError:
+            if model.failure is not None:
+                raise PassingError(model.failure) from None
+            return ""  # it gave no answer that can be used: nobody was found to say
+
+    def _speaker(self, model: ArmModel, claim: GoldClaim, *, temperature: float | None = None) -> Speaker:
+        return Speaker(
+            model=RoleModel(model, self.temperature if temperature is None else temperature),
+            fence=Fence(self.mark(claim.id)),
+            deadline=Deadline(None, _PATIENCE_S),
+            reply_chars=self.settings.reply_chars,
+            batch=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    label: ClaimLabel | None
+    forced: bool | None = None
+    because: ClaimBasis | None = None
+    failure: str = ""
+    documents: int = 0
+    searches: int = 0
+    second_looks: int = 0
+    evidence: tuple[QuotedPassage, ...] = ()
+    dropped: int = 0
+    read: Mapping[str, EvidenceDocument] = field(default_factory=dict)
+
+
+async def _closed_book(claim: GoldClaim, speaker: Speaker) -> _Found:
+    labels = {"true": ClaimLabel.SUPPORTED, "false": ClaimLabel.REFUTED, "unknown": ClaimLabel.NOT_ENOUGH}
+    return _Found(labels[await _choose(speaker, claim, "closed_book", name="label", options=tuple(labels))])
+
+
+async def _forced(claim: GoldClaim, speaker: Speaker, read: Mapping[str, EvidenceDocument]) -> bool:
+    prompt = load(_PROMPTS, "claim_label")
+    shown = [
+        prompt.task("evidence", number=str(number), document=speaker.fence.around(document_text(document)))
+        for number, document in enumerate(read.values(), 1)
+    ]
+    return await _choose(speaker, claim, "forced", name="label", options=("true", "false"), shown=shown) == "true"
+
+
+async def _choose(
+    speaker: Speaker, claim: GoldClaim, task: str, *, name: str, options: tuple[str, ...], shown: Sequence[str] = ()
+) -> str:
+    """Asks for one of some words about a claim."""
+    prompt = load(_PROMPTS, "claim_label")
+    messages: Messages[Any] = Messages(
+        prompt=prompt,
+        task=task,
+        system=prompt.system(),
+        parts=apart([prompt.task("claim", claim=speaker.fence.around(claim.text)), *shown, prompt.task(task)]),
+        schema=replies.object_schema({name: {"type": "string", "enum": [*options]}}),
+    )
+
+    def parse(text: str, _: bool) -> str:
+        chosen = replies.parse(_Chosen[name], text).model_dump()[name]
+        if chosen not in options:
+            raise replies.UnusableReply("REPLY_MALFORMED", f"{name} must be one of {', '.join(options)}")
+        return str(chosen)
+
+    return (await speaker.say(Role.EXPERT, messages, parse)).value
+
+
+class _Label(replies.Reply):
+    label: str
+
+
+class _Relation(replies.Reply):
+    relation: str
+
+
+_Chosen: Mapping[str, type[replies.Reply]] = {"label": _Label, "relation": _Relation}
+
+
+def _failure_in(events: Sequence[AnyEvent]) -> str:
+    """Why a claim could be compared with no evidence, as a code: the first search or document that failed."""
+    failures = [str(getattr(event, "failure", "")) for event in events if not isinstance(event, ClaimSettled)]
+    return next(filter(None, failures), _UNCHECKED)
+
+
+def _passage(document: EvidenceDocument, quote: str) -> QuotedPassage:
+    return QuotedPassage(
+        document=document.id,
+        title=document.title,
+        source=document.source,
+        date=document.date,
+        sha256=document.sha256,
+        quote=quote,
+    )
+
+
+async def _keep_nothing(*events: AnyEvent) -> None:
+    """Keeps no event beyond the check."""

@@ -1,0 +1,1 @@
+"""Words of the questions that only the evaluation asks."""

@@ -1,0 +1,264 @@
+"""An evaluation of the witness in a folder: each claim in each arm once, and what was asked is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from court.deadline import gather_or_cancel
+from court.errors import BadRequest, Unavailable
+from court.ports import ChatModel, EvidenceSource
+from court.settings import TrialSettings
+from eval.models.call_cache import CallCache
+from eval.runs.folder import CALLS
+from eval.runs.progress import Progress
+from eval.runs.sole_use import LOCK, refuse_others, sole_use
+from eval.witness.arms import Arm, PassingError
+from eval.witness.check import CheckedClaim, Checking
+from eval.witness.claims import GoldClaim, claims_digest
+from serving.version import SOFTWARE
+
+MANIFEST, CHECKED = "manifest.json", "checked.jsonl"
+_OURS = (LOCK, CALLS, f"{CALLS}-wal", f"{CALLS}-shm")
+EXPERT_S = 3600.0
+"""Seconds that one claim may take: nobody waits for it, but a source that hangs must not hold a run."""
+
+
+class WitnessManifest(BaseModel):
+    """Description of an evaluation. Everything but its times has to be the same when it is taken up again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = 1
+    created: AwareDatetime
+    finished: AwareDatetime | None = None
+    claims: str
+    """Digest of the claims."""
+    source: str
+    """Identity of the source of evidence."""
+    model: str
+    citations_by: str = ""
+    """Model that was asked whether passages bear findings; empty where nobody was."""
+    arms: tuple[Arm, ...]
+    queries: int
+    results: int
+    steps: Literal["merged", "apart"]
+    temperature: float
+    forced: bool
+    seed: int
+    demonstration: bool = False
+    """True for the drawn world with its stand-in."""
+    software: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessPlan:
+    """Plan of an evaluation.
+
+    Attributes:
+        out: Its folder; an empty one, or one in which it was begun.
+        claims: The claims.
+        arms: Arms in which each is checked.
+        queries: Searches for a claim, at most.
+        results: Documents of a search that are read, at most.
+        steps: Questions about a document in one call, or each in a call of its own.
+        temperature: Temperature of the calls.
+        forced: True to ask for true or false where the evidence is not enough.
+        concurrency: Claims at once.
+        seed: Seed of draws.
+        demonstration: True for the drawn world with its stand-in.
+        command: Command line.
+    """
+
+    out: Path
+    claims: tuple[GoldClaim, ...]
+    arms: tuple[Arm, ...]
+    queries: int = 4
+    results: int = 2
+    steps: Literal["merged", "apart"] = "merged"
+    temperature: float = 0.0
+    forced: bool = False
+    concurrency: int = 8
+    seed: int = 0
+    demonstration: bool = False
+    command: str = ""
+
+    @property
+    def settings(self) -> TrialSettings:
+        """Settings of the witness."""
+        return TrialSettings(
+            expert="always",
+            expert_waits=True,
+            expert_queries=self.queries,
+            expert_results=self.results,
+            expert_steps=self.steps,
+            expert_s=EXPERT_S,
+        )
+
+
+async def run_witness(
+    plan: WitnessPlan,
+    *,
+    model: ChatModel,
+    source: EvidenceSource | None,
+    store: CallCache,
+    citations_by: ChatModel | None = None,
+    progress: Progress | None = None,
+) -> WitnessManifest:
+    """Checks all claims in all arms, or goes on with that.
+
+    Args:
+        plan: Plan of the evaluation.
+        model: Model of the witness.
+        source: Finds documents; None where only arms without any are run.
+        store: Store of calls, which makes the marks of fences.
+        citations_by: Model that says whether passages bear findings; None to ask nobody.
+        progress: Is told how far it is.
+
+    Raises:
+        BadRequest: The folder holds something else, or the evaluation was begun otherwise.
+        Unavailable: Some claims have no answer yet, for reasons that may pass.
+        BudgetSpent: The model may not be asked any more; what it said is kept.
+    """
+    progress = progress or Progress()
+    manifest = WitnessManifest(
+        created=datetime.now(UTC),
+        claims=claims_digest(plan.claims),
+        source=source.identity if source else "none",
+        model=model.name,
+        citations_by=citations_by.name if citations_by else "",
+        arms=plan.arms,
+        queries=plan.queries,
+        results=plan.results,
+        steps=plan.steps,
+        temperature=plan.temperature,
+        forced=plan.forced,
+        seed=plan.seed,
+        demonstration=plan.demonstration,
+        software=SOFTWARE,
+        command=plan.command,
+    )
+    checking = Checking(
+        model=model,
+        source=source,
+        settings=plan.settings,
+        temperature=plan.temperature,
+        forced=plan.forced,
+        citations_by=citations_by,
+        mark=store.fence_mark,
+    )
+    with sole_use(plan.out, "evaluation"):
+        refuse_place(plan.out)
+        if (plan.out / MANIFEST).exists():
+            begun = read_manifest(plan.out)
+            _require_same(begun, manifest)
+            manifest = begun
+        else:
+            _write(plan.out / MANIFEST, manifest)
+        await _check_all(plan, checking, progress)
+        manifest = manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)})
+        _write(plan.out / MANIFEST, manifest)
+    return manifest
+
+
+def refuse_place(out: Path) -> None:
+    """Raises BadRequest where a folder holds something else than an evaluation of the witness."""
+    if not (out / MANIFEST).exists():
+        refuse_others(out, "evaluation", _OURS)
+
+
+def read_manifest(out: Path) -> WitnessManifest:
+    """Reads the manifest of an evaluation. Raises BadRequest if there is none."""
+    try:
+        return WitnessManifest.model_validate_json((out / MANIFEST).read_bytes())
+    except (OSError, ValidationError):
+        raise BadRequest(f"{out} holds no evaluation of the witness.", reason="RUN_MISSING") from None
+
+
+def read_checked(out: Path) -> list[CheckedClaim]:
+    """Reads what was checked so far; a last line that a crash cut is passed over. Raises BadRequest."""
+    try:
+        *lines, _torn = (out / CHECKED).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    try:
+        return [CheckedClaim.model_validate_json(line) for line in lines]
+    except ValidationError:
+        raise BadRequest(
+            f"{out / CHECKED} can't be read. It was changed by hand, or the disk is at fault.", reason="RUN_UNREADABLE"
+        ) from None
+
+
+async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) -> None:
+    done = {(one.arm, one.id): one for one in read_checked(plan.out)}
+    todo = [(arm, claim) for arm in plan.arms for claim in plan.claims if (arm, claim.id) not in done]
+    total, turn = len(plan.arms) * len(plan.claims), asyncio.Semaphore(plan.concurrency)
+    passing: list[PassingError] = []
+    # Without a line that a crash cut.
+    _write_lines(plan.out, list(done.values()))
+    with (plan.out / CHECKED).open("a", encoding="ascii") as file:
+
+        async def one(arm: Arm, claim: GoldClaim) -> None:
+            async with turn:
+                if len(passing) >= max(3, plan.concurrency):
+                    return  # what is away is away for all
+                try:
+                    checked = await checking.check(claim, arm)
+                except PassingError as error:
+                    passing.append(error)
+                    return
+            done[arm, claim.id] = checked
+            # Handed to the system at once: what a crash costs is asked again, out of the store.
+            file.write(checked.model_dump_json(ensure_ascii=True) + "\n")
+            file.flush()
+            progress.step("checked", len(done), total)
+
+        if todo:
+            await gather_or_cancel(*(one(arm, claim) for arm, claim in todo))
+    if passing:
+        cause = passing[0].cause
+        left = total - len(done)
+        if not isinstance(cause, Unavailable):
+            raise cause
+        raise Unavailable(
+            f"{left:,} of {total:,} checks have no answer yet, for a reason that may pass: {cause.message} The same "
+            "command goes on.",
+            reason=cause.reason,
+        )
+    order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
+    _write_lines(plan.out, sorted(done.values(), key=lambda one: order[one.arm, one.id]))
+
+
+def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
+    return [(arm, claim) for arm in plan.arms for claim in plan.claims]
+
+
+def _require_same(begun: WitnessManifest, now: WitnessManifest) -> None:
+    times = {"created", "finished", "command", "software"}
+    before, after = begun.model_dump(exclude=times), now.model_dump(exclude=times)
+    differ = [name for name in before if before[name] != after[name]]
+    if differ:
+        raise BadRequest(
+            f"The evaluation was begun with other {', '.join(differ)} than now. Half of it would be one thing and half "
+            "another. Set it up as it was, or begin another in another folder.",
+            reason="RUN_DIFFERS",
+        )
+
+
+def _write_lines(out: Path, lines: Sequence[CheckedClaim]) -> None:
+    new = out / f"{CHECKED}.new"
+    new.write_text("".join(one.model_dump_json(ensure_ascii=True) + "\n" for one in lines), "ascii")
+    new.replace(out / CHECKED)
+
+
+def _write(path: Path, manifest: WitnessManifest) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+    new.replace(path)

@@ -1,0 +1,188 @@
+"""A model whose reading is exact: it plays the witness in the drawn world, and knows no more than it is shown.
+
+It reads claim, results and documents off its messages, and answers by what they state. Without documents it remembers a
+share of the facts, by a digest of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from court.backends.chat.scripted import ScriptedModel
+from court.ports import ChatRequest
+from eval.witness.world import (
+    GUIDE,
+    PROPERTIES,
+    REGISTER,
+    Fact,
+    claim_in,
+    nicknames_in,
+)
+
+REMEMBERED = 0.4
+"""Share of the facts that it knows without documents."""
+MISQUOTED = 0.1
+"""Share of the facts about which it also cites words that stand nowhere."""
+_NOWHERE = "as everybody in the harbour will tell you"
+_FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Content of a document as far as it bears on a claim.
+
+    Attributes:
+        values: Values that it states for the place, with the words.
+        half: Words that half state it.
+        names: Names of the place that it explains, with the words.
+        unclear: True if it states a value for a name that nobody has explained.
+        authority: True if its publisher's word is enough.
+    """
+
+    values: tuple[tuple[str, str], ...]
+    half: tuple[str, ...]
+    names: tuple[tuple[str, str], ...]
+    unclear: bool
+    authority: bool
+
+    @property
+    def quotes(self) -> list[str]:
+        """The words that bear on the claim."""
+        return [*(words for _, words in self.values), *self.half, *(words for _, words in self.names)]
+
+
+class WorldReader:
+    """The stand-in's mind."""
+
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        """Knows the facts of the world, of which it remembers some."""
+        self._facts = {(fact.trait, fact.place): fact for fact in facts}
+
+    def model(self) -> ScriptedModel:
+        """A chat model that answers as it does."""
+        return ScriptedModel(self.reply, name="world-reader")
+
+    def remembers(self, fact: Fact) -> bool:
+        """True if it knows a fact without any document."""
+        return _chance("remembered", fact.trait, fact.place) < REMEMBERED
+
+    def reply(self, request: ChatRequest) -> Mapping[str, Any]:
+        """The reply to a request of the witness, or of its evaluation."""
+        texts = [part for part in request.parts if isinstance(part, str)]
+        wanted = set((request.reply_schema or {}).get("properties", {}))
+        claim = claim_in(_shown(texts, "The claim:")[0].strip())
+        if claim is None:
+            raise ValueError("the claim is not of the drawn world")
+        evidence = _shown(texts, "Evidence so far, document ")
+        if wanted == {"queries"}:
+            words = f"{claim[1]} {PROPERTIES[claim[0]].words}"
+            return {"queries": _further(claim, evidence) if evidence else [words]}
+        if wanted == {"order"}:
+            hits = _shown(texts, "Result ")
+            return {"order": sorted(range(1, len(hits) + 1), key=lambda number: -_worth(claim, hits[number - 1]))}
+        if wanted == {"relation"}:
+            (passage,) = _shown(texts, "A passage:")
+            return {"relation": {True: "supports", False: "refutes", None: "neither"}[_verdict(claim, [passage])]}
+        if wanted == {"label"}:
+            return {"label": self._recall(claim, "unknown" in str(request.reply_schema))}
+        if wanted == {"quotes", "label"}:
+            return _classified(claim, evidence)
+        if wanted == {"label", "enough"}:
+            return _settled(claim, evidence)
+        return _weighed(claim, evidence, _shown(texts, "A new document:")[0], wanted)
+
+    def _recall(self, claim: tuple[str, str, str], may_abstain: bool) -> str:
+        fact = self._facts.get((claim[0], claim[1]))
+        if fact is None or not self.remembers(fact):
+            return "unknown" if may_abstain else "true"
+        return "true" if claim[2] == fact.value else "false"
+
+
+def _chance(*names: str) -> float:
+    """A number in [0, 1) that follows from its arguments."""
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") / 2**64
+
+
+def _shown(texts: Sequence[str], heading: str) -> list[str]:
+    """Material in fences under a heading."""
+    return [found[2] for text in texts if text.startswith(heading) and (found := _FENCED.search(text))]
+
+
+def _read(claim: tuple[str, str, str], document: str, names: set[str]) -> _Reading:
+    name, place, _ = claim
+    one = PROPERTIES[name]
+    stated = one.read(document)
+    explained = [(alias, words) for alias, of, words in nicknames_in(document) if of == place]
+    return _Reading(
+        values=tuple(dict.fromkeys((value, words) for who, value, words in stated if who in names)),
+        half=tuple(dict.fromkeys(words for who, words in one.read_half(document) if who in names)),
+        names=tuple(explained),
+        unclear=any(who.startswith("Old ") and who not in names for who, _, _ in stated),
+        authority=REGISTER in document,
+    )
+
+
+def _names(claim: tuple[str, str, str], documents: Sequence[str]) -> set[str]:
+    return {claim[1], *(alias for text in documents for alias, of, _ in nicknames_in(text) if of == claim[1])}
+
+
+def _verdict(claim: tuple[str, str, str], documents: Sequence[str]) -> bool | None:
+    """True or false by what documents state; None where they state nothing, or contradict each other."""
+    names = _names(claim, documents)
+    values = {value for text in documents for value, _ in _read(claim, text, names).values}
+    return claim[2] in values if len(values) == 1 else None
+
+
+def _settled(claim: tuple[str, str, str], documents: Sequence[str]) -> dict[str, Any]:
+    verdict = _verdict(claim, documents)
+    names = _names(claim, documents)
+    readings = [_read(claim, text, names) for text in documents]
+    label = {True: "supported", False: "refuted", None: "not enough"}[verdict]
+    return {
+        "label": label,
+        "enough": verdict is not None and any(one.authority and one.values for one in readings),
+    }
+
+
+def _weighed(claim: tuple[str, str, str], evidence: list[str], new: str, wanted: set[str]) -> dict[str, Any]:
+    read = _read(claim, new, _names(claim, [*evidence, new]))
+    useful = bool(read.quotes)
+    settled = _settled(claim, [*evidence, new] if useful else evidence)
+    answers = {
+        "comprehensible": useful or not read.unclear,
+        "new": new not in evidence,
+        "useful": useful,
+        "quotes": read.quotes[:3],
+        **settled,
+        "next": _further(claim, [new]) if useful else [],
+    }
+    return {name: answers[name] for name in answers if name in wanted}
+
+
+def _further(claim: tuple[str, str, str], documents: Sequence[str]) -> list[str]:
+    """Further queries: where one guide says something, another may say otherwise."""
+    return [f"{claim[1]} {PROPERTIES[claim[0]].words} guide"] if any(GUIDE in text for text in documents) else []
+
+
+def _classified(claim: tuple[str, str, str], documents: list[str]) -> dict[str, Any]:
+    names = _names(claim, documents)
+    quotes = [
+        {"document": number, "quote": words}
+        for number, text in enumerate(documents, 1)
+        for words in _read(claim, text, names).quotes
+    ]
+    if quotes and _chance("misquoted", claim[0], claim[1]) < MISQUOTED:
+        quotes.insert(0, {"document": 1, "quote": _NOWHERE})
+    return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}
+
+
+def _worth(claim: tuple[str, str, str], hit: str) -> int:
+    """Worth of a result: one that states the claim's matter first, then one that explains a name or half states it."""
+    read = _read(claim, hit, _names(claim, [hit]))
+    if read.values or (read.unclear and claim[1] in hit):
+        return 3
+    return 2 if read.names else 1 if read.half else 0

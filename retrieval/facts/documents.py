@@ -1,0 +1,124 @@
+"""Documents of a corpus, the passages that they are searched by, and how far each source is trusted."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PASSAGE = 1000
+"""Characters of a passage, at most."""
+OVERLAP = 100
+"""Characters that a passage shares with the one before it, at most: a sentence that is cut stands whole in one."""
+MAX_TEXT = 5_000_000
+"""Characters of a document, at most."""
+DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)?$"
+"""A year, a month or a day, as ISO 8601 has them; empty where none is known."""
+
+# Passages end where the text has a border; the first kind that lies far enough in is used.
+_BORDERS = tuple(re.compile(border) for border in (r"\n\s*\n", r"(?<=[.!?…。！？])[\"”»')\]]*\s+|\n", r"\s+"))
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_HALF = re.compile("[\ud800-\udfff]")
+"""Halves of characters, as JSON may have them: they can't be written as UTF-8."""
+_LEAST_FILLED = 0.4
+"""Share of a passage that must lie before a border for it to be used: else a heading would be a passage of its own."""
+
+
+class FactDocument(BaseModel):
+    """A document as a corpus holds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1, max_length=200)
+    title: str = Field(default="", max_length=500)
+    text: str = Field(min_length=1, max_length=MAX_TEXT)
+    url: str = Field(default="", max_length=2000)
+    date: str = Field(default="", pattern=DATE)
+    """The day, month or year that it is of."""
+    source: str = Field(default="", max_length=200)
+    """Who says it, such as the name of a publisher or of its site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A part of a document.
+
+    Attributes:
+        document: Place of the document in its corpus.
+        start: Place of its first character in the document's text.
+        end: Place after its last.
+    """
+
+    document: int
+    start: int
+    end: int
+
+
+def passages_of(text: str, document: int = 0) -> Iterator[Passage]:
+    """Cuts a text into passages of at most :data:`PASSAGE` characters, at paragraph borders where it has them.
+
+    All but white space stands in some passage. Without a paragraph border, sentences, lines and words are kept whole,
+    in this order.
+
+    Args:
+        text: Text of a document.
+        document: Place of the document in its corpus.
+    """
+    start = _after_space(text, 0)
+    while start < len(text):
+        end = _end_of_passage(text, start)
+        yield Passage(document, start, start + len(text[start:end].rstrip()))
+        following = _after_space(text, end)
+        if following >= len(text):
+            return
+        # It begins with a word that the former passage has too, and never where that began.
+        shared = re.compile(r"\s").search(text, max(start + 1, end - OVERLAP), end)
+        start = _after_space(text, shared.end()) if shared else following
+
+
+def tidy(text: str) -> str:
+    """Composes letters, ends lines with a line feed, and puts spaces in the place of control characters."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
+    return _HALF.sub("\ufffd", _CONTROL.sub(" ", unicodedata.normalize("NFC", lines))).strip()
+
+
+def trust_of(source: str, url: str, trust: Mapping[str, int]) -> int:
+    """Trust in a document: that in its source, else in the host of its address or a domain above; else 0."""
+    if source in trust:
+        return trust[source]
+    host = host_of(url) or source
+    while host:
+        if host in trust:
+            return trust[host]
+        host = host.partition(".")[2]
+    return 0
+
+
+def host_of(url: str) -> str:
+    """Host of an address, without ``www.``; empty where it has none."""
+    try:
+        return (urlsplit(url).hostname or "").removeprefix("www.")
+    except ValueError:
+        return ""
+
+
+def _end_of_passage(text: str, start: int) -> int:
+    """Place after the last character of the passage that begins there."""
+    furthest = start + PASSAGE
+    if furthest >= len(text):
+        return len(text)
+    for border in _BORDERS:
+        ends = [found.start() for found in border.finditer(text, start, furthest + 1)]
+        if ends and ends[-1] - start >= _LEAST_FILLED * PASSAGE:
+            return ends[-1]
+    return furthest
+
+
+def _after_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place

@@ -1,0 +1,233 @@
+"""A search endpoint of the user's own as a source of evidence: SearXNG, an API like Serper's, or any that gives JSON.
+
+Only its address is asked. It learns words of what is on trial (docs/security.md). What it finds is evidence by its
+snippets, unless pages may be fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Literal
+
+import httpx2
+
+from court.backends.http import http_client, retry_after
+from court.errors import Overrun, Unavailable
+from court.ports import EvidenceDocument, EvidenceHit
+from retrieval.facts.documents import host_of, tidy
+from retrieval.facts.pages import PageFetcher
+from retrieval.facts.source import evidence_document
+
+Shape = Literal["searxng", "serper", "json"]
+_MAX_ANSWER_BYTES = 2 * 1024 * 1024
+_CONNECTIONS = 32
+_KNOWN = 4096
+"""Results that are remembered, to be read."""
+_MAX_URL, _MAX_WORDS = 2000, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPaths:
+    """Places of a search's results in its answer, as names with dots between them; numbers count list items from 0.
+
+    Attributes:
+        results: Place of the list of results; empty where the answer is the list.
+        url: Place of the address in a result.
+        title: Place of the title in it.
+        snippet: Place of the passage in it.
+        date: Place of the date in it; empty for none.
+    """
+
+    results: str = "results"
+    url: str = "url"
+    title: str = "title"
+    snippet: str = "snippet"
+    date: str = ""
+
+
+_PATHS: Mapping[Shape, ResultPaths] = {
+    "searxng": ResultPaths(snippet="content", date="publishedDate"),
+    "serper": ResultPaths(results="organic", url="link", date="date"),
+    "json": ResultPaths(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A search endpoint.
+
+    Attributes:
+        url: Its address.
+        shape: Form in which it is asked and answers.
+        key: Key that it wants; None for none.
+        paths: Places of results in its answer, for the shape ``json``.
+        query: Name of the parameter that holds the query, for the shape ``json``.
+    """
+
+    url: str
+    shape: Shape = "searxng"
+    key: str | None = field(default=None, repr=False)
+    paths: ResultPaths = ResultPaths()
+    query: str = "q"
+
+
+class EndpointEvidence:
+    """An :class:`~court.ports.EvidenceSource` that asks a search endpoint; safe to call concurrently."""
+
+    def __init__(self, endpoint: Endpoint, pages: PageFetcher | None = None) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            endpoint: The endpoint.
+            pages: Fetches what it finds; None to go by its snippets alone.
+        """
+        self._endpoint = endpoint
+        self._paths = endpoint.paths if endpoint.shape == "json" else _PATHS[endpoint.shape]
+        self._pages = pages
+        # The operator named it, and it may well stand inside the network.
+        self._client = http_client(_CONNECTIONS, max_answer_bytes=_MAX_ANSWER_BYTES)
+        self._known: OrderedDict[str, EvidenceHit] = OrderedDict()
+
+    @property
+    def identity(self) -> str:
+        """Its shape and address, and whether pages are read. What it finds changes with the world."""
+        pages = "pages" if self._pages else "snippets"
+        return f"search {self._endpoint.shape} {self._endpoint.url}, {pages}"
+
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        """Results of the endpoint, in its order.
+
+        Raises:
+            Overrun: There was no answer in that time.
+            Unavailable: The endpoint is away, refuses, or gives what is no answer of its shape.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                answer = await self._ask(query, most)
+        except TimeoutError:
+            raise Overrun("The search endpoint did not answer in time.", reason="EVIDENCE_TOO_SLOW") from None
+        except httpx2.TransportError:
+            raise Unavailable(
+                "The search endpoint can't be reached, breaks off, or sends what can't be read.",
+                reason="EVIDENCE_UNAVAILABLE",
+            ) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL):
+            raise Unavailable(
+                "The search endpoint has no address that can be asked.", reason="EVIDENCE_UNAVAILABLE"
+            ) from None
+        found: dict[str, EvidenceHit] = {}
+        for hit in self._hits(answer):
+            found.setdefault(hit.id, hit)  # the first of a page stands where the endpoint ranked it
+        hits = list(found.values())[:most]
+        for hit in hits:
+            self._known[hit.id] = hit
+            self._known.move_to_end(hit.id)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        return hits
+
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        """The page of a result, or its snippet where pages are not fetched.
+
+        Raises:
+            Overrun: The page did not come in time.
+            Unavailable: The page can't be fetched or read, or the result is not remembered any more.
+        """
+        hit = self._known.get(document_id)
+        if self._pages is not None:
+            text = await self._pages.fetch(document_id, within_s=within_s)
+        elif hit is not None and hit.snippet:
+            text = hit.snippet
+        else:
+            raise Unavailable(
+                "The result has no snippet, or is not remembered any more. Search again.", reason="EVIDENCE_MISSING"
+            )
+        return evidence_document(
+            document_id,
+            text,
+            title=hit.title if hit else "",
+            source=hit.source if hit else host_of(document_id),
+            date=hit.date if hit else "",
+        )
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+        if self._pages is not None:
+            await self._pages.aclose()
+
+    async def _ask(self, query: str, most: int) -> Any:
+        at, key = self._endpoint, self._endpoint.key
+        if at.shape == "serper":
+            headers = {"X-API-KEY": key} if key else {}
+            request = self._client.build_request("POST", at.url, json={"q": query, "num": most}, headers=headers)
+        else:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            parameters = {"q": query, "format": "json"} if at.shape == "searxng" else {at.query: query}
+            request = self._client.build_request("GET", at.url, params=parameters, headers=headers)
+        response = await self._client.send(request)
+        if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            hint = "; SearXNG must allow the format json" if at.shape == "searxng" else ""
+            raise Unavailable(
+                f"The search endpoint refuses us: check its key{hint}.", reason="EVIDENCE_REFUSED", retry_after=None
+            )
+        if response.status_code != HTTPStatus.OK:
+            # A redirect as well: it would lead a query, and a key, elsewhere.
+            raise Unavailable(
+                f"The search endpoint answers with status {response.status_code}.",
+                reason="EVIDENCE_UNAVAILABLE",
+                retry_after=retry_after(response.headers) or 1.0,
+            )
+        try:
+            return json.loads(response.content)
+        # Brackets that are nested deeply enough raise the latter, which is no ValueError.
+        except (ValueError, RecursionError):
+            raise _garbled("is no JSON") from None
+
+    def _hits(self, answer: Any) -> list[EvidenceHit]:
+        results = _at(answer, self._paths.results)
+        if not isinstance(results, list):
+            # Never taken for a search that found nothing, by which a claim would pass for checked.
+            raise _garbled(f"has no list at {self._paths.results or 'its top'}")
+        hits = [hit for one in results if (hit := self._hit(one)) is not None]
+        if results and not hits:
+            raise _garbled(f"has no result with an address at {self._paths.url}")
+        return hits
+
+    def _hit(self, result: Any) -> EvidenceHit | None:
+        """A result; None for one without an address, such as an answer of the engine's own."""
+        url = _at(result, self._paths.url)
+        if not isinstance(url, str) or not url.startswith(("https://", "http://")) or len(url) > _MAX_URL:
+            return None
+        paths = self._paths
+        title, snippet, date = (
+            _words(_at(result, at) if at else "") for at in (paths.title, paths.snippet, paths.date)
+        )
+        return EvidenceHit(id=url, title=title, source=host_of(url), snippet=snippet, date=date[:40])
+
+
+def _at(value: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    for name in path.split(".") if path else ():
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def _words(value: Any) -> str:
+    return " ".join(tidy(value).split())[:_MAX_WORDS] if isinstance(value, str) else ""
+
+
+def _garbled(how: str) -> Unavailable:
+    return Unavailable(
+        f"What the search endpoint sends {how}: check the setting expert.shape.", reason="EVIDENCE_GARBLED"
+    )

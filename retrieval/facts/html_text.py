@@ -1,0 +1,108 @@
+"""Text of an HTML page: its paragraphs without scripts, menus and forms, its title, date and address."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+_SKIPPED = frozenset(
+    {"script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas"}
+    | {"nav", "header", "footer", "aside", "form", "select", "button"}
+)
+_BLOCKS = frozenset(
+    {"p", "div", "section", "article", "main", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "dl", "dt", "dd"}
+    | {"table", "tr", "blockquote", "pre", "figure", "figcaption", "hr", "details", "summary", "address", "caption"}
+)
+_DATES = ("article:modified_time", "article:published_time", "dcterms.modified", "dc.date", "last-modified", "date")
+"""Names under which pages say when they were written, the best first."""
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
+_DAY = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+
+
+class _Page(HTMLParser):
+    """Collects the text; ends of tags that never began, and beginnings that never end, do no harm."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.title = ""
+        self.meta: dict[str, str] = {}
+        self.canonical = ""
+        self._skipped: list[str] = []
+        self._in_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        if tag == "meta":
+            self.meta.setdefault((named.get("property") or named.get("name") or "").lower(), named.get("content", ""))
+        elif tag == "link" and named.get("rel", "").lower() == "canonical":
+            self.canonical = self.canonical or named.get("href", "")
+        elif tag == "title":
+            # An SVG has titles of its own.
+            self._in_title = not self.title and not self._skipped
+        elif tag in _SKIPPED:
+            self._skipped.append(tag)
+        elif tag == "br":
+            self.parts.append("\n")
+        elif tag in ("td", "th"):
+            self.parts.append(" ")
+        elif tag in _BLOCKS:
+            self._close_forgotten()
+            self.parts.append("\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "title":
+            self._in_title = False
+        elif tag in self._skipped:
+            # With it, those that were opened within and never closed.
+            while self._skipped.pop() != tag:
+                pass
+        elif tag in _BLOCKS:
+            self.parts.append("\n\n")
+        elif tag in ("body", "html"):
+            self._skipped.clear()
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data
+        elif not self._skipped:
+            self.parts.append(" ".join(data.split()).join((_edge(data[:1]), _edge(data[-1:]))) if data.strip() else " ")
+
+    def _close_forgotten(self) -> None:
+        """A button or a list of choices that was never closed does not swallow the paragraphs after it."""
+        while self._skipped and self._skipped[-1] in ("button", "select"):
+            self._skipped.pop()
+
+
+def _edge(character: str) -> str:
+    return " " if character.isspace() else ""
+
+
+def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[str, str]:
+    """Text, title, date and address of a page; each empty where the page has none.
+
+    Args:
+        data: The page as it was sent or stored.
+        charset: Encoding that its server named; empty for none.
+        strict: True to raise where bytes are of another encoding than is named; False to put marks in their place.
+
+    Raises:
+        UnicodeDecodeError: The bytes are of another encoding than the page names; UTF-8 where it names none.
+        LookupError: The page names an encoding that nobody knows.
+    """
+    named = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+    if not named:
+        declared = _CHARSET.search(data, 0, 4096)
+        named = charset or (declared[1].decode("ascii") if declared else "utf-8")
+    page = _Page()
+    page.feed(data.decode(named, "strict" if strict else "replace"))
+    page.close()
+    lines = (" ".join(line.split()) for line in "".join(page.parts).split("\n"))
+    date = next((found[0] for name in _DATES if (found := _DAY.search(page.meta.get(name, "")))), "")
+    return {
+        "text": re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip(),
+        "title": " ".join(page.title.split()),
+        "date": date,
+        "url": page.canonical if page.canonical.startswith(("https://", "http://")) else "",
+    }

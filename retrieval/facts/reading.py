@@ -1,0 +1,173 @@
+"""Reads files into documents: text, Markdown, HTML, PDF, and JSON lines with a document each."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from court.errors import BadRequest
+from retrieval.facts.documents import FactDocument, host_of, tidy
+from retrieval.facts.extraction import MAX_FILE_BYTES, ExtractedText, TextExtractor
+from retrieval.library.sources import Problem
+from retrieval.library.tables import json_records, read_text
+
+LINES = (".jsonl", ".ndjson")
+TEXTS = (".txt", ".md", ".markdown")
+PAGES = (".html", ".htm", ".xhtml")
+_HEADING = re.compile(r"^#{1,2}\s+(.+?)\s*#*\s*$", re.MULTILINE)
+_MAX_LINES_BYTES = 1024**3
+_FIELDS = tuple(FactDocument.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of documents whose files do not say it themselves.
+
+    Attributes:
+        source: Publisher of the documents; empty for the host of their address, or the file's name.
+        date: The day, month or year that they are of.
+    """
+
+    source: str = ""
+    date: str = ""
+
+
+@dataclass(slots=True)
+class ReadDocuments:
+    """Documents of some files, and what could not be read.
+
+    Attributes:
+        good: The documents, in the order of the files.
+        problems: A problem for each file or line that gave none.
+    """
+
+    good: list[FactDocument] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def read_documents(
+    files: Sequence[Path], extractor: TextExtractor, *, origin: Origin = Origin()
+) -> ReadDocuments:
+    """Reads the documents of files; each has an id of its own, and what can't be read is a problem.
+
+    Args:
+        files: The files; what they are is told from the end of their names.
+        extractor: Takes the text out of PDF files and pages.
+        origin: Origin of documents whose files do not say it.
+
+    Raises:
+        NotLoaded: There is a PDF, and the library that reads them is not installed.
+        Unavailable: No process can be started to read with.
+    """
+    found = ReadDocuments()
+    taken: set[str] = set()
+    for path in files:
+        read = await _read_file(path, extractor, origin)
+        found.problems += read.problems
+        for line, document in read.good:
+            if document.id in taken:
+                found.problems.append(Problem(path.name, line, document.id, "its id is taken"))
+                continue
+            taken.add(document.id)
+            found.good.append(document)
+    return found
+
+
+@dataclass(slots=True)
+class _OfFile:
+    good: list[tuple[int, FactDocument]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _OfFile:
+    suffix = path.suffix.lower()
+    try:
+        _check_size(path, _MAX_LINES_BYTES if suffix in LINES else MAX_FILE_BYTES)
+        if suffix in LINES:
+            return await asyncio.to_thread(_read_lines, path)
+        if suffix in TEXTS:
+            text = tidy(await asyncio.to_thread(read_text, path, "documents"))
+            heading = _HEADING.search(text) if suffix != ".txt" else None
+            extracted = ExtractedText(text, heading[1] if heading else "", "", "")
+        elif suffix in PAGES or suffix == ".pdf":
+            kind: Literal["pdf", "html"] = "pdf" if suffix == ".pdf" else "html"
+            extracted = await extractor.extract(await asyncio.to_thread(path.read_bytes), kind)
+        else:
+            raise BadRequest(
+                f"nobody reads files that end with {path.suffix or 'nothing'}: give "
+                f"{', '.join((*TEXTS, *PAGES, '.pdf', *LINES))}"
+            )
+        return _OfFile([(0, _document(path, extracted, origin))])
+    except OSError as error:
+        return _OfFile(problems=[Problem(path.name, 0, "", f"it can't be read ({error.strerror})")])
+    except BadRequest as error:
+        return _OfFile(problems=[Problem(path.name, 0, "", error.message.rstrip("."))])
+
+
+def _check_size(path: Path, most: int) -> None:
+    if path.is_dir():
+        raise BadRequest("it is a folder; name the files in it")
+    if path.stat().st_size > most:
+        raise BadRequest(f"it has more than {most // 1024**2:,} MB; part it into several files")
+
+
+def _document(path: Path, extracted: ExtractedText, origin: Origin) -> FactDocument:
+    try:
+        return FactDocument(
+            id=path.name[:200],
+            title=(extracted.title or path.stem)[:500],
+            text=extracted.text,
+            url=extracted.url,
+            date=extracted.date or origin.date,
+            source=origin.source or host_of(extracted.url) or path.name[:200],
+        )
+    except ValidationError as error:
+        raise BadRequest(_fault(error)) from None
+
+
+def _read_lines(path: Path) -> _OfFile:
+    found = _OfFile()
+    for line, record in json_records(read_text(path, "documents")):
+        if isinstance(record, str):
+            found.problems.append(Problem(path.name, line, "", record))
+            continue
+        id_ = record.get("id")
+        try:
+            found.good.append((line, _document_of(record, path.name)))
+        except ValidationError as error:
+            found.problems.append(Problem(path.name, line, id_ if isinstance(id_, str) else "", _fault(error)))
+    return found
+
+
+def _document_of(record: dict[str, Any], name: str) -> FactDocument:
+    """The document of a line. Raises ValidationError."""
+    fields = {key: tidy(value) if isinstance(value, str) else value for key, value in record.items()}
+    # An absent field may also be written as null.
+    fields = {key: value for key, value in fields.items() if value is not None or key not in _FIELDS}
+    document = FactDocument.model_validate(fields)
+    return document if document.source else document.model_copy(update={"source": host_of(document.url) or name[:200]})
+
+
+def _fault(error: ValidationError) -> str:
+    """The first fault of a document, in words."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    match first["type"]:
+        case "missing":
+            return f"it has no {name}"
+        case "extra_forbidden":
+            return f"it has a field {name[:40]!r}, which nobody reads; there are {', '.join(_FIELDS)}"
+        case "string_too_short":
+            return f"its {name} is empty"
+        case "string_too_long":
+            return f"its {name} has more than {first['ctx']['max_length']:,} characters"
+        case "string_pattern_mismatch":
+            return f"its {name} is no YYYY-MM-DD, YYYY-MM or YYYY"
+        case _:
+            return f"its {name} is no text"

@@ -1,0 +1,230 @@
+"""``memecourt facts``: corpora of documents by which the expert checks claims of fact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import excerpt, paragraph, printable, run, tell
+
+if TYPE_CHECKING:
+    from retrieval.facts.corpus import CorpusManifest, FactCorpus
+    from retrieval.library.sources import Problem
+
+_SHOWN = 10  # problems that are listed one by one; --json lists all
+_folder = click.Path(path_type=Path, file_okay=False)
+_encoder = click.option(
+    "--encoder",
+    metavar="NAME",
+    help="What turns passages into vectors: builtin, onnx:FOLDER, or none to search by words alone.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+
+
+@click.group()
+def facts() -> None:
+    """Makes, shows and searches corpora of documents, by which claims of fact are checked."""
+
+
+@facts.command()
+@click.argument("place", type=_folder, metavar="DIR")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]")
+@click.option("--starter", is_flag=True, help="Instead of FILEs: the demonstration corpus that comes with MemeCourt.")
+@_encoder
+@click.option(
+    "--trust",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='A TOML file with a table [trust]: "who.int" = 3. Of equally many hits the more trusted come first.',
+)
+@click.option("--source", default="", help="Who says what stands in files that do not say it. [default: site, or file]")
+@click.option("--date", default="", metavar="YYYY-MM-DD", help="Of what date files are that do not say it.")
+@click.option("--name", help="What to call the corpus. [default: its folder's name]")
+@click.option("--replace", is_flag=True, help="Put it in the place of a corpus that is there, in one step.")
+@click.option("--skip-bad", is_flag=True, help="Leave out what can't be read, and list it, instead of writing nothing.")
+@_json
+def build(
+    place: Path,
+    files: tuple[Path, ...],
+    starter: bool,
+    encoder: str | None,
+    trust: Path | None,
+    source: str,
+    date: str,
+    name: str | None,
+    replace: bool,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Makes a corpus in DIR of documents in FILEs.
+
+    \b
+    .txt .md      one document, UTF-8
+    .html .pdf    one document; title and date as the file has them
+    .jsonl        a document a line: id, text; title, url, date, source as far as they are known
+
+    A document that can't be read ends it, and nothing is written, unless --skip-bad is given. PDF and HTML are read in
+    a process with limits of memory and time. Where the encoder is not set up, --encoder none searches by words alone.
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+    from retrieval.facts.starter import STARTER_FACTS
+    from retrieval.facts.writer import refuse_corpus_place, write_corpus
+
+    if bool(files) is starter:
+        raise click.UsageError("Name FILEs, or give --starter; not both.")
+    if starter and (source or date):
+        raise click.UsageError("The starter corpus names its sources and dates: leave --source and --date out.")
+
+    async def make() -> tuple[CorpusManifest, list[Problem]]:
+        import asyncio
+
+        from court.errors import BadRequest
+        from retrieval.facts.extraction import TextExtractor
+        from retrieval.facts.reading import Origin, read_documents
+        from retrieval.facts.trust import read_trust
+        from retrieval.open import BUILTIN, load_text_encoder
+
+        trusted = read_trust(trust) if trust else {}
+        origin = Origin(source, _checked_date(date))
+        refuse_corpus_place(place, replace)  # before anything is read or loaded
+        extractor = TextExtractor()
+        try:
+            read = await read_documents([STARTER_FACTS] if starter else files, extractor, origin=origin)
+        finally:
+            await extractor.aclose()
+        if read.problems and not skip_bad:
+            _tell_problems(read.problems)
+            raise BadRequest(
+                f"{len(read.problems):,} of {len(read.problems) + len(read.good):,} documents can't be read. Nothing "
+                "was written. Mend them, or leave them out with --skip-bad.",
+                reason="DOCUMENTS_UNREADABLE",
+            )
+        loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
+        manifest = await asyncio.to_thread(
+            lambda: write_corpus(
+                place,
+                read.good,
+                name=name or ("starter" if starter else place.resolve().name),
+                encoder=loaded,
+                trust=trusted,
+                demonstration=starter,
+                replace=replace,
+            )
+        )
+        return manifest, read.problems
+
+    manifest, problems = run(make())
+    if as_json:
+        left_out = [{"file": one.source, "line": one.line, "id": one.id, "reason": one.reason} for one in problems]
+        click.echo(json.dumps({**_figures(manifest), "left_out": left_out}))
+        return
+    _tell_problems(problems)
+    click.echo(_summary(manifest))
+
+
+@facts.command()
+@click.argument("place", type=_folder, metavar="DIR")
+@click.option("--id", "id_", metavar="ID", help="Show this document, or the passage of it with #NUMBER.")
+@_json
+def show(place: Path, id_: str | None, as_json: bool) -> None:
+    """Describes the corpus in DIR after checking every byte of it, or shows one document."""
+    corpus = run(_open(place, None, search=False))
+    manifest = corpus.manifest
+    if id_ is None:
+        if as_json:
+            click.echo(json.dumps({"digest": f"sha256:{corpus.digest}", **_figures(manifest)}))
+            return
+        click.echo(_summary(manifest))
+        click.echo(f"digest   sha256:{corpus.digest}")
+        for source, count in _sources(corpus):
+            click.echo(f"{count:>6,}  {excerpt(source, 90)}")
+        return
+    try:
+        document, text = corpus.read(id_)
+    except KeyError:
+        found = next((one for one in corpus.documents if one.id == id_), None)
+        if found is None:
+            raise click.ClickException("The corpus has no document with this id.") from None
+        document, text = found, found.text
+    if as_json:
+        click.echo(document.model_copy(update={"text": text}).model_dump_json())
+        return
+    click.echo(
+        printable(f"{document.title or document.id}\n{document.source}  {document.date}  {document.url}".rstrip())
+    )
+    click.echo(paragraph(text))
+
+
+@facts.command()
+@click.argument("place", type=_folder, metavar="DIR")
+@click.argument("query")
+@click.option("-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="How many to show.")
+@_encoder
+@_json
+def search(place: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
+    """Finds the passages of the corpus in DIR that speak about QUERY, as the expert does."""
+    corpus = run(_open(place, encoder, search=True))
+    found = corpus.search(query, most)
+    if as_json:
+        hits = [
+            {**hit.document.model_dump(exclude={"text", "id"}), "id": hit.id, "text": hit.text, "trust": hit.trust}
+            for hit in found
+        ]
+        click.echo(json.dumps({"hits": hits}))
+        return
+    if not found:
+        click.echo("Nothing in the corpus speaks about it.")
+    for place_, hit in enumerate(found, 1):
+        about = "  ".join(filter(None, (hit.document.source, hit.document.date, f"trust {hit.trust}")))
+        click.echo(f"{place_:>3}  {excerpt(hit.id, 40)}  {excerpt(about, 100)}")
+        click.echo(f"     “{excerpt(hit.text, 160)}”")
+
+
+async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus:
+    import asyncio
+
+    from retrieval.facts.corpus import open_corpus
+    from retrieval.open import open_facts
+
+    if not search:
+        return await asyncio.to_thread(lambda: open_corpus(place, search=False))
+    return await asyncio.to_thread(open_facts, place, encoder)
+
+
+def _checked_date(date: str) -> str:
+    import re
+
+    from court.errors import BadRequest
+    from retrieval.facts.documents import DATE
+
+    if not re.match(DATE, date):
+        raise BadRequest("--date is YYYY-MM-DD, YYYY-MM or YYYY.", reason="BAD_DATE")
+    return date
+
+
+def _figures(manifest: CorpusManifest) -> dict[str, object]:
+    return manifest.model_dump(mode="json", exclude={"files"})
+
+
+def _summary(manifest: CorpusManifest) -> str:
+    by = f"words and vectors of {manifest.encoder}" if manifest.encoder else "words alone"
+    mark = " It is a demonstration: no real decision may rest on it." if manifest.demonstration else ""
+    return (
+        f"The corpus {printable(manifest.name)}: {manifest.documents:,} documents in {manifest.passages:,} passages, "
+        f"searched by {by}.{mark}"
+    )
+
+
+def _sources(corpus: FactCorpus) -> list[tuple[str, int]]:
+    from collections import Counter
+
+    return Counter(one.source for one in corpus.documents).most_common(20)
+
+
+def _tell_problems(problems: list[Problem]) -> None:
+    for one in problems[:_SHOWN]:
+        where = f"{one.source}, line {one.line:,}" if one.line else one.source
+        tell(f"  {printable(where)}: {printable(one.reason)}.")
+    if len(problems) > _SHOWN:
+        tell(f"  … and {len(problems) - _SHOWN:,} more.")

@@ -1,0 +1,340 @@
+"""Search endpoints and the pages that they find, over real sockets: slow, down, huge, of another type, garbage."""
+
+import asyncio
+import gzip
+import json
+import ssl
+import time
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import trustme
+
+from court.backends import http_addresses, http_transport
+from court.errors import CourtError, Overrun, Unavailable
+from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
+from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
+
+HOST = "news.example.org"
+PUBLIC = "93.184.215.14"
+RESULTS = {
+    "searxng": {
+        "results": [
+            {
+                "url": f"https://{HOST}/a",
+                "title": "A\u0000 page",
+                "content": "What it\n says",
+                "publishedDate": "2024-05-06",
+            },
+            {"answer": "an answer without an address"},
+            {"url": "javascript:alert(1)", "title": "no page"},
+            {"url": f"https://{HOST}/a", "title": "again"},
+            {"url": "http://www.other.example/b", "title": None, "content": 7},
+        ]
+    },
+    "serper": {
+        "organic": [{"link": f"https://{HOST}/a", "title": "A page", "snippet": "What it says", "date": "2024-05-06"}]
+    },
+    "json": {
+        "data": [{"hits": [{"where": f"https://{HOST}/a", "about": {"name": "A page", "words": "What it says"}}]}]
+    },
+}
+PATHS = ResultPaths(results="data.0.hits", url="where", title="about.name", snippet="about.words")
+
+
+class Server:
+    """Answers each request with bytes as they stand, and remembers the requests."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.requests = []
+
+    async def serve(self, reader, writer):
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            size = next(
+                (int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:")), 0
+            )
+            self.requests.append((head, (await reader.readexactly(size)).decode()))
+            await self.answer(writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+def said(body=b"", status="200 OK", *headers, length=None):
+    """An answer; a body that is no bytes is sent as JSON."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def answer(writer):
+        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        await writer.drain()
+
+    return answer
+
+
+def endless(head=b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n", piece=b"a" * 65536):
+    async def answer(writer):
+        writer.write(head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+
+    return answer
+
+
+async def silence(writer):
+    await asyncio.sleep(30)
+
+
+async def dripping(writer):
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 100000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+def searched(answer, *, shape="searxng", within_s=10.0, then=None, pages=None, **given):
+    """The hits of a search, or the error that it raised; and the server."""
+    server = Server(answer)
+
+    async def go():
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            endpoint = Endpoint(f"http://127.0.0.1:{port}/search", shape, paths=PATHS, **given)
+            source = EndpointEvidence(endpoint, pages)
+            try:
+                hits = await source.search("blue tea & colds", most=5, within_s=within_s)
+                return hits if then is None else await then(source, hits)
+            except CourtError as error:
+                return error
+            finally:
+                await source.aclose()
+
+    return asyncio.run(go()), server
+
+
+@pytest.mark.parametrize("shape", RESULTS)
+def test_each_shape_is_asked_and_read_in_its_own_way(shape):
+    hits, server = searched(said(RESULTS[shape]), shape=shape, key="sesame", query="words")
+    first = hits[0]
+    assert (first.id, first.source) == (f"https://{HOST}/a", HOST)
+    assert (first.title, first.snippet) == ("A page", "What it says")
+    assert first.date == ("" if shape == "json" else "2024-05-06")
+    ((head, body),) = server.requests
+    method, target, _ = head.split("\r\n")[0].split(" ")
+    asked = parse_qs(urlsplit(target).query)
+    if shape == "serper":
+        assert method == "POST" and json.loads(body) == {"q": "blue tea & colds", "num": 5}
+        assert "x-api-key: sesame" in head.lower()
+    else:
+        assert asked == (
+            {"q": ["blue tea & colds"], "format": ["json"]} if shape == "searxng" else {"words": ["blue tea & colds"]}
+        )
+        assert "authorization: bearer sesame" in head.lower()
+    if shape == "searxng":
+        assert [hit.id for hit in hits] == [f"https://{HOST}/a", "http://www.other.example/b"]
+        assert (hits[1].source, hits[1].title, hits[1].snippet) == ("other.example", "", "")
+
+
+def test_without_fetching_a_result_is_read_by_its_snippet():
+    async def then(source, hits):
+        return await source.read(hits[0].id, within_s=5)
+
+    found, server = searched(said(RESULTS["searxng"]), then=then)
+    assert (found.text, found.title, found.source) == ("What it says", "A page", HOST)
+    assert len(server.requests) == 1
+
+    async def unknown(source, hits):
+        return await source.read("https://elsewhere.example/", within_s=5)
+
+    error, _ = searched(said(RESULTS["searxng"]), then=unknown)
+    assert error.reason == "EVIDENCE_MISSING"
+
+
+def test_a_search_that_finds_nothing_is_no_failure():
+    hits, _ = searched(said({"results": []}))
+    assert hits == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (said(b"<html>captcha</html>"), "EVIDENCE_GARBLED"),
+        (said(b"[" * 100_000), "EVIDENCE_GARBLED"),
+        (said({"error": "no"}), "EVIDENCE_GARBLED"),
+        (said([1, 2]), "EVIDENCE_GARBLED"),
+        (said({"results": {"a": 1}}), "EVIDENCE_GARBLED"),
+        (said({"results": [{"url": 7}, "x", None]}), "EVIDENCE_GARBLED"),
+        (said(b"", "500 Oh"), "EVIDENCE_UNAVAILABLE"),
+        (said(b"", "429 Slow", "Retry-After: 9"), "EVIDENCE_UNAVAILABLE"),
+        (said(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
+        (said(b"", "403 No"), "EVIDENCE_REFUSED"),
+        (said(gzip.compress(bytes(2**26)), "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
+        (endless(), "EVIDENCE_UNAVAILABLE"),
+        (endless(b"", b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" * 100), "EVIDENCE_UNAVAILABLE"),
+        (said(b"{}", length=1000), "EVIDENCE_UNAVAILABLE"),
+    ],
+)
+def test_whatever_an_endpoint_sends_is_a_failure_with_a_reason_and_never_no_results(answer, reason):
+    error, _ = searched(answer)
+    assert isinstance(error, Unavailable) and error.reason == reason
+    assert "127.0.0.1" not in error.message and "sesame" not in error.message
+
+
+@pytest.mark.parametrize("answer", [silence, dripping])
+def test_a_slow_endpoint_is_given_up_in_time(answer):
+    began = time.monotonic()
+    error, _ = searched(answer, within_s=0.5)
+    assert isinstance(error, Overrun) and error.reason == "EVIDENCE_TOO_SLOW"
+    assert time.monotonic() - began < 5
+
+
+def test_an_endpoint_that_is_not_there():
+    async def go():
+        source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"))
+        try:
+            with pytest.raises(Unavailable) as error:
+                await source.search("x", most=1, within_s=5)
+            assert error.value.reason == "EVIDENCE_UNAVAILABLE"
+        finally:
+            await source.aclose()
+
+    asyncio.run(go())
+
+
+@asynccontextmanager
+async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
+    """A fetcher for which every name leads to ``addresses``, and each of these here; and where it connected to."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(HOST, "inside.example").configure_cert(context)
+    connected, server = [], Server(answer)
+
+    async def resolve(host, port):
+        if host[0].isdigit() or ":" in host:
+            return [host]
+        return ["10.0.0.7"] if host == "inside.example" else list(addresses)
+
+    real = http_transport._BoundedBackend.connect_tcp
+
+    async def connect_tcp(self, host, port, **options):
+        connected.append((host, port))
+        return await real(self, "127.0.0.1", listening.sockets[0].getsockname()[1], **options)
+
+    monkeypatch.setattr(http_addresses, "resolve", resolve)
+    monkeypatch.setattr(http_transport._BoundedBackend, "connect_tcp", connect_tcp)
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context) as listening:
+        fetcher = PageFetcher(ca_file=str(tmp_path / "authority.pem"))
+        try:
+            yield fetcher, connected
+        finally:
+            await fetcher.aclose()
+
+
+def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=20.0, **given):
+    """The text of a page, or the error, and where it connected to."""
+
+    async def go():
+        async with a_host(monkeypatch, tmp_path, answer, **given) as (fetcher, connected):
+            try:
+                return await fetcher.fetch(url, within_s=within_s), connected
+            except Unavailable as error:
+                return error, connected
+
+    return asyncio.run(go())
+
+
+PAGE = b"<title>T</title><p>Blue tea does not shorten a cold.<script>x()</script>"
+
+
+@pytest.mark.parametrize(
+    ("type_", "body", "text"),
+    [
+        ("text/html", PAGE, "Blue tea does not shorten a cold."),
+        ("application/xhtml+xml; charset=utf-8", PAGE, "Blue tea does not shorten a cold."),
+        ("text/plain; charset=iso-8859-1", "caf\xe9 <p>".encode("latin-1"), "café <p>"),
+        ("text/plain; charset=klingon", b"words", "words"),
+        ("text/html; charset=iso-8859-1", "<p>caf\xe9".encode("latin-1"), "café"),
+    ],
+)
+def test_the_text_of_a_page_is_fetched_from_the_address_that_was_checked(monkeypatch, tmp_path, type_, body, text):
+    found, connected = fetched(monkeypatch, tmp_path, said(body, "200 OK", f"Content-Type: {type_}"))
+    assert found == text
+    assert connected == [(PUBLIC, 443)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (said(b"%PDF-1.7", "200 OK", "Content-Type: application/pdf"), "PAGE_UNREADABLE"),
+        (said(PAGE, "200 OK", "Content-Type: image/png"), "PAGE_UNREADABLE"),
+        (said(PAGE), "PAGE_UNREADABLE"),
+        (said(b"<script>x</script>", "200 OK", "Content-Type: text/html"), "PAGE_UNREADABLE"),
+        (said(PAGE, "404 Gone", "Content-Type: text/html"), "PAGE_UNREADABLE"),
+        (said(b"a" * (MAX_PAGE_BYTES + 1), "200 OK", "Content-Type: text/plain"), "PAGE_UNREADABLE"),
+        (endless(), "PAGE_UNREADABLE"),
+        (
+            said(gzip.compress(bytes(2**26)), "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
+            "PAGE_UNREADABLE",
+        ),
+        (said(PAGE, "200 OK", "Content-Type: text/html", length=1000), "PAGE_UNREADABLE"),
+        (said(b"", "302 x", f"Location: https://{HOST}/again"), "PAGE_UNREADABLE"),
+        (said(b"", "302 x", f"Location: http://{HOST}/plain"), "PAGE_NOT_ALLOWED"),
+        (said(b"", "301 x", "Location: https://inside.example/admin"), "PAGE_NOT_ALLOWED"),
+        (said(b"", "307 x", "Location: file:///etc/passwd"), "PAGE_NOT_ALLOWED"),
+        (said(b"", "308 x", "Location: https://127.0.0.1/"), "PAGE_NOT_ALLOWED"),
+        (dripping, "PAGE_TOO_SLOW"),
+        (silence, "PAGE_TOO_SLOW"),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_path, answer, reason):
+    error, connected = fetched(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 20.0)
+    assert isinstance(error, Unavailable) and error.reason == reason
+    assert HOST not in error.message
+    # Redirects included, nothing but the public address was connected to.
+    assert set(connected) == {(PUBLIC, 443)}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://{HOST}/",
+        f"https://{HOST}:8443/",
+        f"https://user@{HOST}/",
+        "https://10.0.0.1/",
+        "https://[::1]/",
+        "https://inside.example/",
+        "https://[",
+        f"https://{HOST}:x/",
+        "ftp://x/",
+        "",
+    ],
+)
+def test_addresses_that_are_not_fetched(monkeypatch, tmp_path, url):
+    error, connected = fetched(monkeypatch, tmp_path, said(PAGE), url)
+    assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
+
+
+@pytest.mark.parametrize(
+    "addresses", [("127.0.0.1",), ("169.254.169.254",), (PUBLIC, "192.168.0.1"), ("64:ff9b::a00:1",)]
+)
+def test_a_name_that_leads_into_a_network_is_not_followed(monkeypatch, tmp_path, addresses):
+    error, connected = fetched(monkeypatch, tmp_path, said(PAGE), addresses=addresses)
+    assert error.reason == "PAGE_NOT_ALLOWED" and connected == []
+
+
+def test_pages_are_fetched_where_that_is_allowed(monkeypatch, tmp_path):
+    async def go():
+        async with a_host(monkeypatch, tmp_path, said(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
+            source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"), fetcher)
+            assert source.identity.endswith("pages")
+            return await source.read(f"https://{HOST}/a", within_s=20)
+
+    found = asyncio.run(go())
+    assert (found.text, found.source) == ("Blue tea does not shorten a cold.", HOST)

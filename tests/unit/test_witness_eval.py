@@ -1,0 +1,436 @@
+"""The evaluation of the witness: files of claims, arms, figures to the digit, and a run that is taken up again."""
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from re import split, sub
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+from sklearn.metrics import f1_score
+
+from court.errors import BadRequest, Unavailable
+from court.ports import ChatRequest
+from court.verdict import ClaimBasis, ClaimLabel
+from eval.cli import cli
+from eval.models.call_cache import SqliteCallCache
+from eval.perf.model_server.server import FakeModelServer, serving
+from eval.reports.sections import as_text
+from eval.witness.arms import Arm
+from eval.witness.check import CheckedClaim, CitedPassage
+from eval.witness.claims import Gold, read_claims
+from eval.witness.drawn import open_drawn
+from eval.witness.report import witness_lead, witness_sections
+from eval.witness.run import CHECKED, WitnessPlan, read_checked, read_manifest, run_witness
+from eval.witness.scores import score_arms
+from eval.witness.stand_in import WorldReader
+from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
+from retrieval.facts.corpus import open_corpus
+from retrieval.facts.writer import write_corpus
+
+FACTS = draw_world()
+GOLDEN = Path(__file__).parents[1] / "golden" / "witness.txt"
+
+
+def claims_file(tmp_path, *lines):
+    path = tmp_path / "claims.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (
+            [{"id": "a", "claim": "X is Y.", "label": "True"}, {"claim": "Z.", "label": False}],
+            [("a", "True"), ("2.1", "False")],
+        ),
+        (  # FacTool-KBQA
+            [
+                {
+                    "prompt": "?",
+                    "claims": [{"claim": "A", "label": True}, {"claim": "B", "label": False}],
+                    "label": False,
+                }
+            ],
+            [("1.1", "True"), ("1.2", "False")],
+        ),
+        (  # BingCheck
+            [
+                {"claim": "A", "label": "supported"},
+                {"claim": "B", "label": "refuted"},
+                {"claim": "C", "label": "partially supported"},
+                {"claim": "D", "label": "not supported"},
+            ],
+            [("1.1", "True"), ("2.1", "False"), ("3.1", "Unknown"), ("4.1", "Unknown")],
+        ),
+        (  # Factcheck-Bench, its claims alone
+            [{"claim": "A", "label": "true", "revised_claim": "A"}, {"claim": "B", "label": "not_enough_evidence"}],
+            [("1.1", "True"), ("2.1", "Unknown")],
+        ),
+        (  # Factcheck-Bench, whole
+            [
+                {
+                    "sentences": {
+                        "sentence1": {"claims": ["A", "B"], "claims_factuality_label": [True, False]},
+                        "sentence2": {"claims": None, "claims_factuality_label": None},
+                        "sentence3": {"claims": ["C"], "claims_factuality_label": ["NA"]},
+                    }
+                }
+            ],
+            [("1.1", "True"), ("1.2", "False"), ("1.3", "Unknown")],
+        ),
+        ([{"claims": ["A", "B"], "claim_labels": [False, True], "source": "x"}], [("1.1", "False"), ("1.2", "True")]),
+    ],
+)
+def test_files_of_claims_are_read_in_each_layout(tmp_path, lines, wanted):
+    assert [(one.id, str(one.gold)) for one in read_claims(claims_file(tmp_path, *lines))] == wanted
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"claim": "A", "label": "true"}, "{broken"], "line 2: the line is no JSON object"),
+        ([{"claim": "A"}], "line 1: it has a claim and no label"),
+        ([{"claim": "A", "label": "perhaps"}], "line 1: its label 'perhaps' is none"),
+        ([{"claim": "A", "label": 1}], "is none"),
+        ([{"claim": " ", "label": True}], "a claim is a text"),
+        (
+            [{"claim": "A", "label": True, "id": 7}, {"claim": "B", "label": True, "id": "7"}],
+            "line 2: its id '7' is taken",
+        ),
+        ([{"claims": ["A"], "claim_labels": []}], "not as many labels"),
+        ([{"claims": ["A"]}], "no claim and label"),
+        ([{"question": "A"}], "it has no claim"),
+        ([""], "holds no claim"),
+        ([{"claim": "A"}] * 9, "and 4 more lines"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_its_lines(tmp_path, lines, words):
+    with pytest.raises(BadRequest) as error:
+        read_claims(claims_file(tmp_path, *lines))
+    assert words in error.value.message and error.value.reason == "CLAIMS_UNREADABLE"
+
+
+def test_the_drawn_world_is_what_it_says():
+    assert Counter(fact.situation for fact in FACTS) == COUNTS and sum(COUNTS.values()) == len(FACTS) == 200
+    assert sum(fact.true for fact in FACTS) == 100
+    assert draw_world() == FACTS != draw_world(1)
+    for fact in FACTS:
+        assert claim_in(fact.claim) == (fact.trait, fact.place, fact.value if fact.true else fact.other)
+    stated = {fact.place + fact.trait for fact in FACTS if fact.situation is Situation.ABSENT}
+    texts = [one.text for one in documents_of(FACTS)]
+    for fact in FACTS:
+        if fact.place + fact.trait in stated:
+            assert not any(who == fact.place for text in texts for who, _, _ in PROPERTIES[fact.trait].read(text))
+
+
+def run(tmp_path, *, model=None, **given):
+    """A run on the drawn world, in a folder of its own; its cards and lines."""
+    plan = WitnessPlan(
+        **{"out": tmp_path / "out", "claims": tuple(fact.gold for fact in FACTS), "arms": tuple(Arm), **given}
+    )
+
+    async def go():
+        async with AsyncExitStack() as stack:
+            store = SqliteCallCache.open(tmp_path / "calls.sqlite")
+            stack.push_async_callback(store.close)
+            source, reader = open_drawn(stack)
+            return await run_witness(
+                plan, model=model or reader, source=source, store=store, citations_by=WorldReader(FACTS).model()
+            )
+
+    manifest = asyncio.run(go())
+    return manifest, read_checked(plan.out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", ["merged", "apart"])
+def test_every_finding_of_the_drawn_world_is_the_expected_one_in_every_arm(tmp_path, steps, request):
+    manifest, checked = run(tmp_path, steps=steps)
+    reader = WorldReader(FACTS)
+    assert [one.id for one in checked] == [fact.gold.id for _ in Arm for fact in FACTS]
+    for arm in Arm:
+        lines = {one.id: one for one in checked if one.arm is arm}
+        for fact in FACTS:
+            wanted = expected(fact, arm, remembers=reader.remembers(fact))
+            assert lines[fact.gold.id].label is wanted, (arm, fact)
+            assert all(passage.stands for passage in lines[fact.gold.id].evidence)
+    cards = {card.arm: card for card in score_arms(checked)}
+    right = COUNTS[Situation.STATED] + COUNTS[Situation.BURIED] + COUNTS[Situation.LINKED]
+    whole, outdated = cards[Arm.WITNESS], COUNTS[Situation.OUTDATED]
+    assert whole.accuracy.value == right / 200 == 0.6
+    assert whole.coverage.value == (right + outdated) / 200
+    assert whole.decided_accuracy.value == right / (right + outdated)
+    assert cards[Arm.NO_RANK].accuracy.value == cards[Arm.ONE_SHOT].accuracy.value
+    assert cards[Arm.NO_RANK].against.value == pytest.approx(-COUNTS[Situation.BURIED] / 200)
+    assert cards[Arm.NO_SECOND_LOOK].against.value == pytest.approx(-COUNTS[Situation.LINKED] / 200)
+    # A passage that names the place by a nickname bears no finding by itself.
+    assert whole.citations.bearing.value == (right + outdated - COUNTS[Situation.LINKED]) / (right + outdated)
+    assert sum(one.second_looks for one in checked if one.arm is Arm.WITNESS) == COUNTS[Situation.LINKED]
+    assert not any(one.second_looks and one.calls == 0 for one in checked)
+    if steps == "merged":
+        text = as_text(witness_lead(manifest, list(cards.values())), witness_sections(manifest, list(cards.values())))
+        text = sub(r"sha256:\w+", "sha256:…", text)  # of files, which another release of bm25s writes otherwise
+        if request.config.getoption("--write-golden"):
+            GOLDEN.write_text(text + "\n")
+        assert text + "\n" == GOLDEN.read_text()
+
+
+def test_a_few_claims_are_checked_as_expected(tmp_path):
+    some = [next(fact for fact in FACTS if fact.situation is situation) for situation in Situation]
+    _, checked = run(tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS, Arm.ONE_SHOT))
+    reader = WorldReader(FACTS)
+    for one, (arm, fact) in zip(
+        checked, [(arm, fact) for arm in (Arm.WITNESS, Arm.ONE_SHOT) for fact in some], strict=True
+    ):
+        assert one.label is expected(fact, arm, remembers=reader.remembers(fact))
+    linked = next(one for one, fact in zip(checked, some, strict=False) if fact.situation is Situation.LINKED)
+    assert linked.because is ClaimBasis.ENOUGH and linked.second_looks == 1 and len(linked.evidence) == 2
+
+
+def test_as_published_every_claim_gets_an_answer(tmp_path):
+    some = [fact for fact in FACTS if fact.situation is Situation.ABSENT][:6]
+    _, checked = run(
+        tmp_path, claims=tuple(fact.gold for fact in some), arms=(Arm.WITNESS,), forced=True, steps="apart"
+    )
+    reader = WorldReader(FACTS)
+    for one, fact in zip(checked, some, strict=True):
+        assert one.label is ClaimLabel.NOT_ENOUGH
+        assert one.answer is one.forced is (fact.true if reader.remembers(fact) else True)
+    (card,) = score_arms(checked)
+    assert card.coverage.value == 1.0 and card.abstained == 0
+
+
+class Flaky:
+    """A model whose server is away after some calls."""
+
+    name = "world-reader"
+
+    def __init__(self, good):
+        self.inner, self.good, self.calls = WorldReader(FACTS).model(), good, 0
+
+    async def reply(self, request, *, within_s):
+        self.calls += 1
+        if self.calls > self.good:
+            raise Unavailable("The model server does not answer.", reason="MODEL_GONE")
+        return await self.inner.reply(request, within_s=within_s)
+
+
+def test_a_server_that_goes_away_ends_the_run_and_is_never_an_abstention(tmp_path):
+    claims = tuple(fact.gold for fact in FACTS[:12])
+    with pytest.raises(Unavailable, match="have no answer yet"):
+        run(tmp_path, model=Flaky(20), claims=claims, arms=(Arm.WITNESS,), concurrency=2)
+    before = read_checked(tmp_path / "out")
+    assert 0 < len(before) < 12
+    assert all(one.label in (ClaimLabel.SUPPORTED, ClaimLabel.REFUTED) for one in before)
+    with (tmp_path / "out" / CHECKED).open("a") as file:
+        file.write('{"id": "cut off in the')
+    manifest, checked = run(tmp_path, claims=claims, arms=(Arm.WITNESS,), concurrency=2)
+    assert [one.id for one in checked] == [claim.id for claim in claims] and manifest.finished
+    assert {one.id: one for one in before}.items() <= {one.id: one for one in checked}.items()
+    assert read_manifest(tmp_path / "out") == manifest
+
+
+def test_what_differs_from_the_begun_run_is_named(tmp_path):
+    claims = tuple(fact.gold for fact in FACTS[:2])
+    run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
+    with pytest.raises(BadRequest, match="other claims, queries than now"):
+        run(tmp_path, claims=claims[:1], arms=(Arm.CLOSED_BOOK,), queries=3)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letters.txt").write_text("mine")
+    with pytest.raises(BadRequest, match="not empty"):
+        run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,), out=tmp_path / "full")
+
+
+def line(id_, gold, label, **given):
+    return CheckedClaim(id=id_, arm=given.pop("arm", Arm.WITNESS), gold=gold, label=label, **given)
+
+
+def passage(relation, stands=True):
+    return CitedPassage(document="d", sha256="0" * 64, quote="q", stands=stands, relation=relation)
+
+
+def test_figures_are_those_of_scikit_learn_and_of_the_hand():
+    yes, no, none = ClaimLabel.SUPPORTED, ClaimLabel.REFUTED, ClaimLabel.NOT_ENOUGH
+    said = [yes] * 6 + [no] * 2 + [none] * 2 + [no] * 3 + [yes] + [None]
+    gold = [Gold.TRUE] * 10 + [Gold.FALSE] * 5
+    lines = [line(str(number), truth, label) for number, (truth, label) in enumerate(zip(gold, said, strict=True))]
+    lines += [line("u1", Gold.UNKNOWN, none), line("u2", Gold.UNKNOWN, yes)]
+    lines[0] = lines[0].model_copy(update={"evidence": (passage("supports"), passage("neither")), "quotes_dropped": 2})
+    lines[1] = lines[1].model_copy(update={"evidence": (passage("refutes"),)})
+    (card,) = score_arms(lines, resamples=200)
+    assert (card.n, card.true, card.unknown, card.abstained, card.failed) == (15, 10, 2, 2, 1)
+    assert card.accuracy.value == 9 / 15 and card.coverage.value == 12 / 15 and card.decided_accuracy.value == 9 / 12
+    truth = [int(one is Gold.TRUE) for one in gold]
+    answers = [{yes: 1, no: 0}.get(label, 2) for label in said]
+    for average, found in (("macro", card.macro_f1), ("weighted", card.weighted_f1)):
+        assert found.value == pytest.approx(f1_score(truth, answers, labels=[0, 1], average=average))
+        assert found.low < found.value < found.high
+    false, true = card.labels
+    assert (true.name, true.precision.value, true.recall.value, true.support) == ("True", 6 / 7, 6 / 10, 10)
+    assert (false.name, false.precision.value, false.recall.value) == ("False", 3 / 5, 3 / 5)
+    assert card.unknown_abstained == 0.5
+    assert (card.citations.quotes, card.citations.dropped, card.citations.standing.value) == (3, 2, 3 / 5)
+    assert (card.citations.judged, card.citations.bearing.value) == (2, 1 / 2)
+    with pytest.raises(BadRequest):
+        score_arms(lines[-2:])
+
+
+def test_arms_are_compared_over_the_same_claims():
+    yes, no = ClaimLabel.SUPPORTED, ClaimLabel.REFUTED
+    lines = [line(str(number), Gold.TRUE, yes) for number in range(20)]
+    lines += [line(str(number), Gold.TRUE, yes if number < 15 else no, arm=Arm.ONE_SHOT) for number in range(20)]
+    whole, shot = score_arms(lines, resamples=500)
+    assert whole.against is None and shot.against.value == pytest.approx(-0.25)
+    assert shot.against.high < 0
+
+
+def test_the_command_checks_the_drawn_world(tmp_path):
+    given = ["witness", "--drawn", "--out", str(tmp_path / "run"), "--limit", "12", "--arm", "one-shot", "--json"]
+    done = CliRunner().invoke(cli, given, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["arms"][0]["arm"] == "one-shot" and figures["arms"][0]["n"] == 12
+    assert (tmp_path / "run" / "witness.html").exists()
+    again = CliRunner().invoke(cli, given, catch_exceptions=False)
+    assert json.loads(again.stdout.splitlines()[-1])["arms"] == figures["arms"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--drawn", "--corpus", "c"], "leave --corpus out"),
+        (["--claims", "c"], "Missing option --model"),
+        (["--claims", "c", "--model", "m"], "Name a source of evidence"),
+        (["--claims", "c", "--model", "m", "--corpus", "c", "--search-url", "http://x/"], "Name a source"),
+        (["--claims", "c", "--model", "m", "--corpus", "c", "--fetch"], "go with --search-url"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(tmp_path, given, words):
+    done = CliRunner().invoke(cli, ["witness", "--out", str(tmp_path / "run"), *given])
+    assert done.exit_code == 2 and words in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_claim_whose_source_is_away_is_a_failure_and_no_abstention(tmp_path):
+    plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
+
+    class Away:
+        identity = "away"
+
+        async def search(self, query, *, most, within_s):
+            raise Unavailable("The search endpoint can't be reached.", reason="EVIDENCE_UNAVAILABLE")
+
+        async def read(self, document_id, *, within_s):
+            raise AssertionError("nothing was found")
+
+    async def go():
+        store = SqliteCallCache.open(tmp_path / "calls.sqlite")
+        try:
+            await run_witness(plan, model=WorldReader(FACTS).model(), source=Away(), store=store)
+        finally:
+            await store.close()
+
+    asyncio.run(go())
+    (one,) = read_checked(plan.out)
+    assert one.label is None and one.failure == "EVIDENCE_UNAVAILABLE"
+    (card,) = score_arms([one, replace_id(one)])
+    assert card.failed == 2 and card.abstained == 0 and card.coverage.value == 0
+
+
+def replace_id(one):
+    return one.model_copy(update={"id": "other"})
+
+
+class InAThread:
+    """A model server and a search endpoint on real sockets, for a command that has an event loop of its own."""
+
+    def __init__(self, model_server, corpus):
+        self.model_server, self.corpus = model_server, corpus
+        self.queries = []
+        self._loop, self._ready, self._stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _serve(self):
+        async with (
+            serving(self.model_server) as port,
+            await asyncio.start_server(self._search, "127.0.0.1") as searching,
+        ):
+            self.model_port, self.search_port = port, searching.sockets[0].getsockname()[1]
+            self._ready.set()
+            await self._stop.wait()
+
+    async def _search(self, reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        (query,) = parse_qs(urlsplit(head.split(" ")[1]).query)["q"]
+        self.queries.append(query)
+        results = [
+            {"url": f"https://drawn.example/{hit.id}", "title": hit.document.title, "content": hit.text}
+            for hit in self.corpus.search(query, 10)
+        ]
+        body = json.dumps({"results": results}).encode()
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+
+def answers(reader):
+    """What the stand-in model server says: the reader's replies to the witness, and its own to probes."""
+
+    def answer(payload):
+        content = payload["messages"][-1]["content"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+        schema = (payload.get("response_format") or {}).get("json_schema", {}).get("schema")
+        if not any("The claim:" in text for text in texts):
+            return None
+        parts = tuple(
+            piece
+            for text in texts
+            for piece in split(r"(?m)(?=^(?:The claim:|Evidence so|A new|Result |A pass))", text)
+        )
+        request = ChatRequest(system="", parts=parts, reply_schema=schema, max_tokens=1)
+        return json.dumps(reader.reply(request))
+
+    return answer
+
+
+@pytest.mark.slow
+def test_the_command_asks_servers_over_http(tmp_path):
+    some = [fact for fact in FACTS if fact.situation is Situation.STATED][:4]
+    write_corpus(tmp_path / "facts", documents_of(FACTS), name="drawn")
+    server = FakeModelServer(answer=answers(WorldReader(FACTS)), keep=True)
+    claims = claims_file(tmp_path, *({"id": f.gold.id, "claim": f.claim, "label": str(f.gold.gold)} for f in some))
+    with InAThread(server, open_corpus(tmp_path / "facts")) as there:
+        models = tmp_path / "models.toml"
+        models.write_text(
+            f'[models.m]\nurl = "http://127.0.0.1:{there.model_port}/v1"\nmodel = "{server.settings.model}"\n'
+        )
+        ask = ["witness", "--claims", str(claims), "--model", "m", "--models", str(models), "--json"]
+        for source in (
+            ["--corpus", str(tmp_path / "facts")],
+            ["--search-url", f"http://127.0.0.1:{there.search_port}/search"],
+        ):
+            out = tmp_path / source[0].strip("-")
+            done = CliRunner().invoke(cli, [*ask, *source, "--out", str(out)], catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+            (card,) = json.loads(done.stdout.splitlines()[-1])["arms"]
+            assert card["accuracy"]["value"] == 1.0 and card["n"] == 4, done.output
+            assert card["citations"]["bearing"]["value"] == 1.0
+    assert len(there.queries) >= 4
+    # Nothing but claims and documents goes to the model: no picture, and each once.
+    assert not any("image_url" in json.dumps(sent["messages"]) for sent in server.requests)
