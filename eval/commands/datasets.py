@@ -65,10 +65,10 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     Exit code: 0 if nothing was found, 1 if something was, 2 if it could not be checked.
     """
     from court.errors import CourtError
-    from eval.datasets.known import DATASETS
+    from eval.commands.options import dataset_of
 
-    if id_ is not None and id_ not in DATASETS:
-        raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
+    if id_ is not None:
+        dataset_of(id_)
     try:
         reports = asyncio.run(_checked(data, id_, pictures))
     except CourtError as error:
@@ -86,11 +86,11 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
-    from eval.datasets.known import DATASETS
+    from eval.datasets.known import find_dataset
     from eval.datasets.places import recognised
     from eval.runs.progress import watching
 
-    chosen = [DATASETS[id_]] if id_ else recognised(data)
+    chosen = [find_dataset(id_)] if id_ else recognised(data)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
         with watching(say) as progress:

@@ -14,7 +14,8 @@ from typing import TypeVar
 from court.errors import BadPicture, CourtError
 from court.ports import PictureReader
 from eval.datasets.known import Dataset, Split
-from eval.datasets.places import expected, files_of, mistaken_for, picture_path, pictures_of
+from eval.datasets.picture_finder import picture_path
+from eval.datasets.places import expected, files_of, mistaken_for, pictures_of
 from retrieval.library.readers import format_of, read_source
 from retrieval.library.sources import Row, Source
 from retrieval.text import text_key

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from eval.datasets.card import DatasetCard, SplitRole
+from eval.datasets.card_index import find_card, shipped_ids
 from eval.datasets.protocol import Protocol
 from retrieval.library.sources import SourceFormat
 
-
-class SplitRole(StrEnum):
-    """Purpose of a split. Settings are never chosen on one that is for testing."""
-
-    TRAIN = "train"
-    VALIDATION = "validation"
-    TEST = "test"
+__all__ = ["DATASETS", "Dataset", "Split", "SplitRole", "dataset_of_card", "find_dataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +59,14 @@ class Dataset:
         citation: Citation of the data set.
         licence: On what terms.
         verified: Origin of the figures that the splits were checked against.
+        card: Card that it is read by; None where its format is read by code.
     """
 
     id: str
     title: str
     protocols: tuple[Protocol, ...]
     splits: Mapping[str, Split]
-    format: SourceFormat
+    format: SourceFormat | None
     labels: tuple[str, ...]
     pictures: tuple[str, ...]
     source_url: str
@@ -80,6 +76,12 @@ class Dataset:
     own_folders: tuple[str, ...] = ()
     folders: tuple[str, ...] = ("", "annotations", "Annotations")
     sibling: str = ""
+    card: DatasetCard | None = None
+
+    @property
+    def own_card(self) -> DatasetCard | None:
+        """The card, where it is the user's own and no version of the program knows it."""
+        return None if self.id.partition(":")[0] in shipped_ids() else self.card
 
     def of_role(self, role: SplitRole) -> tuple[Split, ...]:
         """The splits that are for this, in order; a data set may have several to test on."""
@@ -264,3 +266,48 @@ DATASETS: Mapping[str, Dataset] = {
     dataset.id: dataset for dataset in (_HARM_C, _HARM_P, _HARM_P_V0, _FHM, _MAMI, _SYNTHETIC_HARMEME, _SYNTHETIC_FHM)
 }
 """All that are known, by id."""
+
+
+def find_dataset(name: str) -> Dataset:
+    """The data set of this name.
+
+    Args:
+        name: Its id, with ``:VARIANT`` where the card has several juries; or the path of a card.
+
+    Raises:
+        BadRequest: There is none of this name, or its card can't be used.
+    """
+    return DATASETS[name] if name in DATASETS else dataset_of_card(find_card(name, tuple(DATASETS)))
+
+
+def dataset_of_card(card: DatasetCard) -> Dataset:
+    """The data set that a card describes; without protocols where no trial can be scored on it."""
+    task, layout = card.court_task, card.layout
+    protocols = () if task is None else tuple(task.protocols) or (Protocol.PLAIN,)
+    splits = [
+        Split(
+            name=split.name,
+            role=split.role,
+            files=split.files,
+            memes=None if split.rows is None else split.rows * max(1, len(split.languages)),
+            classes={} if task is None else split.classes.get(task.id, {}),
+            remark=split.remark,
+        )
+        for split in card.all_splits()
+    ]
+    return Dataset(
+        id=card.id,
+        title=card.title,
+        protocols=protocols,
+        splits=_splits(*splits),
+        format=None,
+        labels=task.labels if task else (),
+        pictures=layout.pictures,
+        source_url=card.source_url,
+        citation=card.citation,
+        licence=card.licence,
+        verified=card.verified,
+        own_folders=layout.own,
+        folders=layout.folders,
+        card=card,
+    )

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split, SplitRole
+from eval.datasets.picture_finder import picture_path
 from retrieval.library.readers import format_of
 
 _DEPTH = 3
 """Folders below the directory that are looked into for pictures."""
-_LOOKED_FOR = 50
+LOOKED_FOR = 50
 """Pictures that are looked for in a folder before it is passed over."""
 
 
@@ -72,28 +73,23 @@ def expected(dataset: Dataset, names: tuple[str, ...]) -> str:
 
 
 def pictures_of(dataset: Dataset, data: Path, rows: Path, images: Iterable[str]) -> Path | None:
+    """The folder that these names of pictures are relative to, as :func:`find_pictures`."""
+    return find_pictures(dataset.pictures, data, rows, images)
+
+
+def find_pictures(folders: Iterable[str], data: Path, rows: Path, images: Iterable[str]) -> Path | None:
     """The folder that these names of pictures are relative to; None where none of the first of them is anywhere.
 
-    The folders that data sets are known to have are looked at first, then every other, three levels deep.
+    The folders that the data set is known to have are looked at first, then every other, three levels deep.
     """
-    wanted = [name for name in images if name][:_LOOKED_FOR]
+    folders = tuple(folders)
+    wanted = [name for name in images if name][:LOOKED_FOR]
     near = (rows.parent, rows.parent.parent, data)
-    likely = (base / folder for base in near if base == data or data in base.parents for folder in dataset.pictures)
+    likely = (base / folder for base in near if base == data or data in base.parents for folder in folders)
     for folder in dict.fromkeys((*likely, *_below(data, _DEPTH))):
         if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name in wanted)):
             return folder
     return None
-
-
-def picture_path(folder: Path, name: str) -> Path | None:
-    """Returns the path of a picture; None for a name that leads out of the folder.
-
-    A data file is no reason to read others.
-    """
-    # Checked by the words of the name: nothing outside is touched to find out.
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-        return None
-    return folder / name
 
 
 def recognised(data: Path) -> tuple[Dataset, ...]:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from court.verdict import Label
+from eval.datasets.card import DatasetCard, CardTask
+from eval.datasets.card_split import CardMeme, CardMemes, read_by_card
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
-from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
+from eval.datasets.known import SYNTHETIC_KEY, Dataset, Split, find_dataset
+from eval.datasets.picture_finder import picture_path
+from eval.datasets.places import LOOKED_FOR, Files, find_pictures, mistaken_for, must_be_there, pictures_of, recognised
 from eval.datasets.protocol import Level, Protocol, of_level
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Problem, Row, Source, SourceFormat
+from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
 LEVELS: Mapping[str, Level] = {
     "not harmful": Level.NOT_HARMFUL,
@@ -72,6 +75,8 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
         BadRequest: There is no such split, its files are not there or are those of another data set, or no row of them
             can be used, as where a test split has no labels.
     """
+    if dataset.card is not None:
+        return _read_by_card(dataset, dataset.card, data, split)
     what, files = _located(dataset, data, split)
     source = _source(dataset, data, split=what, files=files, pictures=None)
     rows = read_source(source)
@@ -109,6 +114,8 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
+    if dataset.card is not None:
+        return _source_by_card(dataset, dataset.card, data, split)
     what, files = _located(dataset, data, split)
     bare = _source(dataset, data, split=what, files=files, pictures=None)
     images = (row.image for row in read_source(bare).good)
@@ -116,11 +123,125 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
 
 
 def named_source(dataset: str, data: Path, split: str) -> Source | None:
-    """Returns the source of the data set with this id, as :func:`source_of`; None if it is not one of ours.
+    """Returns the source of the data set of this name, as :func:`source_of`; None if it is not one of ours.
 
     What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
+
+    Raises:
+        BadRequest: It can't be read; or the name is that of a card that can't be.
     """
-    return source_of(DATASETS[dataset], data, split) if dataset in DATASETS else None
+    try:
+        found = find_dataset(dataset)
+    except BadRequest as error:
+        if error.reason == "DATASET_UNKNOWN":
+            return None
+        raise
+    return source_of(found, data, split)
+
+
+def court_task_of(card: DatasetCard) -> CardTask:
+    """The task that trials are scored on. Raises BadRequest where there is none, or annotators have to be named."""
+    if card.court_task is not None:
+        return card.court_task
+    juries = next((task.variants for task in card.tasks if task.court), ())
+    raise BadRequest(
+        f"{card.id} has labels by several juries, and a figure has no meaning without its jury. Name one: "
+        f"{', '.join(f'{card.id}:{one}' for one in juries)}."
+        if juries
+        else f"No task of {card.id} says whether a meme is harmful (its card has no table court): no trial can be "
+        "scored on it, and no precedent made of it.",
+        reason="NO_COURT_TASK",
+        field="dataset",
+    )
+
+
+def _read_by_card(dataset: Dataset, card: DatasetCard, data: Path, split: str) -> SplitRead:
+    task = court_task_of(card)
+    read = read_by_card(card, data, split)
+    folder = _folder_of(read, data)
+    memes, problems = [], list(read.problems)
+    for meme in read.memes:
+        judged = _judged(task, meme, _image_of(read, meme, folder, data))
+        if judged is None:
+            problems.append(Problem(meme.file, meme.line, meme.id, f"it has no label of {task.id}"))
+        else:
+            memes.append(judged)
+    if not memes:
+        raise BadRequest(
+            f"No row of the split {split} of {dataset.title} can be used: {problems[0].reason}.", reason="DATA_UNUSABLE"
+        )
+    first = next(iter(read.files))
+    return SplitRead(
+        memes=tuple(memes),
+        problems=tuple(sorted(problems, key=lambda problem: problem.line)),
+        file=data / first,
+        sha256=read.files[first],
+        pictures=folder,
+        files=read.files,
+    )
+
+
+def _folder_of(read: CardMemes, data: Path) -> Path | None:
+    """The folder that names of pictures are relative to; None where no picture is there.
+
+    Where a field of the meme is part of the way to its picture, that is the directory of the data set.
+    """
+    if any("{" in pattern or "**" in pattern for pattern in read.card.layout.pictures):
+        return data if any(read.picture_of(meme) for meme in read.memes[:LOOKED_FOR]) else None
+    return find_pictures(read.card.layout.pictures, data, data / next(iter(read.files)), (m.image for m in read.memes))
+
+
+def _image_of(read: CardMemes, meme: CardMeme, folder: Path | None, data: Path) -> str:
+    """Name of a meme's picture below the folder: the row's own where that is right."""
+    if folder is None:
+        return meme.image
+    path = picture_path(folder, meme.image)
+    if path is None or path.is_file():
+        return meme.image
+    found = read.picture_of(meme)
+    return found.relative_to(folder).as_posix() if found and found.is_relative_to(folder) else meme.image
+
+
+def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
+    """The meme as trials are scored on it; None where it has no gold label of the task."""
+    assert task.court is not None
+    if task.id not in meme.gold:
+        return None
+    (label,) = meme.gold[task.id]
+    return JudgedMeme(
+        id=meme.id,
+        split=meme.split,
+        line=meme.line,
+        image=image,
+        text=meme.text,
+        harmful=label in task.court.harmful,
+        level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
+        source_label=label,
+    )
+
+
+def _source_by_card(dataset: Dataset, card: DatasetCard, data: Path, split: str) -> Source:
+    court_task_of(card)
+    read = _read_by_card(dataset, card, data, split)
+    name = f"{dataset.id} {split}"
+
+    def rows() -> Rows:
+        again = _read_by_card(dataset, card, data, split)
+        good = [
+            Row(
+                line=meme.line,
+                id=meme.id,
+                label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
+                source_label=meme.source_label,
+                text=meme.text,
+                image=meme.image,
+                source=name,
+            )
+            for meme in again.memes
+        ]
+        return Rows(SourceFormat.CARD, good, list(again.problems))
+
+    return Source(path=read.file, name=name, pictures=read.pictures, format=SourceFormat.CARD, rows=rows)
 
 
 def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:

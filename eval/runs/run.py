@@ -30,7 +30,7 @@ from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, SplitRole
-from eval.datasets.places import picture_path
+from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
 from eval.datasets.sample import sample
@@ -403,6 +403,7 @@ def _manifest(
         name=plan.name,
         created=datetime.now(UTC),
         dataset=plan.dataset.id,
+        card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
         split=plan.split,
         data=dict(material.files),
         data_dir=str(plan.data.resolve()),

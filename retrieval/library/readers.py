@@ -59,12 +59,19 @@ def read_source(source: Source) -> Rows:
         BadRequest: The file can't be read, its format is none that is known, or it says of itself that it is for no
             library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
+    if source.rows is not None:
+        return source.rows()
+    if source.format is SourceFormat.CARD:
+        raise BadRequest(
+            f"{source.path.name} is read by the card of its data set: name that with --dataset, and not the format.",
+            reason="SOURCE_FORMAT_UNKNOWN",
+        )
     content = read_text(source.path, "labelled memes")
     _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
         raise BadRequest(
-            f"{source.path.name} has no layout that is known ({', '.join(SourceFormat)}). Name the one it has.",
+            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has.",
             reason="SOURCE_FORMAT_UNKNOWN",
         )
     rows, name = Rows(layout), source.label

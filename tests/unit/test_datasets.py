@@ -14,7 +14,8 @@ from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.check import DatasetFaultKind, check
 from eval.datasets.known import DATASETS, SplitRole
-from eval.datasets.places import picture_path, recognised
+from eval.datasets.picture_finder import picture_path
+from eval.datasets.places import recognised
 from eval.datasets.protocol import Level, Protocol
 from eval.datasets.read import LEVELS, read_split, source_of
 from eval.studies.vote import measure_left_out, measure_vote
