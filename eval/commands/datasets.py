@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from eval.datasets.check import DatasetCheck
+    from eval.datasets.known import Dataset
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
@@ -33,7 +34,7 @@ def datasets(context: click.Context, as_json: bool) -> None:
     from eval.datasets.known import DATASETS
 
     if as_json:
-        click.echo(json.dumps({id_: _plain(asdict(dataset)) for id_, dataset in DATASETS.items()}))
+        click.echo(json.dumps({id_: _described(dataset) for id_, dataset in DATASETS.items()}))
         return
     for dataset in DATASETS.values():
         click.echo(f"{dataset.id:<18} {dataset.title}")
@@ -46,7 +47,12 @@ def datasets(context: click.Context, as_json: bool) -> None:
                 click.echo(f"  {'':<16} {split.remark}")
         folders = ", ".join(folder or "the directory itself" for folder in dataset.pictures)
         click.echo(f"  pictures         in {folders}, or any folder below")
-        click.echo(f"  protocols        {', '.join(dataset.protocols)}")
+        for task in dataset.card.all_tasks():
+            click.echo(f"  task             {task.id}, {task.kind}: {', '.join(task.labels)}")
+        none = "none: no label says whether a meme is harmful, or it has to be said whose labels"
+        click.echo(f"  protocols        {', '.join(dataset.protocols) or none}")
+        for caveat in dataset.card.caveats:
+            click.echo(f"  mind             {caveat}")
         click.echo(f"  from             {dataset.source_url}")
         click.echo(f"  cite             {dataset.citation}")
         click.echo(f"  terms            {dataset.licence}")
@@ -87,7 +93,7 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
     from eval.datasets.known import find_dataset
-    from eval.datasets.places import recognised
+    from eval.datasets.recognise import recognised
     from eval.runs.progress import watching
 
     chosen = [find_dataset(id_)] if id_ else recognised(data)
@@ -104,15 +110,19 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _tell(report: DatasetCheck) -> None:
-    from eval.datasets.known import DATASETS
-
-    click.echo(f"{report.dataset}: {DATASETS[report.dataset].title}")
+    click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:
             click.echo(f"  {split.split:<12} not there")
             continue
         classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
         click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+        if split.refused or split.excluded or split.elsewhere:
+            others = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
+            click.echo(
+                f"  {'':<12} {split.memes:,} read + {split.excluded:,} excluded + {split.refused:,} refused = "
+                f"{split.rows:,} rows{others}"
+            )
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
         click.echo(f"  ! {finding.split}: {finding.kind}{times}: {finding.what}")
@@ -123,6 +133,16 @@ def _tell(report: DatasetCheck) -> None:
     if not report.decoded and any(split.pictures for split in report.splits):
         click.echo("  pictures were not decoded; --pictures does that")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    """A data set as JSON, its card apart."""
+    known = {field.name: getattr(dataset, field.name) for field in fields(dataset) if field.name != "card"}
+    splits = {name: asdict(split) for name, split in dataset.splits.items()}
+    layout = dataset.card.layout
+    places = {"own_folders": layout.own, "folders": layout.folders, "format": layout.kind}
+    described: dict[str, Any] = _plain(known | places | {"splits": splits, "card": dataset.card.to_json()})
+    return described
 
 
 def _plain(value: Any) -> Any:

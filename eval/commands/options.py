@@ -52,7 +52,7 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
         click.UsageError: Options and table name memes both, or neither does.
     """
     from eval.datasets.known import SplitRole
-    from eval.datasets.places import recognised
+    from eval.datasets.recognise import recognised
     from eval.models.samples import Samples, one_set, read_samples
 
     read = read_samples(table, where, given["models"].parent)

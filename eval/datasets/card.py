@@ -146,6 +146,8 @@ class CourtLabels(CardModel):
 
     harmful: tuple[str, ...] = Field(min_length=1)
     benign: tuple[str, ...] = Field(min_length=1)
+    targets: str = ""
+    """Task whose labels say whom a meme is about, or how it harms: they go along with it."""
 
 
 class ProtocolEntry(CardModel):
@@ -232,7 +234,8 @@ class CardTask(CardModel):
         # Levels are stored in runs as 0, 1 and 2, and what either protocol makes of them is code.
         if levels and (self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols):
             raise ValueError(f"task {self.id}: merged and extreme are for three labels, from least to most harmful")
-        if levels and self.court != CourtLabels(harmful=self.labels[1:], benign=self.labels[:1]):
+        sides = (self.labels[:1], self.labels[1:])
+        if levels and self.court and (self.court.benign, self.court.harmful) != sides:
             raise ValueError(f"task {self.id}: merged and extreme need the first label benign, the others harmful")
         if self.court and not levels and {*self.court.harmful, *self.court.benign} != set(self.labels):
             raise ValueError(f"task {self.id}: court has to name every label as harmful or benign")
@@ -278,6 +281,8 @@ class DatasetCard(CardModel):
             for other, label in task.when.items():
                 if label not in next((one.labels for one in self.tasks if one.id == other), ()):
                     raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
+            if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
+                raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
         if sum(task.court is not None for task in self.tasks) > 1:
             raise ValueError("tasks: one at most has a table court: the one that trials are scored on")
         if hidden := self.columns() & set(self.layout.never_read):

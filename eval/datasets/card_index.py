@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def shipped_ids() -> frozenset[str]:
 
 def card_files() -> Mapping[str, Path]:
     """Files of the cards that have a name, by it. Raises BadRequest where two have the same, or the folder is none."""
-    found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
+    found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"), key=_stem)}
     if folder := os.environ.get(CARDS_VARIABLE):
         if not Path(folder).is_dir():
             raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
-        for path in sorted(Path(folder).glob("*.toml")):
+        for path in sorted(Path(folder).glob("*.toml"), key=_stem):
             if path.stem in found:
                 raise BadRequest(
                     f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
@@ -38,13 +38,12 @@ def card_files() -> Mapping[str, Path]:
     return found
 
 
-def find_card(name: str, others: Sequence[str] = ()) -> DatasetCard:
+def find_card(name: str) -> DatasetCard:
     """The card of a data set.
 
     Args:
         name: Its id, or the path of a card (``….toml``); where annotators of several countries labelled the same
             memes, ``:VARIANT`` after it says whose labels: ``multi3hate:US``.
-        others: Further names for the message.
 
     Raises:
         BadRequest: There is none of this name, or the card can't be used.
@@ -56,8 +55,7 @@ def find_card(name: str, others: Sequence[str] = ()) -> DatasetCard:
         files = card_files()
         if id_ not in files:
             raise BadRequest(
-                f"There is no data set {name!r}. There are: {', '.join((*others, *files))}; or name a card of your "
-                "own, FILE.toml.",
+                f"There is no data set {name!r}. There are: {', '.join(files)}; or name a card of your own, FILE.toml.",
                 reason="DATASET_UNKNOWN",
                 field="dataset",
             )
@@ -65,6 +63,10 @@ def find_card(name: str, others: Sequence[str] = ()) -> DatasetCard:
         if card.id != id_:
             raise BadRequest(f"{files[id_]} has the id {card.id}. Name the file {card.id}.toml.", reason="CARD_INVALID")
     return card.with_variant(variant) if variant else card
+
+
+def _stem(path: Path) -> str:
+    return path.stem
 
 
 @lru_cache(maxsize=256)

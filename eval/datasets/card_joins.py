@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, CardSplit, FileKind
+from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.card_places import look_for, missing, refuse_link_out
 from eval.datasets.record_files import RecordFile, kind_of, parse_object
 from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
@@ -52,7 +52,8 @@ class JoinedFiles:
             table: dict[str, dict[str, Any]] = self._table((join.file,), key, join.kind, join.columns)
             # Of a file for all languages or splits, an id is the row's own, without what makes it unique.
             word = word_of(record.get(join.on), join.on)
-            return table.get((word or "").strip(), _NONE)
+            found: Record = table.get((word or "").strip(), _NONE)
+            return found
 
         return joined
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, CardSplit, FileKind
+from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.record_files import Numbered
 
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -36,21 +36,34 @@ def refuse_link_out(path: Path, data: Path) -> None:
         )
 
 
+def located(card: DatasetCard, data: Path, names: Sequence[str]) -> tuple[Path, bool] | None:
+    """The file of a split, and True if it lies in a folder that is this data set's alone; None where it is not there.
+
+    Of a tree of pictures, it is the folder that has some.
+    """
+    layout = card.layout
+    named = data.resolve().name in {folder for folder in layout.own if folder and "/" not in folder}
+    # Its own folders first: parts of HarMeme that lie side by side have the same file names.
+    for folders, surely in ((layout.own, True), (layout.folders, named)):
+        if layout.kind is FileKind.TREE:
+            found = next((p for f in folders for name in names if any(tree_rows(p := data / f / name))), None)
+        else:
+            found = look_for(data, folders, names)
+        if found is not None:
+            return found, surely
+    return None
+
+
 def find_file(card: DatasetCard, data: Path, split: CardSplit, names: Sequence[str]) -> Path:
-    """The file of a split; of a tree of pictures, the folder that has some.
+    """The file of a split, as :func:`located`.
 
     Raises:
         BadRequest: It is not there: the message has its names, its expected places, and where the data are had from.
     """
-    layout = card.layout
-    folders = (*layout.own, *layout.folders)
-    if layout.kind is FileKind.TREE:
-        found = next((p for f in folders for name in names if any(tree_rows(p := data / f / name))), None)
-    else:
-        found = look_for(data, folders, names)
+    found = located(card, data, names)
     if found is None:
         raise missing(card, data, f"no split {split.name} of {card.title}", names)
-    return found
+    return found[0]
 
 
 def missing(card: DatasetCard, data: Path, what: str, names: Sequence[str]) -> BadRequest:

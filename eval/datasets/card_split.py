@@ -12,7 +12,7 @@ from pydantic import Field
 
 from court.errors import BadRequest, BadText
 from court.meme import check_text
-from eval.datasets.card import DatasetCard, CardSplit, FileKind
+from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_file, tree_rows
 from eval.datasets.items import _ItemModel
@@ -54,6 +54,11 @@ class CardMeme(_ItemModel):
     shares: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Share of the annotators by label, by task, where there are several of them."""
 
+    @property
+    def picture(self) -> tuple[str, dict[str, str]]:
+        """Name of its picture, and the fields that may stand in the name of a folder."""
+        return self.image, {"id": self.id, "language": self.language, "group": self.group}
+
 
 @dataclass(frozen=True, slots=True)
 class CardMemes:
@@ -68,7 +73,8 @@ class CardMemes:
         rows: Rows of the files: those read, refused, left out, and of other splits.
         elsewhere: Rows of other splits in the same files.
         files: SHA-256 of every file that was read, by its name below the directory.
-        pictures: Finder of the pictures.
+        pictures: Finder of the pictures, which has looked for their folder.
+        refused: Rows that can't be used: with those read, ``excluded`` and ``elsewhere`` they are all ``rows``.
     """
 
     card: DatasetCard
@@ -80,10 +86,11 @@ class CardMemes:
     elsewhere: int
     files: dict[str, str]
     pictures: DatasetPictures
+    refused: int
 
     def picture_of(self, meme: CardMeme) -> Path | None:
         """Finds the file of a meme's picture; None where it is not there. Raises BadRequest where several fit."""
-        return self.pictures.find(meme.image, meme.model_dump(include={"id", "language", "group"}))
+        return self.pictures.find(*meme.picture)
 
 
 def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
@@ -94,6 +101,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     """
     reader = CardReader(card, data, split)
     memes = tuple(reader)
+    reader.pictures.look(meme.picture for meme in memes)
     if not memes:
         why = reader.problems[0].reason if reader.problems else "no row is of this split"
         raise BadRequest(
@@ -111,6 +119,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
         elsewhere=reader.elsewhere,
         files=reader.digests(),
         pictures=reader.pictures,
+        refused=reader.refused,
     )
 
 
@@ -132,11 +141,13 @@ class CardReader:
         card: Card of the data set.
         data: Directory of the data set.
         split: Name of the split.
+        doubles: True to have memes whose id stood before too, which are refused otherwise.
 
     Attributes:
         problems: Rows refused so far, and lines of other files that can't be used.
         excluded: Rows left out so far.
-        rows: Rows of the files so far.
+        refused: Number of rows refused so far.
+        rows: Rows of the files so far: read, excluded, refused, and elsewhere.
         elsewhere: Rows of other splits so far.
         paths: Files of the rows.
         pictures: Finder of the pictures.
@@ -145,13 +156,14 @@ class CardReader:
         BadRequest: There is no such split, or its files are not there.
     """
 
-    def __init__(self, card: DatasetCard, data: Path, split: str) -> None:
+    def __init__(self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False) -> None:
         self.card, self.data, self.split = card, data, card.split(split)
+        self._doubles = doubles
         if not data.is_dir():
             raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
         self.problems: list[Problem] = []
         self.excluded: list[Problem] = []
-        self.rows = self.elsewhere = 0
+        self.rows = self.elsewhere = self.refused = 0
         languages = self.split.languages or ("",)
         self._files = [
             (language, find_file(card, data, self.split, self.split.files_of(language))) for language in languages
@@ -211,9 +223,8 @@ class CardReader:
             yield number, record
 
     def __iter__(self) -> Iterator[CardMeme]:
-        self.problems.clear()
         self.excluded.clear()
-        self.rows = self.elsewhere = 0
+        self.rows = self.elsewhere = self.refused = 0
         seen: set[str] = set()
         listed = self._joins.ids()
         where = self._where()
@@ -240,9 +251,10 @@ class CardReader:
                         self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
                         continue
                     # Records, predictions and leaks all go by ids: the second of an id could not be told apart.
-                    if id_ in seen:
+                    if id_ in seen and not self._doubles:
                         raise BadCell("its id stands in the file already")
                 except BadCell as bad:
+                    self.refused += 1
                     self.problems.append(Problem(path.name, number, id_, str(bad)))
                     continue
                 seen.add(id_)

@@ -46,7 +46,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
         def several(record: Record) -> GoldOfTask:
             found = value(record)
             if found is None or (not isinstance(found, list) and is_missing(found)):
-                return _missing(task, name)
+                return _missing(task, name, record)
             items = found if isinstance(found, list) else [found]
             return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
 
@@ -55,14 +55,16 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
 
     def one(record: Record) -> GoldOfTask:
         found = value(record)
-        return _missing(task, name) if is_missing(found) else answers[label_of(found)]
+        return _missing(task, name, record) if is_missing(found) else answers[label_of(found)]
 
     return one
 
 
-def _missing(task: CardTask, column: str) -> GoldOfTask:
+def _missing(task: CardTask, column: str, record: Record) -> GoldOfTask:
     if task.missing == "problem":
-        raise BadCell(f"there is no label of {task.id}", column)
+        # By a column alone: where a value is nested or joined, there is no telling.
+        absent = task.of is not None and task.of.column not in ("", *record)
+        raise BadCell("there is no label, as in a test split" if absent else "the label is empty", column)
     return _DROPPED if task.missing == "drop" else NO_GOLD
 
 
@@ -110,7 +112,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
         for label, value, name in columns:
             cell = value(record)
             if is_missing(cell):
-                return _missing(task, name)
+                return _missing(task, name, record)
             word = word_of(cell, name) or ""
             said = exact.get(word)
             if said is None:
@@ -134,7 +136,7 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
         counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
         total = sum(counts.values())
         if not total:
-            return _missing(task, name)
+            return _missing(task, name, record)
         shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
         most = max(counts.values())
         first = [label for label, count in counts.items() if count == most]

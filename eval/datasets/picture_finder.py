@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PureWindowsPath
 
 from court.errors import BadRequest
@@ -11,6 +12,12 @@ from eval.datasets.card_places import PICTURE_ENDINGS
 from eval.datasets.verbs import BadCell, fill
 
 _BELOW = "/**"
+_DEPTH = 3
+"""Folders below the directory that are looked into for pictures."""
+_LOOKED_FOR = 50
+"""Pictures that are looked for in a folder before it is passed over."""
+Named = tuple[str, Mapping[str, str]]
+"""Name of a picture, and the fields of its meme that may stand in the name of a folder."""
 
 
 def picture_path(folder: Path, name: str) -> Path | None:
@@ -24,11 +31,15 @@ def picture_path(folder: Path, name: str) -> Path | None:
     windows = PureWindowsPath(name)
     if Path(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
         return None
-    return folder / name
+    path = folder / name
+    # Links to folders people make on purpose; one in place of a picture comes with an archive.
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        return None
+    return path
 
 
 class DatasetPictures:
-    """Finds the pictures of a split.
+    """Finder of the pictures of a split.
 
     Args:
         data: Directory of the data set; nothing outside of it is looked at.
@@ -41,6 +52,42 @@ class DatasetPictures:
         self._bases = [base for base in dict.fromkeys(near) if base == data or data in base.parents]
         self._data, self._patterns = data, tuple(patterns)
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
+        self.folder: Path | None = None
+        """Folder that names are relative to, where :meth:`look` has found it."""
+
+    def look(self, pictures: Iterable[Named]) -> Path | None:
+        """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
+
+        The folders of the card are looked at first, then every other, three levels deep. Where a field of the meme is
+        part of the way to its picture, it is the directory of the data set.
+        """
+        wanted = list(islice(((name, fields) for name, fields in pictures if name), _LOOKED_FOR))
+        if any("{" in pattern or "**" in pattern for pattern in self._patterns):
+            self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
+            return self.folder
+        likely = (base / pattern for base in self._bases for pattern in self._patterns)
+        for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
+            if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name, _ in wanted)):
+                self.folder = folder
+                return folder
+        # Names that no file has as they are written: in other letters, or without an ending.
+        found = next((path for path in (self.find(name, fields) for name, fields in wanted) if path), None)
+        self.folder = next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
+        return self.folder
+
+    def name_of(self, name: str, fields: Mapping[str, str]) -> str:
+        """Name of a picture below the folder: the row's own where that is right, or there is no such picture.
+
+        Raises:
+            BadRequest: Several files fit.
+        """
+        if self.folder is None:
+            return name
+        path = picture_path(self.folder, name)
+        if path is None or path.is_file():
+            return name
+        found = self.find(name, fields)
+        return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name
 
     def find(self, name: str, fields: Mapping[str, str]) -> Path | None:
         """The file of a picture; None where it is not there.
@@ -48,51 +95,46 @@ class DatasetPictures:
         It is looked for under its name, then under the same name in other letters (``A.JPG``), then, for a name
         without an ending, under the name with one.
 
-        Args:
-            name: Name as the row has it.
-            fields: Fields of the meme that may stand in the name of a folder.
-
         Raises:
             BadRequest: Several files fit.
         """
         record = {f"@{field}": value for field, value in fields.items()}
         for candidate in dict.fromkeys((name, name.replace("\\", "/"))):
-            if picture_path(self._data, candidate) is None:
-                return None
             folders = list(self._folders(record))
             for folder, deep in folders:
                 path = picture_path(folder, candidate)
                 if path is not None and not deep and path.is_file():
-                    return self._inside(path)
-            for folder, deep in folders:
+                    return path
+            for folder, deep in folders if picture_path(self._data, candidate) else ():
                 found = self._alike(folder, candidate, deep)
                 if len(found) > 1:
                     raise BadRequest(
-                        f"The picture {candidate} could be {' or '.join(path.name for path in found[:3])} below "
-                        f"{folder.relative_to(self._data)}. Name the file in full.",
+                        f"The picture {candidate} could be any of {', '.join(path.name for path in found[:3])} below "
+                        f"{folder.relative_to(self._data).as_posix()}. Name the file in full.",
                         reason="PICTURE_AMBIGUOUS",
                     )
                 if found:
-                    return self._inside(found[0])
+                    return picture_path(found[0].parent, found[0].name)
         return None
 
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
         """Folders that a picture may be in, and True for those that it may be anywhere below."""
+        if self.folder is not None:
+            yield self.folder, False
         for base in self._bases:
             for pattern in self._patterns:
                 try:
-                    filled = fill(pattern, record)
-                except BadCell:
+                    filled = f"/{fill(pattern, record)}"
+                except BadCell:  # no folder is of this meme
                     continue
-                deep = f"/{filled}".endswith(_BELOW)
-                yield base / (f"/{filled}".removesuffix(_BELOW).lstrip("/") if deep else filled), deep
+                yield base / filled.removesuffix(_BELOW).lstrip("/"), filled.endswith(_BELOW)
 
     def _alike(self, folder: Path, name: str, deep: bool) -> list[Path]:
         """Files whose names differ in their letters' case, or in an ending that the name has not."""
         parent, _, last = name.rpartition("/")
         files = self._list(folder / parent if parent else folder, deep)
-        exact = [path for path in files.get(last.lower(), []) if path.name == last]
-        found = exact or files.get(last.lower(), [])
+        found = files.get(last.lower(), [])
+        found = [path for path in found if path.name == last] or found
         if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
             found = [path for ending in PICTURE_ENDINGS for path in files.get(last.lower() + ending, [])]
         return found
@@ -101,7 +143,8 @@ class DatasetPictures:
         """Files of a folder by their names in lower case; with those of folders below it where it is deep."""
         if (folder, deep) not in self._listed:
             found: dict[str, list[Path]] = {}
-            for parent, _, names in os.walk(folder):
+            for parent, below, names in os.walk(folder):
+                below.sort()
                 for name in sorted(names):
                     found.setdefault(name.lower(), []).append(Path(parent) / name)
                 if not deep:
@@ -109,8 +152,16 @@ class DatasetPictures:
             self._listed[(folder, deep)] = found
         return self._listed[(folder, deep)]
 
-    def _inside(self, path: Path) -> Path | None:
-        """The path itself; None for a link to a file outside of the data set."""
-        if path.is_symlink() and not path.resolve().is_relative_to(self._data.resolve()):
-            return None
-        return path
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth == 0:
+        return
+    try:
+        # Links are not followed: they may lead out of the directory, or around in it. Sorted, so that of several
+        # folders the same one is found on every file system.
+        below = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for each in below:
+        yield from _below(each, depth - 1)

@@ -68,6 +68,14 @@ class RecordFile:
         return rows
 
 
+def row_count(path: Path, kind: FileKind) -> int:
+    """Rows of a file; of lines of JSON, those that are not blank. Raises BadRequest as reading them."""
+    if kind is FileKind.JSONL:
+        with path.open("rb") as lines:
+            return sum(not line.isspace() for line in lines)
+    return sum(1 for _ in RecordFile(path, kind, frozenset()))
+
+
 def kind_of(path: Path) -> FileKind | None:
     """Format of a file by the ending of its name; None where that says nothing."""
     return _ENDINGS.get(path.suffix.lower())
@@ -174,7 +182,7 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
             except csv.Error:
                 yield reader.line_num, "the line is no CSV"
                 continue
-            if len(cells) != len(header) or not cells[0]:
+            if len(cells) != len(header) or not cells[0].strip():
                 if not any(cell.strip() for cell in cells):
                     continue
                 if not header:

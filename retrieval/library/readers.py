@@ -60,6 +60,10 @@ def read_source(source: Source) -> Rows:
             library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
     if source.rows is not None:
+        for path in source.files:
+            # In whichever format: a row is seldom so marked, and nothing else is called so.
+            if NOT_FOR_LIBRARIES.encode() in path.read_bytes():
+                raise _marked(path)
         return source.rows()
     if source.format is SourceFormat.CARD:
         raise BadRequest(
@@ -103,11 +107,15 @@ def _refuse_marked(path: Path, content: str) -> None:
         for record in records
     ]
     if any(isinstance(record, dict) and NOT_FOR_LIBRARIES in record for _, record in rows):
-        raise BadRequest(
-            f"{path.name} holds memes that are marked as not for libraries ({NOT_FOR_LIBRARIES}), such as those that "
-            "memecourt-eval probe has rewritten to be hard to recognise. They become no precedents.",
-            reason="SOURCE_NOT_FOR_LIBRARIES",
-        )
+        raise _marked(path)
+
+
+def _marked(path: Path) -> BadRequest:
+    return BadRequest(
+        f"{path.name} holds memes that are marked as not for libraries ({NOT_FOR_LIBRARIES}), such as those that "
+        "memecourt-eval probe has rewritten to be hard to recognise. They become no precedents.",
+        reason="SOURCE_NOT_FOR_LIBRARIES",
+    )
 
 
 def _records(layout: SourceFormat, content: str) -> Iterator[Record]:

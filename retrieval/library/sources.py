@@ -64,6 +64,8 @@ class Source:
         labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
         provenance: Further origin of its memes.
         rows: Reads the rows of a source of format ``card``; None for the others.
+        files: All files that the rows are made of, where they are not ``path`` and ``labels``.
+        recipe: Digest of the rules by which the rows are made of them; empty where the format says it.
     """
 
     path: Path
@@ -73,6 +75,8 @@ class Source:
     labels: Path | None = None
     provenance: Provenance = Provenance()
     rows: Callable[[], Rows] | None = None
+    files: tuple[Path, ...] = ()
+    recipe: str = ""
 
     @property
     def label(self) -> str:

@@ -1,6 +1,7 @@
 """Data-set cards: what they refuse, and how memes are read by them."""
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from court.errors import BadRequest
+from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.card import card_of
 from eval.datasets.card_index import card_files, find_card
@@ -15,6 +17,7 @@ from eval.datasets.card_split import read_by_card
 from eval.datasets.known import find_dataset
 from eval.datasets.read import read_split, source_of
 from retrieval.library.readers import read_source
+from retrieval.library.sources import Source, SourceFormat
 from tests.support.encoders import png_of
 
 FRAMES = ("REAL", "HOAX", "CAUSE", "IMPACT", "ALLOCATION", "PROPRIATY", "ADEQUACY", "PROSPECT")
@@ -141,3 +144,67 @@ def test_a_card_of_ones_own_is_named_by_its_file(tmp_path):
     )
     assert scored.exit_code == 0, scored.output
     assert json.loads(scored.output)["cards"][0]["strict"]["accuracy"]["value"] == 0.75
+
+
+def harm_c(root: Path) -> Path:
+    rows = [
+        {"id": f"covid_{n}", "image": f"covid_{n}.png", "labels": labels, "text": f"pond {n}\nsecond"}
+        for n, labels in enumerate(
+            [
+                ["not harmful"],
+                ["somewhat harmful", "individual"],
+                ["very harmful", "community", "society"],
+                [""],
+                [],
+                ["Very Harmful "],
+                ["harmless?"],
+            ]
+        )
+    ]
+    path = root / "Harm-C/train.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]) + "cut\n\n")
+    return path
+
+
+def fhm(root: Path) -> Path:
+    rows = [{"id": n, "img": f"img/{n:02}.png", "label": n % 2, "text": f"pond {n}"} for n in range(6)]
+    rows += [{"id": 7, "img": "img/07.png", "text": "no label"}, {"id": 8, "img": "x", "label": 2, "text": ""}]
+    path = root / "hateful_memes/train.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def mami(root: Path) -> Path:
+    header = ("file_name", "misogynous", "shaming", "stereotype", "objectification", "violence", "Text Transcription")
+    rows = [(f"{n}.jpg", n % 2, n % 2, 0, int(n in (1, 5)), 0, f'pond\n"{n}"') for n in range(6)]
+    path = root / "MAMI/training.csv"
+    write_table(path, header, [*rows, ("9.jpg", "", 0, 0, 0, 0, "x"), ("8.jpg", 3, 0, 0, 0, 0, "x")], "\t")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("id_", "layout", "written"),
+    [
+        ("harm-c", SourceFormat.HARMEME, harm_c),
+        ("harm-p", SourceFormat.HARMEME, lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
+        ("fhm", SourceFormat.FHM, fhm),
+        ("mami", SourceFormat.MAMI, mami),
+    ],
+)
+def test_a_card_reads_what_the_library_s_own_reader_reads(tmp_path, id_, layout, written):
+    """Two implementations: a card, and the reader of single files, which knew the data sets before there were cards."""
+    path = written(tmp_path)
+    read = read_split(find_dataset(id_), tmp_path, "train")
+    rows = read_source(Source(path, format=layout, name=f"{id_} train"))
+    unique = [row for n, row in enumerate(rows.good) if row.id not in {one.id for one in rows.good[:n]}]
+    harmful = [row.label is Label.HARMFUL for row in unique]
+    said = [(m.id, m.line, m.image, m.text, m.source_label, m.targets) for m in read.memes]
+    assert said == [(row.id, row.line, row.image, row.text, row.source_label, row.categories) for row in unique]
+    assert [meme.harmful for meme in read.memes] == harmful and len(said) > 3
+    assert {problem.line for problem in rows.problems} <= {problem.line for problem in read.problems}
+    assert len(read.memes) + len(read.problems) == len(rows.good) + len(rows.problems)
+    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    source = source_of(find_dataset(id_), tmp_path, "train")
+    assert read_source(source).good == unique and source.label == f"{id_} train"

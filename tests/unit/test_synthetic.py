@@ -24,7 +24,7 @@ from court.trial import Court, TrialCase
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY
-from eval.datasets.places import recognised
+from eval.datasets.recognise import recognised
 from eval.datasets.protocol import Level
 from eval.datasets.read import read_split
 from eval.perf.model_server.server import FakeModelServer, serving
