@@ -50,9 +50,7 @@ class FileKind(StrEnum):
     ARROW = "arrow"
     """Arrow's file or stream, such as the ``datasets`` library saves."""
     TREE = "tree"
-    """A folder of pictures: a row a file, with ``@path``, ``@name``, ``@stem`` and ``@parent``."""
-    HF = "hf"
-    """A repository for the ``datasets`` library: on disk, or by name (``hub``)."""
+    """A folder of pictures: a row a file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (its folder's name)."""
 
 
 class TaskKind(StrEnum):
@@ -79,7 +77,10 @@ class CardLayout(CardModel):
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before anything else sees the row, such as names of people."""
     hub: str = ""
-    """Name of the repository on the Hugging Face hub, ``owner/name``; only of ``hf``."""
+    """Name of the data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded where they
+    are asked for by name. On disk, such a repository is read like any other folder."""
+    revision: str = "main"
+    """Commit of that repository."""
     records: str = ""
     """Name in the object that the list of rows stands under; only of ``json`` and ``json-map``."""
 
@@ -101,7 +102,8 @@ class CardSplit(CardModel):
     name: str
     role: SplitRole
     files: tuple[str, ...] = ()
-    """Names that its file may have, the authors' own first; of ``tree`` and ``hf``, a pattern of the files."""
+    """Names that its file may have, the authors' own first; ``*`` in one is any letters: ``train-*.parquet``. Of a
+    tree, the folder."""
     where: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     ids: tuple[str, ...] = ()
     labels: LabelFile | None = None
@@ -271,7 +273,7 @@ class DatasetCard(CardModel):
             if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
                 raise ValueError(f"{what}: every one needs a name of its own, of letters, digits, and - _ .")
         for split in self.splits:
-            if not split.files and self.layout.kind is not FileKind.HF:
+            if not split.files:
                 raise ValueError(f"split {split.name}: name its files")
             if any("{language}" in name for name in split.files) != bool(split.languages):
                 raise ValueError(f"split {split.name}: languages go with {{language}} in the name of its file")

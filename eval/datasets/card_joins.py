@@ -8,7 +8,7 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind
-from eval.datasets.card_places import look_for, missing, refuse_link_out
+from eval.datasets.card_places import look_for, missing
 from eval.datasets.record_files import RecordFile, kind_of, parse_object
 from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
 from retrieval.library.sources import Problem
@@ -88,9 +88,10 @@ class JoinedFiles:
 
     def _single(self, join: Join, record: Record) -> Record:
         name = fill(join.file, record)
-        path = look_for(self._data, self._folders(), (name,))
-        if path is None:
+        paths = look_for(self._data, self._folders(), (name,))
+        if not paths:
             return _NONE
+        path = paths[0]
         found = parse_object(read_text(path, "a record"))
         if found is None:
             raise BadCell(f"its file {path.name} is no JSON object", join.column)
@@ -101,11 +102,11 @@ class JoinedFiles:
         return (self._beside.relative_to(self._data).as_posix(), *layout.own, *layout.folders)
 
     def _find(self, names: tuple[str, ...]) -> Path:
-        path = look_for(self._data, self._folders(), names)
-        if path is None:
+        paths = look_for(self._data, self._folders(), names)
+        if not paths:
             title = f"the split {self._split.name} of {self._card.title} without its labels"
             raise missing(self._card, self._data, title, names)
-        refuse_link_out(path, self._data)
+        path = paths[0]
         if path not in self.paths:
             self.paths.append(path)
         return path

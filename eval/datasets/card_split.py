@@ -14,11 +14,11 @@ from court.errors import BadRequest, BadText
 from court.meme import check_text
 from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
-from eval.datasets.card_places import find_file, tree_rows
+from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.items import _ItemModel
 from eval.datasets.label_rules import compile_task
 from eval.datasets.picture_finder import DatasetPictures
-from eval.datasets.record_files import Numbered, RecordFile, kind_of
+from eval.datasets.record_files import Numbered, RecordFile
 from eval.datasets.verbs import BadCell, Compiled, Expression, Record, compile_expression, word_of
 from retrieval.library.sources import Problem
 
@@ -166,7 +166,9 @@ class CardReader:
         self.rows = self.elsewhere = self.refused = 0
         languages = self.split.languages or ("",)
         self._files = [
-            (language, find_file(card, data, self.split, self.split.files_of(language))) for language in languages
+            (language, path)
+            for language in languages
+            for path in find_files(card, data, self.split, self.split.files_of(language))
         ]
         self.paths = tuple(path for _, path in self._files)
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
@@ -210,12 +212,11 @@ class CardReader:
         if layout.kind is FileKind.TREE:
             yield from tree_rows(path)
             return
-        kind = kind_of(path) if layout.kind is FileKind.HF else layout.kind
         columns = self.card.columns() | self._joins.columns()
         # Names with a field in them are not known beforehand: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
         never = layout.never_read
-        file = RecordFile(path, kind or layout.kind, None if whole else frozenset(columns), records=layout.records)
+        file = RecordFile(path, layout.kind, None if whole else frozenset(columns), records=layout.records)
         for number, record in file:
             if never and isinstance(record, dict):
                 for name in never:

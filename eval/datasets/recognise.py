@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind, SplitRole
-from eval.datasets.card_places import located
+from eval.datasets.card_places import located, tree_rows
 from eval.datasets.card_split import CardReader
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset
 from eval.datasets.record_files import RecordFile, row_count
@@ -38,10 +39,10 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     for dataset, found in layouts.items():
         if dataset.id.startswith(_SYNTHETIC) or mistaken_for(dataset, data):
             continue
-        for name, (path, surely) in found.items():
-            counted = row_count(path, dataset.card.layout.kind) == dataset.card.split(name).rows
-            if (surely or counted) and fits(dataset.card, path):
-                claims.setdefault(path, {})[dataset] = (surely, counted)
+        for name, (paths, surely) in found.items():
+            counted = _row_count(dataset.card, paths) == dataset.card.split(name).rows
+            if (surely or counted) and fits(dataset.card, paths[0]):
+                claims.setdefault(paths[0], {})[dataset] = (surely, counted)
     owners = [_owners(data, path, claim) for path, claim in claims.items()]
     doubtful = next((owner for owner in owners if len(owner) > 1), None)
     if doubtful:
@@ -83,7 +84,7 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
     """True if a file has as many labels of every kind as were published of its split."""
     for split in card.splits:
         place = located(card, data, split.files)
-        if place is not None and place[0] == path and split.classes:
+        if place is not None and place[0][0] == path and split.classes:
             counts: dict[str, Counter[str]] = {task: Counter() for task in split.classes}
             try:
                 for meme in CardReader(card, data, split.name):
@@ -105,18 +106,18 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
         return None
     place = located(dataset.card, data, train.files)
     kind = dataset.card.layout.kind
-    if place is None or train.where or (count := row_count(place[0], kind)) == train.rows:
+    if place is None or train.where or train.ids or (count := _row_count(dataset.card, place[0])) == train.rows:
         return None
     for other in DATASETS.values():
         same = other is not dataset and other.card.layout.kind is kind
-        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other.card, place[0]):
+        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other.card, place[0][0]):
             return other
     return None
 
 
 def fits(card: DatasetCard, path: Path) -> bool:
     """True if a file has the columns that a card reads of every row."""
-    if card.layout.kind in (FileKind.TREE, FileKind.HF):
+    if card.layout.kind is FileKind.TREE:
         return True
     fields = (card.fields.id, card.fields.picture, card.fields.text)
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
@@ -128,7 +129,12 @@ def fits(card: DatasetCard, path: Path) -> bool:
         return False
 
 
-def _found(card: DatasetCard, data: Path) -> dict[str, tuple[Path, bool]]:
+def _row_count(card: DatasetCard, paths: Iterable[Path]) -> int:
+    kind = card.layout.kind
+    return sum(len(list(tree_rows(path))) if kind is FileKind.TREE else row_count(path, kind) for path in paths)
+
+
+def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:
     """Files of the splits that are there, and whether they lie in a folder of the data set's own name."""
     places = {split.name: located(card, data, split.files) for split in card.splits if split.files}
     return {name: place for name, place in places.items() if place is not None}

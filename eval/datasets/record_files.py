@@ -63,7 +63,7 @@ class RecordFile:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
                 rows = _column_store(self.path, self.kind, self.columns)
-            case FileKind.TREE | FileKind.HF:
+            case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
         return rows
 
@@ -232,11 +232,13 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
             f"{path.name} is read by pyarrow. Install it: pip install 'memecourt[datasets]'", reason="NOT_INSTALLED"
         ) from None
     number = 0
+    batches: Iterator[Any]
     try:
         if kind is FileKind.PARQUET:
             file = parquet.ParquetFile(path)
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
-            batches = file.iter_batches(_BATCH, columns=wanted)
+            leaves = _leaves(file, wanted)
+            batches = map(_without_bytes, file.iter_batches(_BATCH, columns=leaves))
         else:
             batches = _arrow_batches(path, columns)
         for batch in batches:
@@ -251,6 +253,13 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
         ) from None
 
 
+def _leaves(file: Any, columns: Sequence[str] | None) -> list[str]:
+    """Columns of a Parquet file, nested ones by their parts, without the bytes of pictures that stand in it."""
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    wanted = (path for path in paths if columns is None or path.split(".")[0] in columns)
+    return [path for path in wanted if not path.endswith(".bytes")]
+
+
 def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
     import pyarrow as arrow
 
@@ -262,4 +271,16 @@ def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]
         names = [name for name in reader.schema.names if columns is None or name in columns]
         batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
-            yield batch.select(names)
+            yield _without_bytes(batch.select(names))
+
+
+def _without_bytes(batch: Any) -> Any:
+    """Rows with the names of pictures alone: the ``datasets`` library stores a picture as its name and its bytes."""
+    import pyarrow as arrow
+    import pyarrow.compute as compute
+
+    for place, one in enumerate(batch.schema):
+        parts = {part.name for part in one.type} if arrow.types.is_struct(one.type) else set()
+        if "path" in parts and parts <= {"path", "bytes"}:
+            batch = batch.set_column(place, one.name, compute.struct_field(batch.column(place), "path"))
+    return batch

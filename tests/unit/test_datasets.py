@@ -16,9 +16,9 @@ from eval.cli import cli
 from eval.datasets.check import DatasetFaultKind, check
 from eval.datasets.known import DATASETS, SplitRole
 from eval.datasets.picture_finder import picture_path
-from eval.datasets.recognise import recognised
 from eval.datasets.protocol import LEVELS, Level, Protocol
 from eval.datasets.read import read_split, source_of
+from eval.datasets.recognise import recognised
 from eval.studies.vote import measure_left_out, measure_vote
 from eval.synthetic.make import Layout, Plant, make
 from retrieval.build import build_library
@@ -168,7 +168,7 @@ def test_mami_joins_the_labels_of_its_test_split(tmp_path):
 
 def test_a_layout_alone_does_not_make_a_data_set(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"id": 7, "img": "img/07.png", "label": 1, "text": "x"}\n')
-    with pytest.raises(BadRequest, match="file names of .*fhm.*, and as many rows as none") as refused:
+    with pytest.raises(BadRequest, match=r"file names of .*fhm.*, and as many rows as none") as refused:
         recognised(tmp_path)
     assert refused.value.reason == "DATA_UNRECOGNISED"
 
