@@ -28,6 +28,9 @@ def datasets(context: click.Context, as_json: bool) -> None:
     \b
     memecourt-eval datasets              lists them
     memecourt-eval datasets check DIR    checks what lies in a directory
+    memecourt-eval datasets card new DIR drafts a card for a data set of your own
+    memecourt-eval datasets card show ID shows a card, to start another from
+    memecourt-eval datasets fetch CARD   downloads one from the Hugging Face hub, by its card
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     if context.invoked_subcommand:
         return
@@ -71,10 +74,9 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     Exit code: 0 if nothing was found, 1 if something was, 2 if it could not be checked.
     """
     from court.errors import CourtError
-    from eval.commands.options import dataset_of
 
     if id_ is not None:
-        dataset_of(id_)
+        _dataset(id_)
     try:
         reports = asyncio.run(_checked(data, id_, pictures))
     except CourtError as error:
@@ -86,6 +88,79 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
         for report in reports:
             _tell(report)
     sys.exit(1 if any(report.findings for report in reports) else 0)
+
+
+@datasets.group()
+def card() -> None:
+    """Shows cards, and drafts them: how a data set is laid out, and what its labels mean."""
+
+
+@card.command()
+@click.argument("id_", metavar="ID|FILE.toml")
+def show(id_: str) -> None:
+    """Shows the card of a data set as it is written."""
+    from court.errors import BadRequest
+    from eval.datasets.card_index import card_file
+
+    try:
+        click.echo(card_file(id_).read_text("utf-8"), nl=False)
+    except BadRequest as error:
+        raise click.UsageError(error.message) from None
+
+
+@card.command()
+@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.option("--id", "id_", default="", help="Id of the data set. [default: the name of the directory]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it there. [default: standard output]"
+)
+def new(data: Path, id_: str, out: Path | None) -> None:
+    """Drafts a card for the files in DIR: columns, labels and splits as they look.
+
+    Every guess is marked # CHECK, and none is right because it is there. Try it with
+
+    memecourt-eval datasets check DIR --dataset FILE.toml
+    """
+    from court.errors import BadRequest
+    from eval.datasets.card_draft import draft_card
+
+    if out is not None and out.exists():
+        raise click.UsageError(f"{out} is there already.")
+    try:
+        drafted = draft_card(data, id_)
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
+    if out is None:
+        click.echo(drafted, nl=False)
+    else:
+        out.write_text(drafted, "utf-8")
+        click.echo(f"{out}: {drafted.count('# CHECK')} guesses to check.", err=True)
+
+
+@datasets.command()
+@click.argument("id_", metavar="ID|FILE.toml")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory for its files.")
+def fetch(id_: str, out: Path) -> None:
+    """Downloads a data set from the Hugging Face hub: the files that its card names, and its pictures.
+
+    The card has to name the repository (layout.hub). Whether you may use the data set, and may have a copy of it, is
+    between you and its authors: the terms that the card knows of are shown.
+    """
+    from court.errors import CourtError
+    from eval.datasets.hub import download
+
+    dataset = _dataset(id_)
+    click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
+    try:
+        click.echo(download(dataset.card, out))
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _dataset(id_: str) -> Dataset:
+    from eval.commands.options import dataset_of
+
+    return dataset_of(id_)
 
 
 async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
@@ -117,6 +192,11 @@ def _tell(report: DatasetCheck) -> None:
             continue
         classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
         click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+        for task, counts in split.tasks.items():
+            # The first is told above, with the rows.
+            if dict(counts) != dict(split.classes) and counts:
+                told = ", ".join(f"{count:,} {label}" for label, count in counts.items())
+                click.echo(f"  {'':<12} {task}: {told}")
         if split.refused or split.excluded or split.elsewhere:
             others = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
             click.echo(

@@ -38,6 +38,14 @@ def card_files() -> Mapping[str, Path]:
     return found
 
 
+def card_file(name: str) -> Path:
+    """File of the card of this name, or path. Raises BadRequest where there is none."""
+    if _FILE.fullmatch(name) and Path(name).is_file():
+        return Path(name)
+    find_card(name)
+    return card_files()[name.partition(":")[0]]
+
+
 def find_card(name: str) -> DatasetCard:
     """The card of a data set.
 

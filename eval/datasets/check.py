@@ -346,7 +346,7 @@ def _twice(
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
     by_splits = _grouped(groups, lambda group: "+".join(dict.fromkeys(one.split for one in group)))
     for splits, alike in by_splits.items():
-        differ = sum(len({one.label for one in group}) > 1 for group in alike)
+        differ = sum(_labels_differ(group) for group in alike)
         told = f"{what} stands in several rows, {sum(map(len, alike)):,} in all"
         if "+" in splits:
             told += f", of the splits {splits.replace('+', ', ')}"
@@ -356,13 +356,18 @@ def _twice(
         findings.append(DatasetFault(kind=kind, split=splits, what=told, count=len(alike), where=where))
 
 
+def _labels_differ(group: Sequence[_FoundMeme]) -> bool:
+    """True if two of these memes are labelled, and differently; one without a label contradicts nothing."""
+    return len({one.label for one in group if one.label}) > 1
+
+
 def _conflicts(seen: Sequence[_FoundMeme], findings: list[DatasetFault]) -> None:
     """Memes that are the same in picture and text and labelled differently: one of the labels must be wrong.
 
     The same text under another picture is not one of them: FHM has such on purpose.
     """
     groups = _grouped(seen, lambda one: (one.picture, text_key(one.meme.text)))
-    differ = [group for (picture, _), group in groups.items() if picture and len({one.label for one in group}) > 1]
+    differ = [group for (picture, _), group in groups.items() if picture and _labels_differ(group)]
     for splits, alike in _grouped(differ, lambda group: "+".join(dict.fromkeys(one.split for one in group))).items():
         where = tuple(" = ".join(one.name for one in group) for group in alike)
         what = "memes of the same picture and text are labelled differently"
