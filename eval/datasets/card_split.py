@@ -17,7 +17,7 @@ from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.items import _ItemModel
 from eval.datasets.label_rules import compile_task
-from eval.datasets.picture_finder import DatasetPictures
+from eval.datasets.picture_finder import DatasetPictures, leads_out
 from eval.datasets.record_files import Numbered, RecordFile
 from eval.datasets.verbs import BadCell, Compiled, Expression, Record, compile_expression, word_of
 from retrieval.library.sources import Problem
@@ -229,6 +229,7 @@ class CardReader:
         seen: set[str] = set()
         listed = self._joins.ids()
         where = self._where()
+        unseen = self._field_columns()
         for language, path in self._files:
             name, row = path.relative_to(self.data).as_posix(), 0
             for number, record in self._records(path):
@@ -238,6 +239,8 @@ class CardReader:
                 try:
                     if isinstance(record, str):
                         raise BadCell(record)
+                    if unseen:
+                        unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
                     record["@row"] = row
                     self._joins.add_labels(record, row)
                     if where is not None and not where(record):
@@ -261,10 +264,24 @@ class CardReader:
                 seen.add(id_)
                 yield meme
             self._joins.check_rows(row, path)
+        for name, columns in unseen.items() if self.rows else ():
+            told = ", ".join(sorted(columns))
+            reason = f"no row has the column {told}, which the card makes the {name} of"
+            self.problems.append(Problem(self.paths[0].name, 0, "", reason))
         if listed is not None and (absent := listed - seen - {problem.id for problem in self.problems}):
             self.problems.append(
                 Problem(self.split.ids[0], 0, "", f"{len(absent):,} ids of the split have no row in the file")
             )
+
+    def _field_columns(self) -> dict[str, set[str]]:
+        """Columns of the rows that each field is made of; a field of none, or of others' columns, is left out."""
+        found: dict[str, set[str]] = {}
+        for name in ("picture", *_TEXTS):
+            expression = getattr(self.card.fields, name)
+            columns = {one for one in expression.columns() if "{" not in one} if expression else set()
+            if columns and not any(one.startswith("@") for one in columns) and expression.join is None:
+                found[name] = columns
+        return found
 
     def _where(self) -> Callable[[Record], bool] | None:
         """Makes a test of rows for being of this split; a row of no split at all is refused."""
@@ -325,6 +342,12 @@ class CardReader:
             column = self.card.fields.picture.name if self.card.fields.picture else ""
             image = (word_of(row.picture(record), column) or "").strip()
             _check(image, column)
+            if leads_out(image):
+                raise BadCell(
+                    'the name of its picture leads out of the data set; take = "basename" in the card takes the last '
+                    "part of a path",
+                    column,
+                )
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
         for task, rule, when, variant in row.tasks:

@@ -25,17 +25,20 @@ def picture_path(folder: Path, name: str) -> Path | None:
 
     A data file is no reason to read others.
     """
-    # Checked by the words of the name: nothing outside is touched to find out.
-    if not name or "\0" in name:
-        return None
-    windows = PureWindowsPath(name)
-    if Path(name).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+    if not name or leads_out(name):
         return None
     path = folder / name
     # Links to folders people make on purpose; one in place of a picture comes with an archive.
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         return None
     return path
+
+
+def leads_out(name: str) -> bool:
+    """True for the name of a file that is absolute, on this system or on Windows, or goes up."""
+    # Checked by the words of the name: nothing outside is touched to find out.
+    windows = PureWindowsPath(name)
+    return "\0" in name or name.startswith("/") or bool(windows.drive or windows.root) or ".." in windows.parts
 
 
 class DatasetPictures:

@@ -101,7 +101,8 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
     if b"\0" in start and not marked:
         read_text(path, "memes")  # says why
     # As old Macs write it: else the file would be one line.
-    if not marked and b"\r" in start and b"\n" not in start:
+    seen = start.decode("utf-16" if marked else "latin-1", errors="ignore")
+    if "\r" in seen and "\n" not in seen:
         newline = "\r"
     with path.open(encoding="utf-16" if marked else "utf-8-sig", newline=newline) as text:
         try:
