@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import CardSplit, DatasetCard, FileKind
+from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_places import look_for, missing
 from eval.datasets.record_files import RecordFile, kind_of, parse_object
 from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
@@ -57,13 +57,10 @@ class JoinedFiles:
 
         return joined
 
-    def add_labels(self, record: dict[str, Any], row: int) -> None:
-        """Adds the columns of the split's file of labels to a row, where it has one; the row's own stay."""
-        labels = self._split.labels
-        if labels is None:
-            return
+    def add_labels(self, labels: LabelFile, record: dict[str, Any]) -> None:
+        """Adds the columns of the split's file of labels to a row; the row's own stay."""
         table = self._table(labels.files, labels.on, labels.kind.value, labels.columns)
-        word = str(row) if labels.on == _BY_ROW else (word_of(record.get(labels.on), labels.on) or "").strip()
+        word = (word_of(record.get(labels.on), labels.on) or "").strip()
         for name, value in table.get(word, _NONE).items():
             record.setdefault(name, value)
 

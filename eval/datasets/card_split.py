@@ -6,58 +6,18 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field
-
-from court.errors import BadRequest, BadText
-from court.meme import check_text
+from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
-from eval.datasets.items import _ItemModel
-from eval.datasets.label_rules import compile_task
-from eval.datasets.picture_finder import DatasetPictures, leads_out
+from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
+from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
-from eval.datasets.verbs import BadCell, Compiled, Expression, Record, compile_expression, word_of
+from eval.datasets.verbs import BadCell, Record, word_of
 from retrieval.library.sources import Problem
 
-_LONGEST_ID = 200
-_TEXTS = ("text", "ocr", "caption", "group")
-_JSON_KINDS = (FileKind.JSONL, FileKind.JSON, FileKind.JSON_MAP)
-
-
-class CardMeme(_ItemModel):
-    """A meme of a data set with its gold labels of every task, which :class:`JudgedMeme` has of one question alone.
-
-    ``gold["stance"] == ("skeptical",)``: of a task with one label, a tuple of it; of one with several, in the order of
-    the card or the row, and an empty tuple where the meme has none of them. A task that is absent from ``gold`` has no
-    gold label for this meme (its annotators left it open, or it is asked of some memes alone): it is not scored.
-    """
-
-    id: str = Field(min_length=1)
-    split: str
-    file: str
-    """Name of its file below the data set's directory."""
-    line: int = Field(ge=0)
-    """Where it stands in its file, counted from 1: a line, or a row where there are none."""
-    image: str = ""
-    """Name of its picture as the row has it; :meth:`CardMemes.picture_of` finds the file."""
-    text: str = ""
-    ocr: str = ""
-    caption: str = ""
-    """Description of the picture by the data set's authors."""
-    language: str = ""
-    group: str = ""
-    """Template, family or source."""
-    gold: dict[str, tuple[str, ...]]
-    shares: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Share of the annotators by label, by task, where there are several of them."""
-
-    @property
-    def picture(self) -> tuple[str, dict[str, str]]:
-        """Name of its picture, and the fields that may stand in the name of a folder."""
-        return self.image, {"id": self.id, "language": self.language, "group": self.group}
+__all__ = ["CardMeme", "CardMemes", "CardReader", "read_by_card"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +83,6 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     )
 
 
-@dataclass(slots=True)
-class _Row:
-    """The rules of a card as functions of a row."""
-
-    id: Compiled
-    texts: tuple[tuple[str, Compiled, str], ...]
-    picture: Compiled | None
-    language: Compiled | None
-    tasks: tuple[tuple[str, Callable[[Record], Any], tuple[tuple[str, str], ...], Callable[[str], str] | None], ...]
-
-
 class CardReader:
     """The memes of a split, read while they are iterated over; nothing of them but their ids stays in memory.
 
@@ -173,7 +122,7 @@ class CardReader:
         self.paths = tuple(path for _, path in self._files)
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
         self._joins = JoinedFiles(card, data, self.split, self.paths[0].parent, self.problems)
-        self._row = self._compile()
+        self._rules = RowRules(card, self.split.name, self._joins.of)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file that was read, in hex, by its name below the directory."""
@@ -183,29 +132,6 @@ class CardReader:
                 with path.open("rb") as file:
                     found[path.relative_to(self.data).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
         return found
-
-    def _compile(self) -> _Row:
-        fields = self.card.fields
-
-        def compiled(expression: Expression) -> Compiled:
-            return compile_expression(expression, self._joins.of)
-
-        texts = tuple(
-            (name, compiled(expression), expression.name)
-            for name in _TEXTS
-            if (expression := getattr(fields, name)) is not None
-        )
-        tasks = []
-        for task in self.card.all_tasks():
-            variant = _variant_of(task.variant, task.variant_of) if task.variants else None
-            tasks.append((task.id, compile_task(task, self._joins.of), tuple(task.when.items()), variant))
-        return _Row(
-            compiled(fields.id),
-            texts,
-            compiled(fields.picture) if fields.picture else None,
-            compiled(fields.language) if fields.language else None,
-            tuple(tasks),
-        )
 
     def _records(self, path: Path) -> Iterator[Numbered]:
         layout = self.card.layout
@@ -242,15 +168,16 @@ class CardReader:
                     if unseen:
                         unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
                     record["@row"] = row
-                    self._joins.add_labels(record, row)
+                    if self.split.labels is not None:
+                        self._joins.add_labels(self.split.labels, record)
                     if where is not None and not where(record):
                         self.elsewhere += 1
                         continue
-                    id_ = self._id(record, language)
+                    id_ = self._rules.id_of(record, language)
                     if listed is not None and id_ not in listed:
                         self.elsewhere += 1
                         continue
-                    meme = self._meme(record, id_, file=name, line=number)
+                    meme = self._rules.meme_of(record, id_, file=name, line=number)
                     if meme is None:
                         self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
                         continue
@@ -276,7 +203,7 @@ class CardReader:
     def _field_columns(self) -> dict[str, set[str]]:
         """Columns of the rows that each field is made of; a field of none, or of others' columns, is left out."""
         found: dict[str, set[str]] = {}
-        for name in ("picture", *_TEXTS):
+        for name in ("picture", *TEXT_FIELDS):
             expression = getattr(self.card.fields, name)
             columns = {one for one in expression.columns() if "{" not in one} if expression else set()
             if columns and not any(one.startswith("@") for one in columns) and expression.join is None:
@@ -306,93 +233,3 @@ class CardReader:
             return True
 
         return is_here
-
-    def _id(self, record: dict[str, Any], language: str) -> str:
-        row, fields = self._row, self.card.fields
-        if language:
-            record["@language"] = language
-        elif row.language is not None:
-            word = word_of(row.language(record), "language")
-            record["@language"] = (word or "").strip()
-        found = row.id(record)
-        if isinstance(found, bool) or not isinstance(found, str | int | float):
-            raise BadCell("it has no id", fields.id.name)
-        id_ = (word_of(found, fields.id.name) or "").strip()
-        if not id_:
-            raise BadCell("it has no id", fields.id.name)
-        record["@id"] = id_
-        if language:
-            id_ = f"{language}-{id_}"
-        if len(id_) > _LONGEST_ID:
-            raise BadCell(f"its id is longer than {_LONGEST_ID} characters", fields.id.name)
-        return id_
-
-    def _meme(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> CardMeme | None:
-        """The meme of a row; None where a task leaves it out."""
-        row, values = self._row, {}
-        for name, value, column in row.texts:
-            found = value(record)
-            if isinstance(found, bool):
-                raise BadCell("it is no text", column)
-            values[name] = word_of(found, column) or ""
-            _check(values[name], column)
-        record["@group"] = values.get("group", "")
-        image = ""
-        if row.picture is not None:
-            column = self.card.fields.picture.name if self.card.fields.picture else ""
-            image = (word_of(row.picture(record), column) or "").strip()
-            _check(image, column)
-            if leads_out(image):
-                raise BadCell(
-                    'the name of its picture leads out of the data set; take = "basename" in the card takes the last '
-                    "part of a path",
-                    column,
-                )
-        gold: dict[str, tuple[str, ...]] = {}
-        shares: dict[str, dict[str, float]] = {}
-        for task, rule, when, variant in row.tasks:
-            if any(gold.get(other) != (label,) for other, label in when):
-                continue
-            if variant is not None:
-                record["@variant"] = variant(record.get("@language", ""))
-            found = rule(record)
-            if found.drop:
-                return None
-            if found.labels is not None:
-                gold[task] = found.labels
-            if found.shares:
-                shares[task] = dict(found.shares)
-        _check(id_, self.card.fields.id.name)
-        language = record.get("@language", "")
-        return CardMeme(
-            id=id_,
-            split=self.split.name,
-            file=file,
-            line=line,
-            image=image,
-            language=language,
-            gold=gold,
-            shares=shares,
-            **values,
-        )
-
-
-def _variant_of(variant: str, by_language: dict[str, str]) -> Callable[[str], str]:
-    if variant != "own":
-        return lambda _: variant
-
-    def own(language: str) -> str:
-        if language not in by_language:
-            raise BadCell("no jury of the card is its language's", "language")
-        return by_language[language]
-
-    return own
-
-
-def _check(text: str, column: str) -> None:
-    """Refuses what can't be stored and shown as text."""
-    try:
-        check_text(text)
-    except BadText as error:
-        reason = "it holds bytes that are not UTF-8" if error.reason == "TEXT_NOT_UNICODE" else "its text is too long"
-        raise BadCell(reason, column) from None

@@ -28,6 +28,7 @@ class GoldOfTask:
     shares: tuple[tuple[str, float], ...] = ()
 
 
+_REMEMBERED = 1000
 NO_GOLD = GoldOfTask(None)
 _DROPPED = GoldOfTask(None, drop=True)
 GoldRule = Callable[[Record], GoldOfTask]
@@ -52,10 +53,20 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
 
         return several
     answers = {label: GoldOfTask((label,)) for label in task.labels}
+    known: dict[str, GoldOfTask] = {}
 
     def one(record: Record) -> GoldOfTask:
         found = value(record)
-        return _missing(task, name, record) if is_missing(found) else answers[label_of(found)]
+        # Cells repeat: each is looked at once. Bounded, since a card may name a column of other things.
+        text = type(found) is str
+        if text and found in known:
+            return known[found]
+        if is_missing(found):
+            return _missing(task, name, record)
+        gold = answers[label_of(found)]
+        if text and len(known) < _REMEMBERED:
+            known[found] = gold
+        return gold
 
     return one
 
@@ -84,7 +95,6 @@ def _label_of(task: CardTask) -> Callable[[object], str]:
             found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
         if found is None:
             raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
-        exact.setdefault(word, found) if len(exact) < 1000 else None
         return found
 
     return label

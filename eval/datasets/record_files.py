@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +175,7 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
         # Strict: what is wrong with the quotes must be reported rather than guessed at.
         reader = csv.reader(lines, delimiter="\t" if file.kind is FileKind.TSV else ",", strict=True)
         header = [name.strip() for name in file.header]
-        places = _places(file, header) if header else []
+        names, pick = _picker(_places(file, header) if header else [])
         while True:
             try:
                 cells = next(reader)
@@ -188,12 +189,20 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
                     continue
                 if not header:
                     header = [name.strip() for name in cells]
-                    places = _places(file, header)
+                    names, pick = _picker(_places(file, header))
                     continue
                 if len(cells) != len(header):
                     yield reader.line_num, f"the line has {len(cells)} cells and not {len(header)}"
                     continue
-            yield reader.line_num, {name: cells[place] for name, place in places}
+            yield reader.line_num, dict(zip(names, pick(cells), strict=True))
+
+
+def _picker(places: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Callable[[list[str]], Sequence[str]]]:
+    """Names of the columns, and what takes their cells of a row."""
+    names = tuple(name for name, _ in places)
+    if len(places) > 1:
+        return names, operator.itemgetter(*(place for _, place in places))
+    return names, lambda cells: [cells[place] for _, place in places]
 
 
 def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
