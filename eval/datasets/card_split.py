@@ -121,7 +121,7 @@ class CardReader:
         ]
         self.paths = tuple(path for _, path in self._files)
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
-        self._joins = JoinedFiles(card, data, self.split, self.paths[0].parent, self.problems)
+        self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
     def digests(self) -> dict[str, str]:

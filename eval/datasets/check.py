@@ -165,7 +165,13 @@ async def check(
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
     _twice(seen, DatasetFaultKind.PICTURE_TWICE, what=same, key=lambda one: one.picture, findings=findings)
     _conflicts(seen, findings)
-    return DatasetCheck(dataset.id, tuple(splits), tuple(findings), reader is not None, dataset.title)
+    return DatasetCheck(
+        dataset=dataset.id,
+        splits=tuple(splits),
+        findings=tuple(findings),
+        decoded=reader is not None,
+        title=dataset.title,
+    )
 
 
 def _other(dataset: Dataset, data: Path) -> DatasetFault | None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.datasets.card_split import read_by_card
+from eval.perf.datasets import count_rows, datasets, write_rows
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import counts_of
 from tests.unit.test_cards import write_table
@@ -173,3 +174,15 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
 def test_a_card_without_a_repository_is_not_fetched(tmp_path):
     said = run("fetch", "pridemm", "--out", tmp_path / "data")
     assert said.exit_code == 1 and "names no repository" in said.output
+
+
+def test_the_benchmark_reads_what_it_drew(tmp_path):
+    write_rows(tmp_path, 500)
+    assert count_rows(tmp_path, "csv") == count_rows(tmp_path, "jsonl") == 500
+
+
+@pytest.mark.slow
+def test_the_benchmark_at_a_small_scale():
+    figures = datasets(rows=2000).figures
+    assert {"csv_over_bare", "jsonl_over_bare", "bytes_per_further_row"} <= figures.keys()
+    assert all(value >= 0 for value in figures.values())

@@ -138,7 +138,7 @@ def test_a_card_of_ones_own_is_named_by_its_file(tmp_path):
         ("1", True, "bad", "pond 1"),
     ]
     answers = tmp_path / "answers.csv"
-    answers.write_text("id,label\n0,0\n1,1\n2,0\n3,0\n")
+    answers.write_text("id,label\n0,fine\n1,bad\n2,fine\n3,not_harmful\n")
     scored = CliRunner().invoke(
         cli, ["score", str(answers), "--dataset", str(card), "--data", str(tmp_path), "--split", "all", "--json"]
     )
