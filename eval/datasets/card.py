@@ -121,7 +121,7 @@ class CardSplit(CardModel):
 
 
 class CardFields(CardModel):
-    """What a meme is, besides its labels."""
+    """Fields of a meme, besides its labels."""
 
     id: Expression = Expression(column="@row")
     picture: Expression | None = None

@@ -18,7 +18,7 @@ def look_for(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[
     A name with ``*`` is all files that it fits, in the order of their names: the shards of a split.
 
     Raises:
-        BadRequest: It is a link that leads out of the directory.
+        BadRequest: A file is a link that leads out of the directory.
     """
     for folder in folders:
         for name in names:

@@ -105,7 +105,7 @@ class RowRules:
             language: Language of its file; empty where its split has one file.
 
         Raises:
-            BadCell: It has no id, or one that can't be used.
+            BadCell: The id is missing, or can't be used.
         """
         if language:
             record["@language"] = language
@@ -132,7 +132,7 @@ class RowRules:
             record: The row, which :meth:`id_of` has seen.
             id_: Its id.
             file: Name of its file.
-            line: Where it stands there.
+            line: Its place in the file, counted from 1.
 
         Raises:
             BadCell: A cell can't be used.

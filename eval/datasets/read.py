@@ -134,7 +134,7 @@ def named_source(dataset: str, data: Path, split: str) -> Source | None:
     What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
 
     Raises:
-        BadRequest: It can't be read; or the name is that of a card that can't be.
+        BadRequest: The data set, or the card of this name, can't be read.
     """
     try:
         found = find_dataset(dataset)

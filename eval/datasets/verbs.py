@@ -27,7 +27,7 @@ class BadCell(Exception):
 
     Attributes:
         column: Column of the cell; empty where it is the row as a whole.
-        reason: What is wrong with it, without its content.
+        reason: Fault of the cell, without its content.
     """
 
     def __init__(self, reason: str, column: str = "") -> None:
@@ -147,7 +147,7 @@ def word_of(value: Any, column: str) -> str | None:
     A whole number has no fraction: pandas writes 1.0 where others in the column are missing.
 
     Raises:
-        BadCell: It holds a list or an object.
+        BadCell: The cell holds a list or an object.
     """
     if isinstance(value, str):
         return value
