@@ -224,9 +224,7 @@ def _split_column(columns: Mapping[str, _Column]) -> str:
 
 
 def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
-    folders = sorted({path.parent.relative_to(folder).as_posix() for path in found.paths} | {"."})
     lines = ["[layout]", f"kind = {_quoted(found.kind)}"]
-    lines.append(f"folders = {_list('' if name == '.' else name for name in folders)}")
     if picture:
         places = Counter(
             path.parent.relative_to(folder).as_posix()
@@ -245,7 +243,7 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
         for value, count in found.columns[column].values.items():
             lines += [
                 *("[[splits]]", f"name = {_quoted(value)}", f"role = {_quoted(_role(value))} {_CHECK}"),
-                f"files = {_list(path.name for path in found.paths)}",
+                f"files = {_list(path.relative_to(folder).as_posix() for path in found.paths)}",
                 f"where = {{ {_key(column)} = {_quoted(value)} }}",
                 f"# rows = {count}",
             ]
@@ -253,10 +251,14 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
     lines = []
     for path in found.paths:
         whole = "" if found.rows[path] < _SAMPLE else " or more"
+        place = path.relative_to(folder)
+        # Parts of a data set that lie side by side have files of the same name.
+        alike = sum(one.stem == path.stem for one in found.paths) > 1
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if alike else path.stem)
         lines += [
-            *("[[splits]]", f"name = {_quoted(re.sub(r'[^A-Za-z0-9_.-]+', '_', path.stem))}"),
+            *("[[splits]]", f"name = {_quoted(name)}"),
             f"role = {_quoted(_role(path.stem))} {_CHECK}",
-            f"files = {_list([path.name])}",
+            f"files = {_list([place.as_posix()])}",
             f"# rows = {found.rows[path]}{whole}",
         ]
     return [*lines, ""]

@@ -58,6 +58,13 @@ def find_card(name: str) -> DatasetCard:
     """
     if file := _FILE.fullmatch(name):
         card, variant = read_card(Path(file["path"])), file["variant"] or ""
+        # Runs are stored by ids: two data sets of one name would be taken for one.
+        if card.id in shipped_ids() and Path(file["path"]).resolve().parent != _SHIPPED.resolve():
+            raise BadRequest(
+                f"{file['path']} has the id {card.id}, which is that of a data set that is known. Give it another.",
+                reason="CARD_INVALID",
+                field="dataset",
+            )
     else:
         id_, _, variant = name.partition(":")
         files = card_files()

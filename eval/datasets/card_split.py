@@ -125,12 +125,16 @@ class CardReader:
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file that was read, in hex, by its name below the directory."""
+        """SHA-256 of every file that was read, in hex, by its name below the directory; of a tree, of its names."""
         found: dict[str, str] = {}
         for path in (*self.paths, *self._joins.paths):
-            if path.is_file():
+            if path.is_dir():
+                names = "".join(f"{record['@path']}\n" for _, record in tree_rows(path) if isinstance(record, dict))
+                sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+            else:
                 with path.open("rb") as file:
-                    found[path.relative_to(self.data).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(self.data).as_posix()] = sha256
         return found
 
     def _records(self, path: Path) -> Iterator[Numbered]:

@@ -122,9 +122,9 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
         pictures=read.pictures,
         format=SourceFormat.CARD,
         rows=rows,
-        files=tuple(data / file for file in read.files),
-        # Those that come with the program are known by the files; a card of one's own may be changed.
-        recipe=digest(dataset.own_card.to_json()) if dataset.own_card else "",
+        files=tuple(data / file for file in read.files if (data / file).is_file()),
+        # Those that come with the program are known by the files; a card of one's own may be changed. A tree has none.
+        recipe=digest([dataset.own_card.to_json(), dict(read.files)]) if dataset.own_card else "",
     )
 
 

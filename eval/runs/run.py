@@ -355,6 +355,13 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     else:
         progress.tell("Preparing the precedents …")
         train = plan.dataset.of_role(SplitRole.TRAIN)
+        if not train:
+            raise BadRequest(
+                f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model without "
+                "precedents, as memecourt-eval arena does, or score predictions of your own: memecourt-eval score.",
+                reason="NO_TRAIN_SPLIT",
+                field="dataset",
+            )
         reader = GuardedPictureReader(workers=plan.settings.picture_workers)
         try:
             prepared = await prepare_precedents(

@@ -6,7 +6,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.card import card_of
-from eval.datasets.card_index import find_card
+from eval.datasets.card_index import card_file, find_card
 from eval.datasets.card_split import CardReader, read_by_card
 from eval.datasets.verbs import BadCell, Expression, compile_expression
 from tests.support.encoders import png_of
@@ -295,6 +295,9 @@ def test_a_card_that_is_no_toml_is_refused_with_its_line(tmp_path):
         find_card(str(tmp_path / "a.toml"))
     with pytest.raises(BadRequest, match="can't be read"):
         find_card(str(tmp_path / "none.toml"))
+    (tmp_path / "mine.toml").write_text(card_file("fhm").read_text())
+    with pytest.raises(BadRequest, match="has the id fhm, which is that of a data set that is known"):
+        find_card(str(tmp_path / "mine.toml"))
     with pytest.raises(BadRequest, match="no variant 'FR'; it has CN, DE, IN, MX, US, own"):
         find_card("multi3hate:FR")
     with pytest.raises(BadRequest, match="There is no data set 'harm-q'"):

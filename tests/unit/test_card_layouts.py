@@ -11,6 +11,9 @@ from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.card_index import find_card
 from eval.datasets.card_split import read_by_card
+from eval.datasets.known import dataset_of_card
+from eval.datasets.read import source_of
+from retrieval.library.readers import read_source
 from tests.support.encoders import png_of
 from tests.unit.test_cards import write_table
 
@@ -121,6 +124,15 @@ def test_a_tree_of_pictures_has_its_labels_in_names_of_folders(tmp_path):
     read = read_by_card(card, tmp_path, "all")
     assert {m.id: m.gold["mood"] for m in read.memes} == {"a": ("calm",), "b": ("calm",), "c": ("loud",)}
     assert read.picture_of(read.memes[2]) == tmp_path / "pictures/loud/deep/c.png"
+    assert list(read.files) == ["pictures"]
+    before = read.files["pictures"]
+    (tmp_path / "pictures/calm/d.png").write_bytes(png_of((1, 2, 3)))
+    assert read_by_card(card, tmp_path, "all").files["pictures"] != before
+    task["court"] = {"harmful": ["loud"], "benign": ["calm"]}
+    dataset = dataset_of_card(card_of(card.to_json() | {"tasks": [task]}, "tree"))
+    source = source_of(dataset, tmp_path, "all")
+    assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL"] * 3 + ["HARMFUL"]
+    assert source.recipe and source.files == ()
 
 
 def test_fhm_fine_has_three_tasks(tmp_path):

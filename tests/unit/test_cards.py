@@ -121,6 +121,13 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
     assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL", "HARMFUL"] * 2
 
 
+def test_a_run_without_a_train_split_says_so(tmp_path):
+    data = multi3hate(tmp_path)
+    given = ["--dataset", "multi3hate:US", "--data", str(data), "--split", "all:en", "--out", str(tmp_path / "run")]
+    said = CliRunner().invoke(cli, ["run", *given, "--procedure", "summary"])
+    assert said.exit_code != 0 and "has no train split" in said.output
+
+
 def test_a_card_of_ones_own_is_named_by_its_file(tmp_path):
     (tmp_path / "mine.jsonl").write_text(
         "".join(json.dumps({"n": n, "words": f"pond {n}", "bad": n % 2}) + "\n" for n in range(4))
