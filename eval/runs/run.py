@@ -357,8 +357,8 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
         train = plan.dataset.of_role(SplitRole.TRAIN)
         if not train:
             raise BadRequest(
-                f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model without "
-                "precedents, as memecourt-eval arena does, or score predictions of your own: memecourt-eval score.",
+                f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model "
+                "without precedents, as memecourt-eval arena does, or score predictions (memecourt-eval score).",
                 reason="NO_TRAIN_SPLIT",
                 field="dataset",
             )
