@@ -9,20 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from eval.datasets.card import CardSplit, DatasetCard, SplitRole
+from eval.datasets.card import CardSplit, DatasetCard
+from eval.datasets.card import SplitRole as SplitRole
 from eval.datasets.card_index import card_files, find_card, shipped_ids
 from eval.datasets.protocol import LEVELS, Protocol
-
-__all__ = [
-    "DATASETS",
-    "HARMEME_LABELS",
-    "SYNTHETIC_KEY",
-    "Dataset",
-    "Split",
-    "SplitRole",
-    "dataset_of_card",
-    "find_dataset",
-]
 
 HARMEME_LABELS = tuple(LEVELS)
 SYNTHETIC_KEY = "synthetic.json"
