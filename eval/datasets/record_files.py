@@ -211,7 +211,7 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
     Raises:
         BadRequest: A column that is read stands there twice, or only under another kind of table.
     """
-    exact = {name: [place for place, one in enumerate(header) if one == name] for name in set(header)}
+    exact = {name: [place for place, one in enumerate(header) if one == name] for name in dict.fromkeys(header)}
     lower = {name.lower(): [place for place, one in enumerate(header) if one.lower() == name.lower()] for name in exact}
     found: list[tuple[str, int]] = []
     for name in sorted(file.columns) if file.columns is not None else [name for name in exact if name]:
