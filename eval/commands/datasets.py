@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from eval.datasets.check import DatasetCheck
+    from eval.datasets.known import Dataset
 
 _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
@@ -27,13 +28,16 @@ def datasets(context: click.Context, as_json: bool) -> None:
     \b
     memecourt-eval datasets              lists them
     memecourt-eval datasets check DIR    checks what lies in a directory
+    memecourt-eval datasets card new DIR drafts a card for a data set of your own
+    memecourt-eval datasets card show ID shows a card, to start another from
+    memecourt-eval datasets fetch CARD   downloads one from the Hugging Face hub, by its card
     """  # noqa: D301 - click's mark for text that is not to be wrapped
     if context.invoked_subcommand:
         return
     from eval.datasets.known import DATASETS
 
     if as_json:
-        click.echo(json.dumps({id_: _plain(asdict(dataset)) for id_, dataset in DATASETS.items()}))
+        click.echo(json.dumps({id_: _described(dataset) for id_, dataset in DATASETS.items()}))
         return
     for dataset in DATASETS.values():
         click.echo(f"{dataset.id:<18} {dataset.title}")
@@ -46,7 +50,12 @@ def datasets(context: click.Context, as_json: bool) -> None:
                 click.echo(f"  {'':<16} {split.remark}")
         folders = ", ".join(folder or "the directory itself" for folder in dataset.pictures)
         click.echo(f"  pictures         in {folders}, or any folder below")
-        click.echo(f"  protocols        {', '.join(dataset.protocols)}")
+        for task in dataset.card.all_tasks():
+            click.echo(f"  task             {task.id}, {task.kind}: {', '.join(task.labels)}")
+        none = "none: no label says whether a meme is harmful, or it has to be said whose labels"
+        click.echo(f"  protocols        {', '.join(dataset.protocols) or none}")
+        for caveat in dataset.card.caveats:
+            click.echo(f"  mind             {caveat}")
         click.echo(f"  from             {dataset.source_url}")
         click.echo(f"  cite             {dataset.citation}")
         click.echo(f"  terms            {dataset.licence}")
@@ -65,10 +74,9 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     Exit code: 0 if nothing was found, 1 if something was, 2 if it could not be checked.
     """
     from court.errors import CourtError
-    from eval.datasets.known import DATASETS
 
-    if id_ is not None and id_ not in DATASETS:
-        raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
+    if id_ is not None:
+        _dataset(id_)
     try:
         reports = asyncio.run(_checked(data, id_, pictures))
     except CourtError as error:
@@ -82,15 +90,88 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     sys.exit(1 if any(report.findings for report in reports) else 0)
 
 
+@datasets.group()
+def card() -> None:
+    """Shows cards, and drafts them: how a data set is laid out, and what its labels mean."""
+
+
+@card.command()
+@click.argument("id_", metavar="ID|FILE.toml")
+def show(id_: str) -> None:
+    """Shows the card of a data set as it is written."""
+    from court.errors import BadRequest
+    from eval.datasets.card_index import card_file
+
+    try:
+        click.echo(card_file(id_).read_text("utf-8"), nl=False)
+    except BadRequest as error:
+        raise click.UsageError(error.message) from None
+
+
+@card.command()
+@click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
+@click.option("--id", "id_", default="", help="Id of the data set. [default: the name of the directory]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it there. [default: standard output]"
+)
+def new(data: Path, id_: str, out: Path | None) -> None:
+    """Drafts a card for the files in DIR: columns, labels and splits as they look.
+
+    Every guess is marked # CHECK, and none is right because it is there. Try it with
+
+    memecourt-eval datasets check DIR --dataset FILE.toml
+    """
+    from court.errors import BadRequest
+    from eval.datasets.card_draft import draft_card
+
+    if out is not None and out.exists():
+        raise click.UsageError(f"{out} is there already.")
+    try:
+        drafted = draft_card(data, id_)
+    except BadRequest as error:
+        raise click.ClickException(error.message) from None
+    if out is None:
+        click.echo(drafted, nl=False)
+    else:
+        out.write_text(drafted, "utf-8")
+        click.echo(f"{out}: {drafted.count('# CHECK')} guesses to check.", err=True)
+
+
+@datasets.command()
+@click.argument("id_", metavar="ID|FILE.toml")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory for its files.")
+def fetch(id_: str, out: Path) -> None:
+    """Downloads a data set from the Hugging Face hub: the files that its card names, and its pictures.
+
+    The card has to name the repository (layout.hub). Whether you may use the data set, and may have a copy of it, is
+    between you and its authors: the terms that the card knows of are shown.
+    """
+    from court.errors import CourtError
+    from eval.datasets.hub import download
+
+    dataset = _dataset(id_)
+    click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
+    try:
+        click.echo(download(dataset.card, out))
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _dataset(id_: str) -> Dataset:
+    from eval.commands.options import dataset_of
+
+    return dataset_of(id_)
+
+
 async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetCheck]:
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.commands.options import say
     from eval.datasets.check import check as check_dataset
-    from eval.datasets.known import DATASETS
-    from eval.datasets.places import recognised
+    from eval.datasets.known import find_dataset
+    from eval.datasets.recognise import recognised
     from eval.runs.progress import watching
 
-    chosen = [DATASETS[id_]] if id_ else recognised(data)
+    chosen = [find_dataset(id_)] if id_ else recognised(data)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
         with watching(say) as progress:
@@ -104,15 +185,24 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _tell(report: DatasetCheck) -> None:
-    from eval.datasets.known import DATASETS
-
-    click.echo(f"{report.dataset}: {DATASETS[report.dataset].title}")
+    click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:
             click.echo(f"  {split.split:<12} not there")
             continue
         classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
         click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+        for task, counts in split.tasks.items():
+            # The first is told above, with the rows.
+            if dict(counts) != dict(split.classes) and counts:
+                told = ", ".join(f"{count:,} {label}" for label, count in counts.items())
+                click.echo(f"  {'':<12} {task}: {told}")
+        if split.refused or split.excluded or split.elsewhere:
+            others = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
+            click.echo(
+                f"  {'':<12} {split.memes:,} read + {split.excluded:,} excluded + {split.refused:,} refused = "
+                f"{split.rows:,} rows{others}"
+            )
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
         click.echo(f"  ! {finding.split}: {finding.kind}{times}: {finding.what}")
@@ -123,6 +213,16 @@ def _tell(report: DatasetCheck) -> None:
     if not report.decoded and any(split.pictures for split in report.splits):
         click.echo("  pictures were not decoded; --pictures does that")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+    """A data set as JSON, its card apart."""
+    known = {field.name: getattr(dataset, field.name) for field in fields(dataset) if field.name != "card"}
+    splits = {name: asdict(split) for name, split in dataset.splits.items()}
+    layout = dataset.card.layout
+    places = {"own_folders": layout.own, "folders": layout.folders, "format": layout.kind}
+    described: dict[str, Any] = _plain(known | places | {"splits": splits, "card": dataset.card.to_json()})
+    return described
 
 
 def _plain(value: Any) -> Any:

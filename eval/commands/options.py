@@ -29,12 +29,14 @@ EXIT_UNFINISHED = 3
 
 
 def dataset_of(id_: str) -> Dataset:
-    """The data set of this id. Raises click.UsageError, which names those that there are."""
-    from eval.datasets.known import DATASETS
+    """The data set of this id or card. Raises click.UsageError, which names those that there are."""
+    from court.errors import BadRequest
+    from eval.datasets.known import find_dataset
 
-    if id_ not in DATASETS:
-        raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
-    return DATASETS[id_]
+    try:
+        return find_dataset(id_)
+    except BadRequest as error:
+        raise click.UsageError(error.message) from None
 
 
 def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
@@ -50,7 +52,7 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
         click.UsageError: Options and table name memes both, or neither does.
     """
     from eval.datasets.known import SplitRole
-    from eval.datasets.places import recognised
+    from eval.datasets.recognise import recognised
     from eval.models.samples import Samples, one_set, read_samples
 
     read = read_samples(table, where, given["models"].parent)

@@ -171,9 +171,8 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
 
 
 def _planned(given: dict[str, Any]) -> Plan:
-    from court.errors import BadRequest
     from court.events import Procedure
-    from eval.datasets.known import DATASETS, SplitRole
+    from eval.datasets.known import SplitRole, find_dataset
     from eval.models.vllm_session import SERVER
     from eval.runs.run import Plan
 
@@ -184,11 +183,9 @@ def _planned(given: dict[str, Any]) -> Plan:
         raise click.UsageError("--retry-failed goes with --resume.")
     if given["ray_workers"] and not given["ray"]:
         raise click.UsageError("--ray-workers goes with --ray.")
-    if given["dataset"] not in DATASETS:
-        raise BadRequest(f"There is no data set {given['dataset']!r}. There are: {', '.join(DATASETS)}.")
+    dataset = find_dataset(given["dataset"])
     if (given["out"] / "manifest.json").exists():
         raise click.UsageError(f"{given['out']} holds a run already. --resume takes it up again.")
-    dataset = DATASETS[given["dataset"]]
     procedure = Procedure((given["procedure"] or "summary").upper())
     return Plan(
         out=given["out"],
@@ -219,7 +216,8 @@ def _planned(given: dict[str, Any]) -> Plan:
 def _resumed(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
-    from eval.datasets.known import DATASETS
+    from eval.datasets.card import card_of
+    from eval.datasets.known import dataset_of_card, find_dataset
     from eval.runs.folder import RunFolder
     from eval.runs.run import Plan
 
@@ -228,8 +226,8 @@ def _resumed(given: dict[str, Any]) -> Plan:
         names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
         raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
     begun: RunManifest = RunFolder(given["resume"]).manifest()
-    if begun.dataset not in DATASETS:
-        raise BadRequest(f"The run is of {begun.dataset}, a data set that this version does not know.")
+    # A card of its user's own is in the manifest: its file may have changed, or be gone.
+    dataset = dataset_of_card(card_of(begun.card, "manifest.json")) if begun.card else find_dataset(begun.dataset)
     if begun.comparator:
         raise BadRequest(
             f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
@@ -239,7 +237,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
     return Plan(
         out=given["resume"],
         name=begun.name,
-        dataset=DATASETS[begun.dataset],
+        dataset=dataset,
         data=given["data"] or Path(begun.data_dir),
         split=begun.split,
         procedure=begun.procedure,

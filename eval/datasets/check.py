@@ -11,12 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from court.errors import BadPicture, CourtError
+from court.errors import BadPicture, BadRequest, CourtError
 from court.ports import PictureReader
-from eval.datasets.known import Dataset, Split
-from eval.datasets.places import expected, files_of, mistaken_for, picture_path, pictures_of
-from retrieval.library.readers import format_of, read_source
-from retrieval.library.sources import Row, Source
+from eval.datasets.card import CardSplit, DatasetCard
+from eval.datasets.card_split import CardMeme, CardReader
+from eval.datasets.known import Dataset
+from eval.datasets.recognise import mistaken_for, recognised
+from retrieval.library.sources import Problem
 from retrieval.text import text_key
 
 _AT_ONCE = 4
@@ -36,6 +37,7 @@ class DatasetFaultKind(StrEnum):
     PICTURE_TWICE = "picture twice"
     LABELS_CONFLICT = "labels conflict"
     PICTURES_MISSING = "pictures missing"
+    PICTURES_DOUBTFUL = "pictures doubtful"
     PICTURE_UNREADABLE = "picture unreadable"
     COUNT_DIFFERS = "count differs"
     OTHER_DATA_SET = "other data set"
@@ -67,11 +69,15 @@ class SplitCheck:
     Attributes:
         split: Its name.
         file: Name of its file below the directory; empty where it is not there.
-        rows: Rows of the file, those that can't be used among them.
+        rows: Rows of the split, those that can't be used among them: ``memes``, ``refused`` and ``excluded`` together.
         memes: Rows that can be used.
-        classes: Memes per label, in the data set's own words.
+        classes: Memes per label, in the data set's own words: of the task that trials are scored on, else the first.
         pictures: Pictures that are at hand.
         sha256: SHA-256 of the file, in hex.
+        refused: Rows that can't be used; why stands in the findings.
+        excluded: Rows that the card leaves out.
+        elsewhere: Rows of other splits in the same file; not in ``rows``.
+        tasks: Memes per label of every task.
     """
 
     split: str
@@ -81,6 +87,10 @@ class SplitCheck:
     classes: Mapping[str, int] = field(default_factory=dict)
     pictures: int = 0
     sha256: str = ""
+    refused: int = 0
+    excluded: int = 0
+    elsewhere: int = 0
+    tasks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +102,30 @@ class DatasetCheck:
         splits: All that it should have.
         findings: In the order in which they were looked for.
         decoded: True if pictures were decoded, and not only looked for.
+        title: Its title.
     """
 
     dataset: str
     splits: tuple[SplitCheck, ...]
     findings: tuple[DatasetFault, ...]
     decoded: bool
+    title: str = ""
 
 
 @dataclass(slots=True)
 class _FoundMeme:
-    """A row and its picture."""
+    """A meme and its picture."""
 
     split: str
-    row: Row
+    meme: CardMeme
     path: Path | None
+    label: tuple[str, ...]
     picture: str = ""
     """Digest of its bytes, or of its pixels where it was decoded; empty where it has not been compared."""
 
     @property
     def name(self) -> str:
-        return f"{self.split}:{self.row.line} ({self.row.id})"
+        return f"{self.split}:{self.meme.line} ({self.meme.id})"
 
 
 async def check(
@@ -132,103 +145,141 @@ async def check(
         Unavailable: Pictures could not be tried, which is not their fault.
     """
     findings: list[DatasetFault] = []
-    other = mistaken_for(dataset, data)
-    if other is not None:
-        what = f"the train split has as many rows as {other.title}, not as {dataset.title}: check with --dataset "
-        findings.append(DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id))
+    if other := _other(dataset, data):
+        findings.append(other)
     splits, seen = [], []
-    for split in dataset.splits.values():
-        checked, rows = _split(dataset, data, split, findings)
+    for split in dataset.card.splits:
+        checked, memes = _split(dataset.card, data, split, findings)
         splits.append(checked)
-        seen += rows
+        seen += memes
     # First: equal pictures and conflicting labels are found by the digests that this fills in.
     await _pictures(seen, reader, findings, progress)
-    _twice(seen, DatasetFaultKind.ID_TWICE, what="an id", key=lambda one: one.row.id, findings=findings)
+    _twice(seen, DatasetFaultKind.ID_TWICE, what="an id", key=lambda one: one.meme.id, findings=findings)
     _twice(
         seen,
         DatasetFaultKind.TEXT_TWICE,
         what="a text (but for case and spacing)",
-        key=lambda one: text_key(one.row.text),
+        key=lambda one: text_key(one.meme.text),
         findings=findings,
     )
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
     _twice(seen, DatasetFaultKind.PICTURE_TWICE, what=same, key=lambda one: one.picture, findings=findings)
     _conflicts(seen, findings)
-    return DatasetCheck(dataset.id, tuple(splits), tuple(findings), reader is not None)
+    return DatasetCheck(
+        dataset=dataset.id,
+        splits=tuple(splits),
+        findings=tuple(findings),
+        decoded=reader is not None,
+        title=dataset.title,
+    )
+
+
+def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
+    """Finds that what lies there is another data set."""
+    other = mistaken_for(dataset, data)
+    if other is not None:
+        what = f"the train split has as many rows as {other.title}, not as {dataset.title}: check with --dataset "
+        return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "train", what + other.id)
+    try:
+        found = recognised(data)
+    except BadRequest:  # of none, or of several: nothing speaks against the one that was asked for
+        return None
+    if dataset in found or dataset.own_card is not None or dataset.id.partition(":")[0] in {one.id for one in found}:
+        return None
+    what = f"by its files and their numbers of rows this is {' and '.join(one.id for one in found)}"
+    return DatasetFault(DatasetFaultKind.OTHER_DATA_SET, "", what)
 
 
 def _split(
-    dataset: Dataset, data: Path, split: Split, findings: list[DatasetFault]
+    card: DatasetCard, data: Path, split: CardSplit, findings: list[DatasetFault]
 ) -> tuple[SplitCheck, list[_FoundMeme]]:
-    files = files_of(dataset, data, split)
-    if files is None:
-        what = f"{expected(dataset, split.files)} is not there; it is had from {dataset.source_url}"
-        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, what))
+    try:
+        reader = CardReader(card, data, split.name, doubles=True)
+        memes = list(reader)
+    except BadRequest as error:
+        if error.reason != "DATA_MISSING":
+            raise
+        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name), []
-    if split.labels and files.labels is None:
-        what = f"the labels, {expected(dataset, split.labels)}, are not there; they are had from {dataset.source_url}"
-        findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, what))
-    if format_of(files.rows) not in (dataset.format, None):
-        what = f"the file is laid out as {format_of(files.rows)}, not as {dataset.format}"
-        findings.append(DatasetFault(DatasetFaultKind.OTHER_DATA_SET, split.name, what))
-    source = Source(files.rows, split.name, format=dataset.format, labels=files.labels)
-    rows = read_source(source)
-    for reason, problems in _grouped(rows.problems, lambda problem: problem.reason).items():
-        where = tuple(
-            f"{problem.source}:{problem.line}" + f" ({problem.id})" * bool(problem.id) for problem in problems
-        )
-        findings.append(
-            DatasetFault(
-                kind=DatasetFaultKind.ROW_DAMAGED, split=split.name, what=reason, count=len(problems), where=where
-            )
-        )
-    folder = pictures_of(dataset, data, files.rows, (row.image for row in rows.good))
-    seen = [_FoundMeme(split.name, row, picture_path(folder, row.image) if folder else None) for row in rows.good]
-    for one in seen:
-        if one.path is not None and not one.path.is_file():
-            one.path = None
-    there = [one for one in seen if one.path is not None]
-    if rows.good and not there:
-        what = (
-            f"none of {len(rows.good):,} pictures is there (looked for in the folders of the data set and three levels "
-            f"deep below the directory); they are had from {dataset.source_url}"
-        )
-        findings.append(DatasetFault(DatasetFaultKind.PICTURES_MISSING, split.name, what, len(rows.good)))
-    elif len(there) < len(rows.good):
-        missing = tuple(one.name for one in seen if one.path is None)
-        what = "pictures named in the file are not in the folder of the others"
-        findings.append(
-            DatasetFault(
-                kind=DatasetFaultKind.PICTURES_MISSING, split=split.name, what=what, count=len(missing), where=missing
-            )
-        )
-    classes = dict(Counter(row.source_label for row in rows.good))
-    ordered = {label: classes[label] for label in dataset.labels if label in classes}
-    # A row may have several problems, and problems of the file of labels are none of its rows.
-    lines = {problem.line for problem in rows.problems if problem.source == split.name}
+    _problems(split.name, reader.problems, findings)
+    task = card.court_task or card.all_tasks()[0]
+    seen = [_FoundMeme(split.name, meme, None, meme.gold.get(task.id, ())) for meme in memes]
+    _find_pictures(card, reader, seen, findings)
+    ordered = {}
+    for one in card.all_tasks():
+        counts = Counter(label for meme in memes for label in meme.gold.get(one.id, ()))
+        ordered[one.id] = {label: counts[label] for label in one.labels if label in counts}
+    digests = reader.digests()
     checked = SplitCheck(
         split=split.name,
-        file=files.rows.relative_to(data).as_posix(),
-        rows=len(rows.good) + len(lines),
-        memes=len(rows.good),
-        classes=ordered,
-        pictures=len(there),
-        sha256=hashlib.sha256(files.rows.read_bytes()).hexdigest(),
+        file=", ".join(path.relative_to(data).as_posix() for path in reader.paths),
+        rows=reader.rows - reader.elsewhere,
+        memes=len(memes),
+        classes=ordered[task.id],
+        pictures=sum(one.path is not None for one in seen),
+        sha256=digests.get(reader.paths[0].relative_to(data).as_posix(), ""),
+        refused=reader.refused,
+        excluded=len(reader.excluded),
+        elsewhere=reader.elsewhere,
+        tasks=ordered,
     )
     findings += _counts(split, checked)
     return checked, seen
 
 
-def _counts(split: Split, checked: SplitCheck) -> list[DatasetFault]:
+def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
+    for reason, alike in _grouped(problems, lambda problem: problem.reason).items():
+        where = tuple(f"{one.source}:{one.line}" + f" ({one.id})" * bool(one.id) for one in alike)
+        findings.append(
+            DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(alike), where=where)
+        )
+
+
+def _find_pictures(
+    card: DatasetCard, reader: CardReader, seen: Sequence[_FoundMeme], findings: list[DatasetFault]
+) -> None:
+    """Gives each meme the file of its picture; finds those that have none."""
+    split = reader.split.name
+    if card.fields.picture is None or not seen:
+        return
+    try:
+        reader.pictures.look(one.meme.picture for one in seen)
+        for one in seen:
+            one.path = reader.pictures.find(*one.meme.picture)
+    except BadRequest as error:
+        findings.append(DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, split, error.message))
+        return
+    missing = tuple(one.name for one in seen if one.path is None)
+    if len(missing) == len(seen):
+        what = (
+            f"none of {len(seen):,} pictures is there (looked for in the folders of the data set and three levels "
+            f"deep below the directory){f'; they are had from {card.source_url}' if card.source_url else ''}"
+        )
+        findings.append(DatasetFault(DatasetFaultKind.PICTURES_MISSING, split, what, len(seen)))
+    elif missing:
+        what = "pictures named in the file are not in the folder of the others"
+        findings.append(
+            DatasetFault(
+                kind=DatasetFaultKind.PICTURES_MISSING, split=split, what=what, count=len(missing), where=missing
+            )
+        )
+
+
+def _counts(split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
     """Finds numbers that differ from those that were published."""
     found = []
     remark = f" ({split.remark})" if split.remark else ""
-    if split.memes is not None and checked.rows != split.memes:
-        what = f"{checked.rows:,} rows; {split.memes:,} were published{remark}"
+    files = max(1, len(split.languages))
+    if split.rows is not None and checked.rows != split.rows * files:
+        what = f"{checked.rows:,} rows; {split.rows * files:,} were published{remark}"
         found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
-    if split.classes and dict(checked.classes) != dict(split.classes):
-        ours, theirs = (_in_words(classes) for classes in (checked.classes, split.classes))
-        found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, f"{ours}; published: {theirs}{remark}"))
+    for task, published in split.classes.items():
+        ours = {label: count for label, count in checked.tasks[task].items() if count}
+        theirs = {label: count * files for label, count in published.items() if count}
+        if ours != theirs:
+            of = f"{task}: " if len(checked.tasks) > 1 else ""
+            what = f"{of}{_in_words(ours)}; published: {_in_words(theirs)}{remark}"
+            found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
     return found
 
 
@@ -271,7 +322,7 @@ async def _pictures(
     except ExceptionGroup as errors:  # what is nobody's fault: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
-        where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].row.line))
+        where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].meme.line))
         findings.append(
             DatasetFault(
                 kind=DatasetFaultKind.PICTURE_UNREADABLE, split=split, what=reason, count=len(where), where=where
@@ -301,7 +352,7 @@ def _twice(
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
     by_splits = _grouped(groups, lambda group: "+".join(dict.fromkeys(one.split for one in group)))
     for splits, alike in by_splits.items():
-        differ = sum(len({one.row.source_label for one in group}) > 1 for group in alike)
+        differ = sum(_labels_differ(group) for group in alike)
         told = f"{what} stands in several rows, {sum(map(len, alike)):,} in all"
         if "+" in splits:
             told += f", of the splits {splits.replace('+', ', ')}"
@@ -311,15 +362,18 @@ def _twice(
         findings.append(DatasetFault(kind=kind, split=splits, what=told, count=len(alike), where=where))
 
 
+def _labels_differ(group: Sequence[_FoundMeme]) -> bool:
+    """True if two of these memes are labelled, and differently; one without a label contradicts nothing."""
+    return len({one.label for one in group if one.label}) > 1
+
+
 def _conflicts(seen: Sequence[_FoundMeme], findings: list[DatasetFault]) -> None:
     """Memes that are the same in picture and text and labelled differently: one of the labels must be wrong.
 
     The same text under another picture is not one of them: FHM has such on purpose.
     """
-    groups = _grouped(seen, lambda one: (one.picture, text_key(one.row.text)))
-    differ = [
-        group for (picture, _), group in groups.items() if picture and len({one.row.source_label for one in group}) > 1
-    ]
+    groups = _grouped(seen, lambda one: (one.picture, text_key(one.meme.text)))
+    differ = [group for (picture, _), group in groups.items() if picture and _labels_differ(group)]
     for splits, alike in _grouped(differ, lambda group: "+".join(dict.fromkeys(one.split for one in group))).items():
         where = tuple(" = ".join(one.name for one in group) for group in alike)
         what = "memes of the same picture and text are labelled differently"

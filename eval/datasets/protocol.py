@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 
@@ -11,6 +12,14 @@ class Level(IntEnum):
     NOT_HARMFUL = 0
     SOMEWHAT_HARMFUL = 1
     VERY_HARMFUL = 2
+
+
+LEVELS: Mapping[str, Level] = {
+    "not harmful": Level.NOT_HARMFUL,
+    "somewhat harmful": Level.SOMEWHAT_HARMFUL,
+    "very harmful": Level.VERY_HARMFUL,
+}
+"""HarMeme's labels, in its words."""
 
 
 class Protocol(StrEnum):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from court.digests import digest
 from court.errors import BadRequest
 from court.verdict import Label
+from eval.datasets.card import CardTask, DatasetCard
+from eval.datasets.card_split import CardMeme, read_by_card
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split
-from eval.datasets.places import Files, mistaken_for, must_be_there, pictures_of, recognised
+from eval.datasets.known import SYNTHETIC_KEY, Dataset, find_dataset
 from eval.datasets.protocol import Level, Protocol, of_level
-from retrieval.library.readers import read_source
-from retrieval.library.sources import Problem, Row, Source, SourceFormat
-
-LEVELS: Mapping[str, Level] = {
-    "not harmful": Level.NOT_HARMFUL,
-    "somewhat harmful": Level.SOMEWHAT_HARMFUL,
-    "very harmful": Level.VERY_HARMFUL,
-}
+from eval.datasets.recognise import mistaken_for, recognised
+from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
 
 
 def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str, ...]:
@@ -31,8 +26,8 @@ def labels_dropped(dataset: Dataset, protocols: Sequence[Protocol]) -> tuple[str
     """
     dropped = tuple(
         label
-        for label in dataset.labels
-        if label in LEVELS and all(of_level(LEVELS[label], protocol) is None for protocol in protocols)
+        for place, label in enumerate(dataset.labels)
+        if Protocol.PLAIN not in protocols and all(of_level(Level(place), one) is None for one in protocols)
     )
     if not dropped:
         raise BadRequest(
@@ -72,69 +67,110 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
         BadRequest: There is no such split, its files are not there or are those of another data set, or no row of them
             can be used, as where a test split has no labels.
     """
-    what, files = _located(dataset, data, split)
-    source = _source(dataset, data, split=what, files=files, pictures=None)
-    rows = read_source(source)
-    memes: list[JudgedMeme] = []
-    problems = list(rows.problems)
-    seen: set[str] = set()
-    for row in rows.good:
-        # Records, predictions and leaks all go by ids: a second meme of an id could not be told from the first.
-        if row.id in seen:
-            problems.append(Problem(row.source, row.line, row.id, "its id stands in the file already"))
-            continue
-        seen.add(row.id)
-        memes.append(_meme(dataset, what, row))
+    task = court_task_of(dataset.card)
+    _refuse_others(dataset, data, split)
+    read = read_by_card(dataset.card, data, split)
+    memes, problems = [], list(read.problems)
+    for meme in read.memes:
+        judged = _judged(task, meme, read.pictures.name_of(*meme.picture))
+        if judged is None:
+            problems.append(Problem(Path(meme.file).name, meme.line, meme.id, f"it has no label of {task.id}"))
+        else:
+            memes.append(judged)
     if not memes:
-        why = problems[0].reason if problems else "the file is empty"
         raise BadRequest(
-            f"No row of {files.rows.name} can be used as the split {split} of {dataset.title}: {why}. The labels are "
-            f"had from {dataset.source_url}.",
+            f"No row of the split {split} of {dataset.title} can be used: {problems[0].reason}. The labels are had "
+            f"from {dataset.source_url}.",
             reason="DATA_UNUSABLE",
         )
-    digests = {
-        file.relative_to(data).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in (files.rows, files.labels)
-        if file is not None
-    }
+    first = next(iter(read.files))
     return SplitRead(
         memes=tuple(memes),
         problems=tuple(sorted(problems, key=lambda problem: problem.line)),
-        file=files.rows,
-        sha256=digests[files.rows.relative_to(data).as_posix()],
-        pictures=pictures_of(dataset, data, files.rows, (meme.image for meme in memes)),
-        files=digests,
+        file=data / first,
+        sha256=read.files[first],
+        pictures=read.pictures.folder,
+        files=read.files,
     )
 
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
-    what, files = _located(dataset, data, split)
-    bare = _source(dataset, data, split=what, files=files, pictures=None)
-    images = (row.image for row in read_source(bare).good)
-    return _source(dataset, data, split=what, files=files, pictures=pictures_of(dataset, data, files.rows, images))
+    read = read_split(dataset, data, split)
+    name = f"{dataset.id} {split}"
+
+    def rows() -> Rows:
+        again = read_split(dataset, data, split)
+        good = [
+            Row(
+                line=meme.line,
+                id=meme.id,
+                label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
+                source_label=meme.source_label,
+                text=meme.text,
+                categories=meme.targets,
+                image=meme.image,
+                source=name,
+            )
+            for meme in again.memes
+        ]
+        return Rows(SourceFormat.CARD, good, list(again.problems))
+
+    return Source(
+        path=read.file,
+        name=name,
+        pictures=read.pictures,
+        format=SourceFormat.CARD,
+        rows=rows,
+        files=tuple(data / file for file in read.files if (data / file).is_file()),
+        # Those that come with the program are known by the files; a card of one's own may be changed. A tree has none.
+        recipe=digest([dataset.own_card.to_json(), dict(read.files)]) if dataset.own_card else "",
+    )
 
 
 def named_source(dataset: str, data: Path, split: str) -> Source | None:
-    """Returns the source of the data set with this id, as :func:`source_of`; None if it is not one of ours.
+    """Returns the source of the data set of this name, as :func:`source_of`; None if it is not one of ours.
 
     What ``memecourt precedents build --dataset`` finds under the entry points ``memecourt.datasets``.
+
+    Raises:
+        BadRequest: The data set, or the card of this name, can't be read.
     """
-    return source_of(DATASETS[dataset], data, split) if dataset in DATASETS else None
+    try:
+        found = find_dataset(dataset)
+    except BadRequest as error:
+        if error.reason == "DATASET_UNKNOWN":
+            return None
+        raise
+    return source_of(found, data, split)
 
 
-def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:
-    if split not in dataset.splits:
-        raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
-    what = dataset.splits[split]
+def court_task_of(card: DatasetCard) -> CardTask:
+    """The task that trials are scored on. Raises BadRequest where there is none, or annotators have to be named."""
+    if card.court_task is not None:
+        return card.court_task
+    juries = next((task.variants for task in card.tasks if task.court), ())
+    raise BadRequest(
+        f"{card.id} has labels by several juries, and a figure has no meaning without its jury. Name one: "
+        f"{', '.join(f'{card.id}:{one}' for one in juries)}."
+        if juries
+        else f"No task of {card.id} says whether a meme is harmful (its card has no table court): no trial can be "
+        "scored on it, and no precedent made of it.",
+        reason="NO_COURT_TASK",
+        field="dataset",
+    )
+
+
+def _refuse_others(dataset: Dataset, data: Path, split: str) -> None:
+    """Refuses data that are surely another data set's. Raises BadRequest."""
+    dataset.card.split(split)
     # The files would be read without a fault, and figures on drawn memes taken for those of the data set.
-    if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic"):
+    if (data / SYNTHETIC_KEY).is_file() and not dataset.id.startswith("synthetic") and dataset.own_card is None:
         raise BadRequest(
             f"{data} holds a synthetic benchmark: figures on it are none on {dataset.title}. Ask for --dataset "
             f"{recognised(data)[0].id}, or name the directory of {dataset.id}.",
             reason="DATA_OF_ANOTHER",
         )
-    files = must_be_there(dataset, data, what)
     other = mistaken_for(dataset, data)
     if other is not None:
         raise BadRequest(
@@ -142,29 +178,22 @@ def _located(dataset: Dataset, data: Path, split: str) -> tuple[Split, Files]:
             f"directory of {dataset.id}, or ask for --dataset {other.id}.",
             reason="DATA_OF_ANOTHER",
         )
-    return what, files
 
 
-def _source(dataset: Dataset, data: Path, split: Split, files: Files, pictures: Path | None) -> Source:
-    return Source(
-        path=files.rows,
-        name=f"{dataset.id} {split.name}",
-        pictures=pictures,
-        format=dataset.format,
-        labels=files.labels,
-    )
-
-
-def _meme(dataset: Dataset, split: Split, row: Row) -> JudgedMeme:
-    three = Protocol.PLAIN not in dataset.protocols
+def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
+    """The meme as trials are scored on it; None where it has no gold label of the task."""
+    assert task.court is not None
+    if task.id not in meme.gold:
+        return None
+    (label,) = meme.gold[task.id]
     return JudgedMeme(
-        id=row.id,
-        split=split.name,
-        line=row.line,
-        image=row.image,
-        text=row.text,
-        harmful=row.label is Label.HARMFUL,
-        level=LEVELS[row.source_label] if three else None,
-        source_label=row.source_label,
-        targets=row.categories if dataset.format is not SourceFormat.FHM else (),
+        id=meme.id,
+        split=meme.split,
+        line=meme.line,
+        image=image,
+        text=meme.text,
+        harmful=label in task.court.harmful,
+        level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
+        source_label=label,
+        targets=meme.gold.get(task.court.targets, ()),
     )

@@ -11,7 +11,7 @@ from court.errors import BadPicture
 from court.meme import Frame
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset
-from eval.datasets.places import picture_path
+from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS, Dataset, SplitRole
+from eval.datasets.known import Dataset, SplitRole, find_dataset
 from eval.datasets.protocol import Protocol
 from eval.models.memes import ShownMemes, shown_memes
 
@@ -141,14 +141,12 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
         return read.only
     sets: list[Sample] = []
     for entry in read.sample:
-        if entry.dataset not in DATASETS:
-            raise BadRequest(
-                f"{where}: there is no data set {entry.dataset!r}. There are: {', '.join(DATASETS)}.",
-                reason="SAMPLE_SETTINGS",
-            )
-        dataset = DATASETS[entry.dataset]
+        try:
+            dataset = find_dataset(entry.dataset)
+        except BadRequest as error:
+            raise BadRequest(f"{where}: {error.message}", reason="SAMPLE_SETTINGS") from None
         # Ids begin with the data set's: of two samples of one, they could be the same.
-        if any(one.dataset is dataset for one in sets):
+        if any(one.dataset.id == dataset.id for one in sets):
             raise BadRequest(f"{where}: sample names {entry.dataset} twice.", reason="SAMPLE_SETTINGS")
         if entry.protocol is not None and entry.protocol not in dataset.protocols:
             raise BadRequest(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import DATASETS
+from eval.datasets.known import find_dataset
 from eval.datasets.protocol import Protocol
 from eval.reports.contrasts import Contrast, contrasts, remarks
 from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
@@ -348,8 +348,10 @@ async def _view(results: Results, key: str, label: str, records: bool, pictures:
 
 
 def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) -> Group:
-    known = DATASETS.get(dataset)
-    title = known.title if known else dataset
+    try:
+        title = find_dataset(dataset).title
+    except BadRequest:  # of a card that is not at hand, or of a later version
+        title = dataset
     key = _key(f"{dataset}-{split}")
     unscored: list[str] = []
     tables = []

@@ -107,6 +107,8 @@ class RunManifest(_ItemModel):
     """System, processor kind, number of cores."""
     command: str
     """As it was called."""
+    card: dict[str, JsonValue] = Field(default_factory=dict)
+    """Card of its data set, where that is its user's own; empty for a data set that is known by its id."""
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -289,8 +289,12 @@ def _made_of(train: Sequence[Source], encoder: Encoder) -> str:
     for source in train:
         rows = read_source(source)
         pictures = _digests([row.image for row in rows.good], source.pictures)
-        files: list[JsonValue] = [sha256_of(path) for path in (source.path, source.labels) if path is not None]
-        sources.append({"files": files, "name": source.label, "pictures": pictures})
+        paths = source.files or [path for path in (source.path, source.labels) if path is not None]
+        # A tree of pictures has no file: its recipe knows it, and its pictures are below.
+        files: list[JsonValue] = [sha256_of(path) for path in paths if not path.is_dir()]
+        # Left out where it is empty: libraries that were built before there was such a thing are still found.
+        recipe: dict[str, JsonValue] = {"recipe": source.recipe} if source.recipe else {}
+        sources.append({"files": files, "name": source.label, "pictures": pictures, **recipe})
     built = {"format": FORMAT, "safeguards": USUAL.model_dump(mode="json")}
     return digest({"sources": sources, "encoder": encoder.identity.digest, **built})
 

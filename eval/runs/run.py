@@ -30,7 +30,7 @@ from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, SplitRole
-from eval.datasets.places import picture_path
+from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
 from eval.datasets.sample import sample
@@ -355,6 +355,13 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     else:
         progress.tell("Preparing the precedents …")
         train = plan.dataset.of_role(SplitRole.TRAIN)
+        if not train:
+            raise BadRequest(
+                f"{plan.dataset.title} has no train split, and a run takes its precedents from that. Ask a model "
+                "without precedents, as memecourt-eval arena does, or score predictions (memecourt-eval score).",
+                reason="NO_TRAIN_SPLIT",
+                field="dataset",
+            )
         reader = GuardedPictureReader(workers=plan.settings.picture_workers)
         try:
             prepared = await prepare_precedents(
@@ -403,6 +410,7 @@ def _manifest(
         name=plan.name,
         created=datetime.now(UTC),
         dataset=plan.dataset.id,
+        card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
         split=plan.split,
         data=dict(material.files),
         data_dir=str(plan.data.resolve()),

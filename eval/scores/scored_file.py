@@ -90,6 +90,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
     """
     known = {meme.id: meme for meme in memes}
     levelled = any(meme.level is not None for meme in memes)
+    words = _words_of(memes)
     seen: dict[str, int] = {}
     said: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
@@ -107,7 +108,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
                 # Only for those that are listed: a hint goes through all ids.
                 hint = _hint(id_, known) if len(faults) < _TOLD else ""
                 raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
-            said[id_] = _prediction(id_, record, levelled=levelled)
+            said[id_] = _prediction(id_, record, words, levelled=levelled)
         except _LineFault as fault:
             faults.append(f"line {line}: {fault}")
     if not faults and not seen:
@@ -156,16 +157,29 @@ def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], p
     }
 
 
-def _prediction(id_: str, record: Mapping[str, Any], *, levelled: bool) -> Prediction:
+def _words_of(memes: Sequence[JudgedMeme]) -> Mapping[str, tuple[Outcome, Level | None]]:
+    """Words for labels: ours, and the data set's own where they are none of ours."""
+    own = {
+        word: (Outcome.HARMFUL if meme.harmful else Outcome.NOT_HARMFUL, meme.level)
+        for meme in memes
+        # Numbers are ours: 1 is harmful, and a 2 is more often a level or a slip than a label.
+        if (word := plain_word(meme.source_label)) and not word.isdecimal()
+    }
+    return {**own, **_LABELS}
+
+
+def _prediction(
+    id_: str, record: Mapping[str, Any], words: Mapping[str, tuple[Outcome, Level | None]], *, levelled: bool
+) -> Prediction:
     if "label" not in record:
         raise _LineFault("it has no label; leave it empty where there is no answer")
     word = _word(record["label"], "label")
-    if word not in _LABELS:
+    if word not in words:
         raise _LineFault(
             "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
             "or the data set's own words)"
         )
-    outcome, level = _LABELS[word]
+    outcome, level = words[word]
     named = _word(record.get("level"), "level")
     if named:
         if not levelled:

@@ -18,8 +18,7 @@ from court.meme import Picture
 from court.precedents import Relation
 from court.summary import vote_if_close, vote_of
 from court.verdict import Label
-from eval.datasets.protocol import Protocol, of_level
-from eval.datasets.read import LEVELS
+from eval.datasets.protocol import LEVELS, Protocol, of_level
 from eval.scores.metrics import Scores, score
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours

@@ -59,12 +59,23 @@ def read_source(source: Source) -> Rows:
         BadRequest: The file can't be read, its format is none that is known, or it says of itself that it is for no
             library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
+    if source.rows is not None:
+        for path in source.files:
+            # In whichever format: a row is seldom so marked, and nothing else is called so.
+            if NOT_FOR_LIBRARIES.encode() in path.read_bytes():
+                raise _marked(path)
+        return source.rows()
+    if source.format is SourceFormat.CARD:
+        raise BadRequest(
+            f"{source.path.name} is read by the card of its data set: name that with --dataset, and not the format.",
+            reason="SOURCE_FORMAT_UNKNOWN",
+        )
     content = read_text(source.path, "labelled memes")
     _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
         raise BadRequest(
-            f"{source.path.name} has no layout that is known ({', '.join(SourceFormat)}). Name the one it has.",
+            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has.",
             reason="SOURCE_FORMAT_UNKNOWN",
         )
     rows, name = Rows(layout), source.label
@@ -96,11 +107,15 @@ def _refuse_marked(path: Path, content: str) -> None:
         for record in records
     ]
     if any(isinstance(record, dict) and NOT_FOR_LIBRARIES in record for _, record in rows):
-        raise BadRequest(
-            f"{path.name} holds memes that are marked as not for libraries ({NOT_FOR_LIBRARIES}), such as those that "
-            "memecourt-eval probe has rewritten to be hard to recognise. They become no precedents.",
-            reason="SOURCE_NOT_FOR_LIBRARIES",
-        )
+        raise _marked(path)
+
+
+def _marked(path: Path) -> BadRequest:
+    return BadRequest(
+        f"{path.name} holds memes that are marked as not for libraries ({NOT_FOR_LIBRARIES}), such as those that "
+        "memecourt-eval probe has rewritten to be hard to recognise. They become no precedents.",
+        reason="SOURCE_NOT_FOR_LIBRARIES",
+    )
 
 
 def _records(layout: SourceFormat, content: str) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +29,8 @@ class SourceFormat(StrEnum):
     """Cells between tabs under the header ``file_name``, ``misogynous`` (1 or 0), ``shaming``, ``stereotype``,
     ``objectification``, ``violence``, ``Text Transcription``; for the test split all but the first and the last stand
     in a file of their own, which has no header."""
+    CARD = "card"
+    """Any layout that a data-set card describes; the source brings its reader along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Source:
         format: None to tell it from the content.
         labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
         provenance: Further origin of its memes.
+        rows: Reads the rows of a source of format ``card``; None for the others.
+        files: All files that the rows are made of, where they are not ``path`` and ``labels``.
+        recipe: Digest of the rules by which the rows are made of them; empty where the format says it.
     """
 
     path: Path
@@ -68,6 +74,9 @@ class Source:
     format: SourceFormat | None = None
     labels: Path | None = None
     provenance: Provenance = Provenance()
+    rows: Callable[[], Rows] | None = None
+    files: tuple[Path, ...] = ()
+    recipe: str = ""
 
     @property
     def label(self) -> str:

@@ -56,6 +56,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
         "needs another party's checkpoints: tests/unit/test_bundle.py",
     ),
     (r"memecourt upgrade\b", "shows what an earlier version left: tests/unit/test_first_edition.py"),
+    (r"\bmine\.toml", "needs a data set of one's own: tests/unit/test_card_commands.py"),
     (r"memecourt-eval ablate …", "leaves to the reader what is left out"),
 )
 """Commands that are not run here, and where else what they do is tested, or why not; the first that fits counts."""

@@ -31,10 +31,11 @@ WHERE = {
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
     "facts": ("retrieval/facts/",),
+    "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py"),
     "inspect": ("eval/reports/inspect_log.py",),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
     "train": ("eval/arena/train_judge.py",),
-    "dev": ("eval/perf/ranking.py",),
+    "dev": ("eval/perf/datasets.py", "eval/perf/ranking.py"),
 }
 """Modules that an extra is for, by how their paths begin: only there is what it alone brings imported."""
 IMPORTED_AS = {

@@ -24,9 +24,9 @@ from court.trial import Court, TrialCase
 from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.known import DATASETS, SYNTHETIC_KEY
-from eval.datasets.places import recognised
 from eval.datasets.protocol import Level
 from eval.datasets.read import read_split
+from eval.datasets.recognise import recognised
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings, parsed
 from eval.synthetic.draw import draw, png_of, read_badge

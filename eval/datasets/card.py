@@ -1,0 +1,413 @@
+"""Data-set cards: ten lines of TOML that say how a data set is laid out, and what its labels mean.
+
+A card holds no code and guesses nothing: a value that none of its rules names is a problem, told by line, and never a
+label. :mod:`eval.datasets.card_split` reads memes by a card.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from court.errors import BadRequest
+from eval.datasets.protocol import Protocol
+from eval.datasets.verbs import CardModel, Expression
+
+E = TypeVar("E", bound=StrEnum)
+FORMAT = 1
+OWN = "own"
+"""Variant of a task: the jury of the meme's own language."""
+_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(:\w+)?")
+_NAME = re.compile(r"[\w.-]+")
+
+
+class SplitRole(StrEnum):
+    """Purpose of a split. Settings are never chosen on one that is for testing."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+
+
+class FileKind(StrEnum):
+    """Format of the files of a data set."""
+
+    JSONL = "jsonl"
+    """A JSON object a line."""
+    JSON = "json"
+    """One list of objects."""
+    JSON_MAP = "json-map"
+    """One object whose values are the rows; ``@key`` is a row's name in it."""
+    CSV = "csv"
+    TSV = "tsv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    """Arrow's file or stream, such as the ``datasets`` library saves."""
+    TREE = "tree"
+    """A folder of pictures: a row a file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (its folder's name)."""
+
+
+class TaskKind(StrEnum):
+    """Shape of a task's gold label."""
+
+    BINARY = "binary"
+    ORDINAL = "ordinal"
+    """Labels from least to most."""
+    SINGLE = "single"
+    """One label of several."""
+    MULTI = "multi"
+    """Any number of labels, none among them."""
+
+
+class CardLayout(CardModel):
+    """Places of the files below the directory that a user names."""
+
+    kind: FileKind
+    folders: tuple[str, ...] = ("",)
+    own: tuple[str, ...] = ()
+    """Folders that are surely this data set's; looked into before the others."""
+    pictures: tuple[str, ...] = ("",)
+    """Folders of the pictures; ``{field}`` may stand in one, and ``**`` at its end is any folder below."""
+    never_read: tuple[str, ...] = ()
+    """Columns that are dropped before anything else sees the row, such as names of people."""
+    hub: str = ""
+    """Name of the data set's repository on the Hugging Face hub, ``owner/name``: its files are downloaded where they
+    are asked for by name. On disk, such a repository is read like any other folder."""
+    revision: str = "main"
+    """Commit of that repository."""
+    records: str = ""
+    """Name in the object that the list of rows stands under; only of ``json`` and ``json-map``."""
+
+
+class LabelFile(CardModel):
+    """A file of its own that holds the labels of a split's rows: its columns are added to theirs."""
+
+    files: tuple[str, ...] = Field(min_length=1)
+    on: str
+    """Column that both files have, or ``@row``: by the order of the rows."""
+    kind: FileKind
+    columns: tuple[str, ...] = ()
+    """Names of its columns, where it has no header."""
+
+
+class CardSplit(CardModel):
+    """A split: a file of its own, rows of a common file, or those whose ids a file lists."""
+
+    name: str
+    role: SplitRole
+    files: tuple[str, ...] = ()
+    """Names that its file may have, the authors' own first; ``*`` in one is any letters: ``train-*.parquet``. Of a
+    tree, the folder."""
+    where: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+    ids: tuple[str, ...] = ()
+    labels: LabelFile | None = None
+    languages: tuple[str, ...] = ()
+    """One file each, with ``{language}`` in its name; ids of memes begin with the language."""
+    rows: int | None = Field(default=None, ge=0)
+    """Published number of rows; of each file, where there are languages."""
+    classes: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Published number of rows per label, by task; likewise."""
+    remark: str = ""
+
+    def files_of(self, language: str) -> tuple[str, ...]:
+        """Names that the file of a language may have."""
+        return tuple(name.replace("{language}", language) for name in self.files)
+
+
+class CardFields(CardModel):
+    """Fields of a meme, besides its labels."""
+
+    id: Expression = Expression(column="@row")
+    picture: Expression | None = None
+    text: Expression | None = None
+    ocr: Expression | None = None
+    caption: Expression | None = None
+    language: Expression | None = None
+    group: Expression | None = None
+    """Template, family or source; intervals are drawn over groups."""
+
+
+class VoteRule(CardModel):
+    """Making one label of those of several annotators."""
+
+    rule: Literal["majority"] = "majority"
+    least: int = Field(default=1, ge=1)
+    """Votes that the label with the most needs at least; a tie has no label."""
+    keep: bool = True
+    """The shares of the votes are read beside the label."""
+
+
+class CourtLabels(CardModel):
+    """Labels as the court's two classes."""
+
+    harmful: tuple[str, ...] = Field(min_length=1)
+    benign: tuple[str, ...] = Field(min_length=1)
+    targets: str = ""
+    """Task whose labels say whom a meme is about, or how it harms: they go along with it."""
+
+
+class ProtocolEntry(CardModel):
+    """A protocol as a card describes it."""
+
+    drop: tuple[str, ...] = ()
+
+
+class CardTask(CardModel):
+    """A question that a data set has gold labels for."""
+
+    id: str
+    title: str = ""
+    kind: TaskKind
+    of: Expression | None = None
+    columns: dict[str, Expression] = Field(default_factory=dict)
+    """Of ``multi``: a column for each label."""
+    labels: tuple[str, ...] = ()
+    """In their order; where absent, those of ``columns`` or ``map``."""
+    define: dict[str, str] = Field(default_factory=dict)
+    """A sentence on each label."""
+    map: dict[str, str | bool] = Field(default_factory=dict)
+    """Label by value; every label means itself where it is absent."""
+    missing: Literal["problem", "none", "drop"] = "problem"
+    """For a row without a value: it is refused, has no gold label of this task, or is left out and counted."""
+    when: dict[str, str] = Field(default_factory=dict)
+    """Only rows have a label where another task's is this one; others have none, and no problem."""
+    votes: VoteRule | None = None
+    court: CourtLabels | None = None
+    protocols: dict[Protocol, ProtocolEntry] = Field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    official: str = ""
+    variants: tuple[str, ...] = ()
+    """The same label by different juries; ``{variant}`` in an expression is the one that was chosen."""
+    variant_of: dict[str, str] = Field(default_factory=dict)
+    """Variant by language, for the variant ``own``."""
+    variant: str = ""
+    """The one that was chosen. Not for cards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_labels(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or value.get("labels"):
+            return value
+        columns, mapped = value.get("columns"), value.get("map")
+        found = columns if isinstance(columns, Mapping) and columns else None
+        if found is None and isinstance(mapped, Mapping):
+            found = dict.fromkeys(str(label) for label in mapped.values())
+        return {**value, "labels": tuple(found or ())}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CardTask:
+        multi = self.kind is TaskKind.MULTI
+        if (self.of is None) == (not self.columns) or (self.columns and not multi):
+            raise ValueError(f"task {self.id}: needs of; or, of kind multi, a table of columns in its place")
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"task {self.id}: needs two labels or more, each once")
+        if self.kind is TaskKind.BINARY and len(self.labels) != 2:
+            raise ValueError(f"task {self.id}: has {len(self.labels)} labels, and a binary task has two")
+        known = set(self.labels)
+        named: dict[str, set[str]] = {
+            "columns": set(self.columns),
+            "define": set(self.define),
+            "map": set() if self.columns else {str(label) for label in self.map.values()},
+            "court": {*self.court.harmful, *self.court.benign} if self.court else set(),
+            "protocols": {label for entry in self.protocols.values() for label in entry.drop},
+        }
+        for table, names in named.items():
+            if names - known:
+                raise ValueError(f"task {self.id}: {table} names {', '.join(sorted(names - known))}, which is no label")
+        if self.columns and any(not isinstance(value, bool) for value in self.map.values()):
+            raise ValueError(f"task {self.id}: map gives true or false where there are columns")
+        if self.court and (multi or set(self.court.harmful) & set(self.court.benign)):
+            raise ValueError(f"task {self.id}: court needs one label a meme, and each on one side")
+        if self.official and self.metrics and self.official not in self.metrics:
+            raise ValueError(f"task {self.id}: official is none of its metrics")
+        self._check_protocols()
+        return self
+
+    def _check_protocols(self) -> None:
+        levels = {Protocol.MERGED, Protocol.EXTREME} & set(self.protocols)
+        if self.protocols and not self.court:
+            raise ValueError(f"task {self.id}: protocols go with a table court")
+        # Levels are stored in runs as 0, 1 and 2, and what either protocol makes of them is code.
+        if levels and (self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols):
+            raise ValueError(f"task {self.id}: merged and extreme are for three labels, from least to most harmful")
+        sides = (self.labels[:1], self.labels[1:])
+        if levels and self.court and (self.court.benign, self.court.harmful) != sides:
+            raise ValueError(f"task {self.id}: merged and extreme need the first label benign, the others harmful")
+        if self.court and not levels and {*self.court.harmful, *self.court.benign} != set(self.labels):
+            raise ValueError(f"task {self.id}: court has to name every label as harmful or benign")
+
+    def expressions(self) -> tuple[Expression, ...]:
+        """All that its label is made of."""
+        return (self.of,) if self.of else tuple(self.columns.values())
+
+
+class DatasetCard(CardModel):
+    """A data set."""
+
+    format: Literal[1]
+    id: str
+    title: str
+    citation: str = ""
+    licence: str = ""
+    source_url: str = ""
+    verified: str = ""
+    """Origin of the published counts."""
+    caveats: tuple[str, ...] = ()
+    layout: CardLayout
+    splits: tuple[CardSplit, ...] = Field(min_length=1)
+    fields: CardFields = CardFields()
+    tasks: tuple[CardTask, ...] = Field(min_length=1)
+    published: tuple[dict[str, Any], ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DatasetCard:
+        if not _ID.fullmatch(self.id):
+            raise ValueError("id: letters a to z, digits, and - _ . between them")
+        for what, names in (("splits", [one.name for one in self.splits]), ("tasks", [one.id for one in self.tasks])):
+            if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
+                raise ValueError(f"{what}: every one needs a name of its own, of letters, digits, and - _ .")
+        for split in self.splits:
+            if not split.files:
+                raise ValueError(f"split {split.name}: name its files")
+            if any("{language}" in name for name in split.files) != bool(split.languages):
+                raise ValueError(f"split {split.name}: languages go with {{language}} in the name of its file")
+            if unknown := set(split.classes) - {task.id for task in self.tasks} - set(self._variants()):
+                raise ValueError(f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task")
+        for task in self.tasks:
+            for other, label in task.when.items():
+                if label not in next((one.labels for one in self.tasks if one.id == other), ()):
+                    raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
+            if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
+                raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
+        if sum(task.court is not None for task in self.tasks) > 1:
+            raise ValueError("tasks: one at most has a table court: the one that trials are scored on")
+        if hidden := self.columns() & set(self.layout.never_read):
+            raise ValueError(f"{', '.join(sorted(hidden))}: a column that is never read, and read")
+        self._check_paths()
+        return self
+
+    def _check_paths(self) -> None:
+        """Refuses names that lead out of the data set's directory, before any file is touched."""
+        names = [*self.layout.folders, *self.layout.own, *self.layout.pictures]
+        for split in self.splits:
+            names += [*split.files, *split.ids, *(split.labels.files if split.labels else ())]
+        names += [one.join.file for one in self.expressions() if one.join]
+        for name in names:
+            parts = name.replace("\\", "/").split("/")
+            if ".." in parts or name.startswith(("/", "\\", "~")) or "\0" in name or re.match("[A-Za-z]:", name):
+                raise ValueError(f"{name!r} leads out of the directory of the data set")
+
+    def expressions(self) -> list[Expression]:
+        """All expressions of the card, those that stand in others among them."""
+        fields = (getattr(self.fields, name) for name in CardFields.model_fields)
+        found = [one for one in fields if one] + [one for task in self.tasks for one in task.expressions()]
+        for one in found:  # the list grows while it is walked
+            if one.else_:
+                found.append(one.else_)
+        return found
+
+    def _variants(self) -> dict[str, CardTask]:
+        return {f"{task.id}:{variant}": task for task in self.tasks for variant in (*task.variants, OWN)}
+
+    def columns(self) -> set[str]:
+        """Columns that are read; those with a placeholder in their name are left out."""
+        found = {name for one in self.expressions() for name in one.columns()}
+        found |= {name for split in self.splits for name in split.where}
+        found |= {split.labels.on for split in self.splits if split.labels}
+        return {name for name in found if not name.startswith("@") and "{" not in name}
+
+    @property
+    def court_task(self) -> CardTask | None:
+        """The task that trials are scored on; None where there is none, or its variant was not chosen."""
+        return next((task for task in self.tasks if task.court and (task.variant or not task.variants)), None)
+
+    def task(self, id_: str) -> CardTask:
+        """The task of this id; of a task with variants, ``ID:VARIANT``. Raises BadRequest, which lists them."""
+        for task in self.all_tasks():
+            if task.id == id_:
+                return task
+        raise BadRequest(
+            f"{self.id} has no task {id_!r}; it has {', '.join(task.id for task in self.all_tasks())}.",
+            reason="TASK_UNKNOWN",
+            field="task",
+        )
+
+    def split(self, name: str) -> CardSplit:
+        """The split of this name; of one with languages, ``NAME:LANGUAGE``. Raises BadRequest, which lists them."""
+        for split in self.all_splits():
+            if split.name == name:
+                return split
+        raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(s.name for s in self.all_splits())}.")
+
+    def all_tasks(self) -> tuple[CardTask, ...]:
+        """The tasks as memes have gold for them: of one with variants none of which was chosen, one for each."""
+        found: list[CardTask] = []
+        for task in self.tasks:
+            variants = (*task.variants, *([OWN] if task.variant_of else []))
+            if task.variants and not task.variant:
+                found += [task.model_copy(update={"id": f"{task.id}:{one}", "variant": one}) for one in variants]
+            else:
+                found.append(task)
+        return tuple(found)
+
+    def all_splits(self) -> tuple[CardSplit, ...]:
+        """The splits, each followed by those of its languages."""
+        return tuple(
+            one
+            for split in self.splits
+            for one in (
+                split,
+                *(
+                    split.model_copy(update={"name": f"{split.name}:{language}", "languages": (language,)})
+                    for language in split.languages
+                ),
+            )
+        )
+
+    def with_variant(self, variant: str) -> DatasetCard:
+        """The card with the labels of one jury. Raises BadRequest where there is none of this name."""
+        offered = {one for task in self.tasks for one in (*task.variants, *([OWN] if task.variant_of else []))}
+        if variant not in offered:
+            raise BadRequest(
+                f"{self.id} has no variant {variant!r}; it has {', '.join(sorted(offered)) or 'none'}.",
+                reason="DATASET_UNKNOWN",
+                field="dataset",
+            )
+        tasks = tuple(
+            task.model_copy(update={"variant": variant}) if variant in (*task.variants, OWN) and task.variants else task
+            for task in self.tasks
+        )
+        return self.model_copy(update={"id": f"{self.id}:{variant}", "tasks": tasks})
+
+    def to_json(self) -> dict[str, Any]:
+        """The card as JSON holds it; :func:`card_of` reads it again."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def read_card(path: Path) -> DatasetCard:
+    """Reads a card. Raises BadRequest, which names the file and every key that is wrong."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8-sig"))
+    except OSError:
+        raise BadRequest(f"The card {path} can't be read.", reason="CARD_UNREADABLE", field="dataset") from None
+    except ValueError as error:  # of TOML, which says the line, or of UTF-8
+        raise BadRequest(f"{path.name} is no TOML: {error}.", reason="CARD_UNREADABLE", field="dataset") from None
+    return card_of(content, path.name)
+
+
+def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
+    """Checks the content of a card. Raises BadRequest as :func:`read_card`."""
+    try:
+        return DatasetCard.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+            for fault in error.errors()
+        )
+        raise BadRequest(f"{name}: {faults}.", reason="CARD_INVALID", field="dataset") from None

@@ -1,0 +1,309 @@
+"""A draft of a card for files that have none: columns, labels and splits as they look, guesses marked ``# CHECK``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from court.errors import BadRequest
+from eval.datasets.card import FORMAT, FileKind, SplitRole
+from eval.datasets.card_places import PICTURE_ENDINGS
+from eval.datasets.record_files import RecordFile, kind_of
+from eval.datasets.verbs import BadCell, is_missing, take, word_of
+from retrieval.library.tables import header_of, read_text
+
+_SAMPLE = 5000
+"""Rows of a file that are looked at."""
+_LABELS = 24
+"""Different values that a column of labels has, at most."""
+_LONGEST_LABEL = 40
+_DEPTH = 3
+_ROLES = {
+    SplitRole.TRAIN: ("train", "training"),
+    SplitRole.VALIDATION: ("val", "valid", "validation", "dev"),
+    SplitRole.TEST: ("test", "testing", "eval"),
+}
+_NAMED = {
+    "id": ("id", "meme_id", "uid", "index", "name"),
+    "picture": ("image", "img", "picture", "file_name", "filename", "image_name", "path", "image_path", "name"),
+    "text": ("text", "caption", "sentence", "ocr", "transcription", "tweet_text", "text_corrected"),
+    "language": ("language", "lang"),
+    "group": ("group", "template", "template_name", "family", "source"),
+}
+_CHECK = "# CHECK"
+
+
+@dataclass(slots=True)
+class _Column:
+    """Content of a column in a sample of rows."""
+
+    rows: int = 0
+    missing: int = 0
+    values: Counter[str] = field(default_factory=Counter)
+    lists: int = 0
+    length: int = 0
+    pictures: int = 0
+
+    def add(self, value: Any, name: str) -> None:
+        self.rows += 1
+        cells = value if isinstance(value, list) else [value]
+        self.lists += isinstance(value, list)
+        if not isinstance(value, list) and is_missing(value):
+            self.missing += 1
+            return
+        for cell in cells:
+            try:
+                word = (word_of(cell, name) or "").strip()
+            except BadCell:
+                continue
+            self.length += len(word)
+            self.pictures += take(word, "basename").lower().endswith(PICTURE_ENDINGS)
+            self.values[word] += 1
+
+    @property
+    def is_key(self) -> bool:
+        return not self.missing and not self.lists and len(self.values) == self.rows
+
+    @property
+    def is_label(self) -> bool:
+        short = all(len(value) <= _LONGEST_LABEL for value in self.values)
+        return 2 <= len(self.values) <= _LABELS and short and len(self.values) < max(3, self.rows // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Files of one format, and their columns."""
+
+    kind: FileKind
+    paths: tuple[Path, ...]
+    rows: Mapping[Path, int]
+    columns: Mapping[str, _Column]
+
+
+def draft_card(data: Path, id_: str = "") -> str:
+    """Drafts a card of the files in a directory, or of one file.
+
+    Args:
+        data: The directory, or the file.
+        id_: Id of the data set; made of the name of the directory where it is empty.
+
+    Returns:
+        The card, as TOML with comments. It can be read as it is; whether it is right, its reader has to say.
+
+    Raises:
+        BadRequest: There is no file of rows, or none of its columns looks like a label.
+    """
+    folder = data if data.is_dir() else data.parent
+    if not data.exists():
+        raise BadRequest(f"{data} is not there.", reason="DATA_MISSING")
+    found = _look(_candidates(data))
+    names = {role: _named(found.columns, role) for role in ("picture", "text", "language", "group")}
+    names["id"] = _id_of(found.columns, names["picture"])
+    split = _split_column(found.columns)
+    taken = {*names.values(), split}
+    labels = [name for name, column in found.columns.items() if name not in taken and column.is_label]
+    if not labels:
+        raise BadRequest(
+            f"No column of {found.paths[0].name} looks like a label (2 to {_LABELS} different values of at most "
+            f"{_LONGEST_LABEL} characters). Write the card by hand: docs/datasets.md has one of ten lines.",
+            reason="CARD_NOT_DRAFTED",
+        )
+    id_ = re.sub(r"[^a-z0-9]+", "-", (id_ or folder.resolve().name).lower()).strip("-") or "mine"
+    lines = [
+        f"format = {FORMAT}",
+        f"id = {_quoted(id_)} {_CHECK}",
+        f"title = {_quoted(id_)} {_CHECK}",
+        f'citation = "" {_CHECK} who made it',
+        f'licence = "" {_CHECK} on what terms',
+        f'source_url = "" {_CHECK} where its authors publish it',
+        f'verified = "" {_CHECK} where published counts come from',
+        "",
+        *_layout(found, folder, names["picture"]),
+        *_splits(found, folder, split),
+        *_fields(found, names),
+    ]
+    for name in labels:
+        lines += _task(name, found.columns[name])
+    return "\n".join(lines) + "\n"
+
+
+def _candidates(data: Path) -> list[Path]:
+    if data.is_file():
+        return [data]
+    depth = len(data.parts)
+    files = (path for path in sorted(data.rglob("*")) if len(path.parts) - depth <= _DEPTH and path.is_file())
+    return [path for path in files if kind_of(path) is not None and not path.is_symlink()]
+
+
+def _look(paths: Sequence[Path]) -> _Found:
+    """Looks at the files that have the columns of the largest; others are of something else."""
+    if not paths:
+        raise BadRequest(
+            "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow). Name it, or write the card of a "
+            "folder tree by hand: docs/datasets.md.",
+            reason="DATA_MISSING",
+        )
+    largest = max(paths, key=lambda path: path.stat().st_size)
+    kind = _kind_of(largest)
+    alike, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
+    for path in (largest, *(path for path in paths if path != largest)):
+        if _kind_of(path) is not kind:
+            continue
+        records = [record for _, record in islice(RecordFile(path, kind), _SAMPLE) if isinstance(record, dict)]
+        names = {name for record in records for name in record}
+        if not wanted:
+            wanted = names
+        # The labels of a test split are often left out.
+        if not records or len(names & wanted) * 2 < len(wanted):
+            continue
+        alike.append(path)
+        rows[path] = len(records)
+        for record in records:
+            for name, value in record.items():
+                if not isinstance(value, dict):
+                    columns.setdefault(name, _Column()).add(value, name)
+    if not alike:
+        raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
+    return _Found(kind, tuple(sorted(alike)), rows, columns)
+
+
+def _kind_of(path: Path) -> FileKind:
+    """Format of a file, by its beginning where its name says too little."""
+    kind = kind_of(path) or FileKind.CSV
+    if kind in (FileKind.CSV, FileKind.TSV):
+        text = read_text(path, "memes")
+        return FileKind.TSV if len(header_of(text, "\t")) > len(header_of(text, ",")) else FileKind.CSV
+    if kind is FileKind.JSON:
+        text = read_text(path, "memes").lstrip()
+        if text.startswith("["):
+            return FileKind.JSON
+        first = text.split("\n", 1)[0]
+        try:
+            return FileKind.JSONL if isinstance(json.loads(first), dict) and "\n" in text.strip() else FileKind.JSON_MAP
+        except ValueError:
+            return FileKind.JSON_MAP
+    return kind
+
+
+def _named(columns: Mapping[str, _Column], role: str) -> str:
+    """The column that most looks like a field; empty where none does."""
+    known = [name for wanted in _NAMED[role] for name in columns if _plain(name) == wanted]
+    if role == "picture":
+        by_content = [name for name, one in columns.items() if one.pictures * 2 > sum(one.values.values())]
+        return next((name for name in (*known, *by_content) if name in by_content), known[0] if known else "")
+    if role == "text" and not known:
+        longest = max(columns, key=lambda name: columns[name].length, default="")
+        return longest if columns[longest].length > 20 * columns[longest].rows else ""
+    return next(iter(known), "")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())
+
+
+def _id_of(columns: Mapping[str, _Column], picture: str) -> str:
+    if "@key" in columns:
+        return "@key"
+    keys = [name for name, column in columns.items() if column.is_key]
+    named = [name for wanted in _NAMED["id"] for name in keys if _plain(name) == wanted]
+    return next(iter((*named, *(name for name in keys if name == picture))), "@row")
+
+
+def _split_column(columns: Mapping[str, _Column]) -> str:
+    every = {word for words in _ROLES.values() for word in words}
+    for name, column in columns.items():
+        if len(column.values) > 1 and {_plain(value) for value in column.values} <= every:
+            return name
+    return ""
+
+
+def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
+    lines = ["[layout]", f"kind = {_quoted(found.kind)}"]
+    if picture:
+        places = Counter(
+            path.parent.relative_to(folder).as_posix()
+            for path in islice((p for p in folder.rglob("*") if p.suffix.lower() in PICTURE_ENDINGS), _SAMPLE)
+        )
+        first = "" if not places or "." in places else places.most_common(1)[0][0]
+        # Names of pictures may begin with their folder.
+        inside = any(value.startswith(f"{first}/") for value in islice(found.columns[picture].values, 50))
+        lines.append(f"pictures = {_list(['' if inside else first])} {_CHECK} folder that their names are below")
+    return [*lines, f"never_read = [] {_CHECK} columns with names of people and the like", ""]
+
+
+def _splits(found: _Found, folder: Path, column: str) -> list[str]:
+    if column:
+        lines = []
+        for value, count in found.columns[column].values.items():
+            lines += [
+                *("[[splits]]", f"name = {_quoted(value)}", f"role = {_quoted(_role(value))} {_CHECK}"),
+                f"files = {_list(path.relative_to(folder).as_posix() for path in found.paths)}",
+                f"where = {{ {_key(column)} = {_quoted(value)} }}",
+                f"# rows = {count}",
+            ]
+        return [*lines, ""]
+    lines = []
+    for path in found.paths:
+        whole = "" if found.rows[path] < _SAMPLE else " or more"
+        place = path.relative_to(folder)
+        # Parts of a data set that lie side by side have files of the same name.
+        alike = sum(one.stem == path.stem for one in found.paths) > 1
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if alike else path.stem)
+        lines += [
+            *("[[splits]]", f"name = {_quoted(name)}"),
+            f"role = {_quoted(_role(path.stem))} {_CHECK}",
+            f"files = {_list([place.as_posix()])}",
+            f"# rows = {found.rows[path]}{whole}",
+        ]
+    return [*lines, ""]
+
+
+def _role(name: str) -> SplitRole:
+    words = re.split(r"[^a-z]+", name.lower())
+    return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
+
+
+def _fields(found: _Found, names: Mapping[str, str]) -> list[str]:
+    lines = ["[fields]"]
+    for name in ("id", "picture", "text", "language", "group"):
+        if names[name]:
+            lines.append(f"{name} = {_quoted(names[name])} {_CHECK}")
+    others = [name for name in found.columns if name not in names.values()]
+    return [*lines, f"# other columns: {', '.join(_quoted(name) for name in others)}", ""]
+
+
+def _task(name: str, column: _Column) -> list[str]:
+    values = sorted(column.values)
+    kind = "multi" if column.lists else "binary" if len(values) == 2 else "single"
+    id_ = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "label"
+    lines = [
+        "[[tasks]]",
+        f"id = {_quoted(id_)}",
+        f"kind = {_quoted(kind)} {_CHECK} binary, ordinal, single or multi",
+        f"of = {_quoted(name)}",
+        f"map = {{ {', '.join(f'{_quoted(value)} = {_quoted(value)}' for value in values)} }} {_CHECK} value = label",
+    ]
+    if column.missing:
+        lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
+    if kind != "multi":
+        lines.append(f"# court = {{ harmful = [{_quoted(values[-1])}], benign = [{_quoted(values[0])}] }} {_CHECK}")
+    return [*lines, f"# seen: {', '.join(f'{count:,} {value}' for value, count in sorted(column.values.items()))}", ""]
+
+
+def _quoted(text: str) -> str:
+    # A basic string of TOML is one of JSON, but for DEL.
+    return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _list(names: Iterable[str]) -> str:
+    return f"[{', '.join(_quoted(name) for name in dict.fromkeys(names))}]"

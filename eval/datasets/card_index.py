@@ -1,0 +1,90 @@
+"""Cards by their names: those that come with the program, those of the folder ``MEMECOURT_CARDS``, and files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from court.errors import BadRequest
+from eval.datasets.card import DatasetCard, read_card
+
+CARDS_VARIABLE = "MEMECOURT_CARDS"
+_SHIPPED = Path(__file__).parent / "cards"
+_FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<variant>\w+))?")
+
+
+@lru_cache(maxsize=1)
+def shipped_ids() -> frozenset[str]:
+    """Ids of the data sets whose cards come with the program."""
+    return frozenset(path.stem for path in _SHIPPED.glob("*.toml"))
+
+
+def card_files() -> Mapping[str, Path]:
+    """Files of the cards that have a name, by it. Raises BadRequest where two have the same, or the folder is none."""
+    found = {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"), key=_stem)}
+    if folder := os.environ.get(CARDS_VARIABLE):
+        if not Path(folder).is_dir():
+            raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
+        for path in sorted(Path(folder).glob("*.toml"), key=_stem):
+            if path.stem in found:
+                raise BadRequest(
+                    f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",
+                    reason="CARD_INVALID",
+                )
+            found[path.stem] = path
+    return found
+
+
+def card_file(name: str) -> Path:
+    """File of the card of this name, or path. Raises BadRequest where there is none."""
+    if _FILE.fullmatch(name) and Path(name).is_file():
+        return Path(name)
+    find_card(name)
+    return card_files()[name.partition(":")[0]]
+
+
+def find_card(name: str) -> DatasetCard:
+    """The card of a data set.
+
+    Args:
+        name: Its id, or the path of a card (``….toml``); where annotators of several countries labelled the same
+            memes, ``:VARIANT`` after it says whose labels: ``multi3hate:US``.
+
+    Raises:
+        BadRequest: There is none of this name, or the card can't be used.
+    """
+    if file := _FILE.fullmatch(name):
+        card, variant = read_card(Path(file["path"])), file["variant"] or ""
+        # Runs are stored by ids: two data sets of one name would be taken for one.
+        if card.id in shipped_ids() and Path(file["path"]).resolve().parent != _SHIPPED.resolve():
+            raise BadRequest(
+                f"{file['path']} has the id {card.id}, which is that of a data set that is known. Give it another.",
+                reason="CARD_INVALID",
+                field="dataset",
+            )
+    else:
+        id_, _, variant = name.partition(":")
+        files = card_files()
+        if id_ not in files:
+            raise BadRequest(
+                f"There is no data set {name!r}. There are: {', '.join(files)}; or name a card of your own, FILE.toml.",
+                reason="DATASET_UNKNOWN",
+                field="dataset",
+            )
+        card = _read_once(files[id_], files[id_].stat().st_mtime_ns)
+        if card.id != id_:
+            raise BadRequest(f"{files[id_]} has the id {card.id}. Name the file {card.id}.toml.", reason="CARD_INVALID")
+    return card.with_variant(variant) if variant else card
+
+
+def _stem(path: Path) -> str:
+    return path.stem
+
+
+@lru_cache(maxsize=256)
+def _read_once(path: Path, changed_ns: int) -> DatasetCard:
+    """Reads a card unless it was read before and has not changed since."""
+    return read_card(path)

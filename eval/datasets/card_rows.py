@@ -1,0 +1,206 @@
+"""From a row of a file to a meme, by the rules of a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from court.errors import BadText
+from court.meme import LIMITS, check_text
+from eval.datasets.card import OWN, DatasetCard
+from eval.datasets.items import _ItemModel
+from eval.datasets.label_rules import GoldRule, compile_task
+from eval.datasets.picture_finder import leads_out
+from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_expression, word_of
+
+TEXT_FIELDS = ("text", "ocr", "caption", "group")
+_LONGEST_ID = 200
+
+
+class CardMeme(_ItemModel):
+    """A meme of a data set with its gold labels of every task, which :class:`JudgedMeme` has of one question alone.
+
+    ``gold["stance"] == ("skeptical",)``: of a task with one label, a tuple of it; of one with several, in the order of
+    the card or the row, and an empty tuple where the meme has none of them. A task that is absent from ``gold`` has no
+    gold label for this meme (its annotators left it open, or it is asked of some memes alone): it is not scored.
+    """
+
+    id: str = Field(min_length=1)
+    split: str
+    file: str
+    """Name of its file below the data set's directory."""
+    line: int = Field(ge=0)
+    """Where it stands in its file, counted from 1: a line, or a row where there are none."""
+    image: str = ""
+    """Name of its picture as the row has it; :meth:`CardMemes.picture_of` finds the file."""
+    text: str = ""
+    ocr: str = ""
+    caption: str = ""
+    """Description of the picture by the data set's authors."""
+    language: str = ""
+    group: str = ""
+    """Template, family or source."""
+    gold: dict[str, tuple[str, ...]]
+    shares: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Share of the annotators by label, by task, where there are several of them."""
+
+    @property
+    def picture(self) -> tuple[str, dict[str, str]]:
+        """Name of its picture, and the fields that may stand in the name of a folder."""
+        return self.image, {"id": self.id, "language": self.language, "group": self.group}
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskRule:
+    """Gold of a task as a function of a row."""
+
+    id: str
+    gold: GoldRule
+    when: tuple[tuple[str, tuple[str, ...]], ...]
+    variant: Callable[[str], str] | None
+
+
+class RowRules:
+    """The rules of a card, made into functions once: each row is read by them.
+
+    Args:
+        card: Card of the data set.
+        split: Name of the split.
+        join_of: Finder of joined rows.
+    """
+
+    def __init__(self, card: DatasetCard, split: str, join_of: JoinOf) -> None:
+        fields = card.fields
+
+        def compiled(expression: Expression | None) -> Compiled | None:
+            return compile_expression(expression, join_of) if expression else None
+
+        self._split = split
+        self._id, self._id_column = compile_expression(fields.id, join_of), fields.id.name
+        self._language, self._picture = compiled(fields.language), compiled(fields.picture)
+        self._picture_column = fields.picture.name if fields.picture else ""
+        self._texts = [
+            (name, compile_expression(expression, join_of), expression.name)
+            for name in TEXT_FIELDS
+            if (expression := getattr(fields, name)) is not None
+        ]
+        self._tasks = [
+            _TaskRule(
+                task.id,
+                compile_task(task, join_of),
+                tuple((other, (label,)) for other, label in task.when.items()),
+                _variant_of(task.variant, task.variant_of) if task.variants else None,
+            )
+            for task in card.all_tasks()
+        ]
+
+    def id_of(self, record: dict[str, Any], language: str) -> str:
+        """The id of a row; its language, where it has one, and its own id go into the row as ``@language`` and ``@id``.
+
+        Args:
+            record: The row.
+            language: Language of its file; empty where its split has one file.
+
+        Raises:
+            BadCell: The id is missing, or can't be used.
+        """
+        if language:
+            record["@language"] = language
+        elif self._language is not None:
+            record["@language"] = _text(self._language(record), "language").strip()
+        found = self._id(record)
+        # To Python true is an int, but it is nobody's id.
+        if isinstance(found, bool) or not isinstance(found, str | int | float):
+            raise BadCell("it has no id", self._id_column)
+        id_ = _text(found, self._id_column).strip()
+        if not id_:
+            raise BadCell("it has no id", self._id_column)
+        record["@id"] = id_
+        if language:
+            id_ = f"{language}-{id_}"
+        if len(id_) > _LONGEST_ID:
+            raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self._id_column)
+        return id_
+
+    def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> CardMeme | None:
+        """The meme of a row; None where a task leaves it out.
+
+        Args:
+            record: The row, which :meth:`id_of` has seen.
+            id_: Its id.
+            file: Name of its file.
+            line: Its place in the file, counted from 1.
+
+        Raises:
+            BadCell: A cell can't be used.
+        """
+        values = {name: _text(value(record), column) for name, value, column in self._texts}
+        record["@group"] = values.get("group", "")
+        gold: dict[str, tuple[str, ...]] = {}
+        shares: dict[str, dict[str, float]] = {}
+        for task in self._tasks:
+            if task.when and any(gold.get(other) != label for other, label in task.when):
+                continue
+            if task.variant is not None:
+                record["@variant"] = task.variant(record.get("@language", ""))
+            found = task.gold(record)
+            if found.labels is not None:
+                gold[task.id] = found.labels
+            elif found.drop:
+                return None
+            if found.shares:
+                shares[task.id] = dict(found.shares)
+        return CardMeme(
+            id=id_,
+            split=self._split,
+            file=file,
+            line=line,
+            image=self._image(record) if self._picture is not None else "",
+            language=record.get("@language", ""),
+            gold=gold,
+            shares=shares,
+            **values,
+        )
+
+    def _image(self, record: dict[str, Any]) -> str:
+        assert self._picture is not None
+        image = _text(self._picture(record), self._picture_column).strip()
+        if leads_out(image):
+            raise BadCell(
+                'the name of its picture leads out of the data set; take = "basename" in the card takes the last part '
+                "of a path",
+                self._picture_column,
+            )
+        return image
+
+
+def _text(value: Any, column: str) -> str:
+    """The text of a cell, empty where there is none. Raises BadCell for what can't be stored and shown as text."""
+    if not isinstance(value, str):
+        if isinstance(value, bool):
+            raise BadCell("it is no text", column)
+        value = word_of(value, column) or ""
+    # Nearly all texts, of which no more need be looked at: ASCII has no surrogates.
+    if value.isascii() and len(value) <= LIMITS.max_text:
+        return str(value)
+    try:
+        check_text(value)
+    except BadText as error:
+        reason = "it holds bytes that are not UTF-8" if error.reason == "TEXT_NOT_UNICODE" else "its text is too long"
+        raise BadCell(reason, column) from None
+    return str(value)
+
+
+def _variant_of(variant: str, by_language: dict[str, str]) -> Callable[[str], str]:
+    if variant != OWN:
+        return lambda _: variant
+
+    def own(language: str) -> str:
+        if language not in by_language:
+            raise BadCell("no jury of the card is its language's", "language")
+        return by_language[language]
+
+    return own

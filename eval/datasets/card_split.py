@@ -1,0 +1,239 @@
+"""Memes of a split by its data set's card, read one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from court.errors import BadRequest
+from eval.datasets.card import CardSplit, DatasetCard, FileKind
+from eval.datasets.card_joins import JoinedFiles
+from eval.datasets.card_places import find_files, tree_rows
+from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
+from eval.datasets.picture_finder import DatasetPictures
+from eval.datasets.record_files import Numbered, RecordFile
+from eval.datasets.verbs import BadCell, Record, word_of
+from retrieval.library.sources import Problem
+
+__all__ = ["CardMeme", "CardMemes", "CardReader", "read_by_card"]
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemes:
+    """Content read from a split.
+
+    Attributes:
+        card: The card that it was read by.
+        split: The split.
+        memes: In the order of the files; ids are unique.
+        problems: Rows that were refused, and lines of other files that can't be used.
+        excluded: Rows that the card leaves out: those without a label where it says ``missing = "drop"``.
+        rows: Rows of the files: those read, refused, left out, and of other splits.
+        elsewhere: Rows of other splits in the same files.
+        files: SHA-256 of every file that was read, by its name below the directory.
+        pictures: Finder of the pictures, which has looked for their folder.
+        refused: Rows that can't be used: with those read, ``excluded`` and ``elsewhere`` they are all ``rows``.
+    """
+
+    card: DatasetCard
+    split: CardSplit
+    memes: tuple[CardMeme, ...]
+    problems: tuple[Problem, ...]
+    excluded: tuple[Problem, ...]
+    rows: int
+    elsewhere: int
+    files: dict[str, str]
+    pictures: DatasetPictures
+    refused: int
+
+    def picture_of(self, meme: CardMeme) -> Path | None:
+        """Finds the file of a meme's picture; None where it is not there. Raises BadRequest where several fit."""
+        return self.pictures.find(*meme.picture)
+
+
+def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
+    """Reads all memes of a split.
+
+    Raises:
+        BadRequest: There is no such split, its files are not there, or no row of them can be used.
+    """
+    reader = CardReader(card, data, split)
+    memes = tuple(reader)
+    reader.pictures.look(meme.picture for meme in memes)
+    if not memes:
+        why = reader.problems[0].reason if reader.problems else "no row is of this split"
+        raise BadRequest(
+            f"No row of {', '.join(path.name for path in reader.paths)} can be used as the split {split} of "
+            f"{card.title}: {why}.{f' The data are had from {card.source_url}.' if card.source_url else ''}",
+            reason="DATA_UNUSABLE",
+        )
+    return CardMemes(
+        card=card,
+        split=reader.split,
+        memes=memes,
+        problems=tuple(reader.problems),
+        excluded=tuple(reader.excluded),
+        rows=reader.rows,
+        elsewhere=reader.elsewhere,
+        files=reader.digests(),
+        pictures=reader.pictures,
+        refused=reader.refused,
+    )
+
+
+class CardReader:
+    """The memes of a split, read while they are iterated over; nothing of them but their ids stays in memory.
+
+    Args:
+        card: Card of the data set.
+        data: Directory of the data set.
+        split: Name of the split.
+        doubles: True to have memes whose id stood before too, which are refused otherwise.
+
+    Attributes:
+        problems: Rows refused so far, and lines of other files that can't be used.
+        excluded: Rows left out so far.
+        refused: Number of rows refused so far.
+        rows: Rows of the files so far: read, excluded, refused, and elsewhere.
+        elsewhere: Rows of other splits so far.
+        paths: Files of the rows.
+        pictures: Finder of the pictures.
+
+    Raises:
+        BadRequest: There is no such split, or its files are not there.
+    """
+
+    def __init__(self, card: DatasetCard, data: Path, split: str, *, doubles: bool = False) -> None:
+        self.card, self.data, self.split = card, data, card.split(split)
+        self._doubles = doubles
+        if not data.is_dir():
+            raise BadRequest(f"{data} is no directory. Name the one that {card.title} was unpacked in.")
+        self.problems: list[Problem] = []
+        self.excluded: list[Problem] = []
+        self.rows = self.elsewhere = self.refused = 0
+        languages = self.split.languages or ("",)
+        self._files = [
+            (language, path)
+            for language in languages
+            for path in find_files(card, data, self.split, self.split.files_of(language))
+        ]
+        self.paths = tuple(path for _, path in self._files)
+        self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
+        self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
+        self._rules = RowRules(card, self.split.name, self._joins.of)
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file that was read, in hex, by its name below the directory; of a tree, of its names."""
+        found: dict[str, str] = {}
+        for path in (*self.paths, *self._joins.paths):
+            if path.is_dir():
+                names = "".join(f"{record['@path']}\n" for _, record in tree_rows(path) if isinstance(record, dict))
+                sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
+            else:
+                with path.open("rb") as file:
+                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(self.data).as_posix()] = sha256
+        return found
+
+    def _records(self, path: Path) -> Iterator[Numbered]:
+        layout = self.card.layout
+        if layout.kind is FileKind.TREE:
+            yield from tree_rows(path)
+            return
+        columns = self.card.columns() | self._joins.columns()
+        # Names with a field in them are not known beforehand: then every column is read.
+        whole = any("{" in name for one in self.card.expressions() for name in one.columns())
+        never = layout.never_read
+        file = RecordFile(path, layout.kind, None if whole else frozenset(columns), records=layout.records)
+        for number, record in file:
+            if never and isinstance(record, dict):
+                for name in never:
+                    record.pop(name, None)
+            yield number, record
+
+    def __iter__(self) -> Iterator[CardMeme]:
+        self.excluded.clear()
+        self.rows = self.elsewhere = self.refused = 0
+        seen: set[str] = set()
+        listed = self._joins.ids()
+        where = self._where()
+        unseen = self._field_columns()
+        for language, path in self._files:
+            name, row = path.relative_to(self.data).as_posix(), 0
+            for number, record in self._records(path):
+                row += 1
+                self.rows += 1
+                id_ = ""
+                try:
+                    if isinstance(record, str):
+                        raise BadCell(record)
+                    if unseen:
+                        unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
+                    record["@row"] = row
+                    if self.split.labels is not None:
+                        self._joins.add_labels(self.split.labels, record)
+                    if where is not None and not where(record):
+                        self.elsewhere += 1
+                        continue
+                    id_ = self._rules.id_of(record, language)
+                    if listed is not None and id_ not in listed:
+                        self.elsewhere += 1
+                        continue
+                    meme = self._rules.meme_of(record, id_, file=name, line=number)
+                    if meme is None:
+                        self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
+                        continue
+                    # Records, predictions and leaks all go by ids: the second of an id could not be told apart.
+                    if id_ in seen and not self._doubles:
+                        raise BadCell("its id stands in the file already")
+                except BadCell as bad:
+                    self.refused += 1
+                    self.problems.append(Problem(path.name, number, id_, str(bad)))
+                    continue
+                seen.add(id_)
+                yield meme
+            self._joins.check_rows(row, path)
+        for name, columns in unseen.items() if self.rows else ():
+            told = ", ".join(sorted(columns))
+            reason = f"no row has the column {told}, which the card makes the {name} of"
+            self.problems.append(Problem(self.paths[0].name, 0, "", reason))
+        if listed is not None and (absent := listed - seen - {problem.id for problem in self.problems}):
+            self.problems.append(
+                Problem(self.split.ids[0], 0, "", f"{len(absent):,} ids of the split have no row in the file")
+            )
+
+    def _field_columns(self) -> dict[str, set[str]]:
+        """Columns of the rows that each field is made of; a field of none, or of others' columns, is left out."""
+        found: dict[str, set[str]] = {}
+        for name in ("picture", *TEXT_FIELDS):
+            expression = getattr(self.card.fields, name)
+            columns = {one for one in expression.columns() if "{" not in one} if expression else set()
+            if columns and not any(one.startswith("@") for one in columns) and expression.join is None:
+                found[name] = columns
+        return found
+
+    def _where(self) -> Callable[[Record], bool] | None:
+        """Makes a test of rows for being of this split; a row of no split at all is refused."""
+        if not self.split.where:
+            return None
+        files = self.split.files
+        known: dict[str, set[str]] = {}
+        for split in self.card.splits:
+            for column, values in split.where.items() if split.files == files else ():
+                known.setdefault(column, set()).update([values] if isinstance(values, str) else values)
+        wanted = {
+            column: {values} if isinstance(values, str) else set(values) for column, values in self.split.where.items()
+        }
+
+        def is_here(record: Record) -> bool:
+            for column, values in wanted.items():
+                word = (word_of(record.get(column), column) or "").strip()
+                if word not in known[column]:
+                    raise BadCell(f"it names no split of the card ({', '.join(sorted(known[column]))})", column)
+                if word not in values:
+                    return False
+            return True
+
+        return is_here

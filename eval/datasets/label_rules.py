@@ -1,0 +1,160 @@
+"""Gold labels of a row by the tasks of a card: values become labels, and votes of annotators one label."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from eval.datasets.card import CardTask, TaskKind
+from eval.datasets.verbs import BadCell, JoinOf, Record, compile_expression, is_missing, word_of
+from retrieval.library.tables import plain_word
+
+_TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class GoldOfTask:
+    """Gold of one task for a row.
+
+    Attributes:
+        labels: Labels, in the task's words; None where the row has none of this task.
+        drop: True if the row is to be left out.
+        shares: Share of the annotators by label, where there are several and they are read.
+    """
+
+    labels: tuple[str, ...] | None
+    drop: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+
+
+_REMEMBERED = 1000
+NO_GOLD = GoldOfTask(None)
+_DROPPED = GoldOfTask(None, drop=True)
+GoldRule = Callable[[Record], GoldOfTask]
+
+
+def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
+    """Makes a function that gives a row's gold of a task, and raises BadCell for a value that no rule names."""
+    if task.columns:
+        return _by_columns(task, join_of)
+    assert task.of is not None
+    value, label_of, name = compile_expression(task.of, join_of), _label_of(task), task.of.name
+    if task.votes is not None:
+        return _by_votes(task, join_of)
+    if task.kind is TaskKind.MULTI:
+
+        def several(record: Record) -> GoldOfTask:
+            found = value(record)
+            if found is None or (not isinstance(found, list) and is_missing(found)):
+                return _missing(task, name, record)
+            items = found if isinstance(found, list) else [found]
+            return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
+
+        return several
+    answers = {label: GoldOfTask((label,)) for label in task.labels}
+    known: dict[str, GoldOfTask] = {}
+
+    def one(record: Record) -> GoldOfTask:
+        found = value(record)
+        # Cells repeat: each is looked at once. Bounded, since a card may name a column of other things.
+        text = type(found) is str
+        if text and found in known:
+            return known[found]
+        if is_missing(found):
+            return _missing(task, name, record)
+        gold = answers[label_of(found)]
+        if text and len(known) < _REMEMBERED:
+            known[found] = gold
+        return gold
+
+    return one
+
+
+def _missing(task: CardTask, column: str, record: Record) -> GoldOfTask:
+    if task.missing == "problem":
+        # By a column alone: where a value is nested or joined, there is no telling.
+        absent = task.of is not None and task.of.column not in ("", *record)
+        raise BadCell("there is no label, as in a test split" if absent else "the label is empty", column)
+    return _DROPPED if task.missing == "drop" else NO_GOLD
+
+
+def _label_of(task: CardTask) -> Callable[[object], str]:
+    """Makes the lookup from a cell to a label: as it is written in the card, else but for case and signs."""
+    mapping = {key: str(label) for key, label in task.map.items()} or {label: label for label in task.labels}
+    exact = dict(mapping)
+    loose = _loose(exact)
+    name = task.of.name if task.of else ""
+
+    def label(value: object) -> str:
+        word = word_of(value, name)
+        if word is None or not word.strip():
+            raise BadCell(f"a label of {task.id} is empty", name)
+        found = exact.get(word)
+        if found is None:
+            found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
+        if found is None:
+            raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
+        return found
+
+    return label
+
+
+def _loose(exact: dict[str, str]) -> dict[str, str]:
+    """Labels by their values in plain words, where those tell them apart; 1 and 0 also as true and false."""
+    words: dict[str, set[str]] = {}
+    for key, label in exact.items():
+        words.setdefault(plain_word(key) or "", set()).add(label)
+    loose = {word: next(iter(labels)) for word, labels in words.items() if len(labels) == 1}
+    if set(loose) == {"0", "1"}:
+        loose |= {"true": loose["1"], "false": loose["0"]}
+    return loose
+
+
+def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
+    columns = [(label, compile_expression(of, join_of), of.name) for label, of in task.columns.items()]
+    exact = {key: bool(value) for key, value in task.map.items()}
+    loose = {plain_word(key): value for key, value in exact.items()}
+    loose = loose or {word: meaning == "true" for word, meaning in _TRUE.items()}
+
+    def several(record: Record) -> GoldOfTask:
+        found: list[str] = []
+        for label, value, name in columns:
+            cell = value(record)
+            if is_missing(cell):
+                return _missing(task, name, record)
+            word = word_of(cell, name) or ""
+            said = exact.get(word)
+            if said is None:
+                said = loose.get(plain_word(word))
+            if said is None:
+                raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", name)
+            if said:
+                found.append(label)
+        return GoldOfTask(tuple(found))
+
+    return several
+
+
+def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
+    assert task.of is not None and task.votes is not None
+    value, label_of, name, votes = compile_expression(task.of, join_of), _label_of(task), task.of.name, task.votes
+
+    def voted(record: Record) -> GoldOfTask:
+        found = value(record)
+        cells = found if isinstance(found, list) else [found]
+        counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
+        total = sum(counts.values())
+        if not total:
+            return _missing(task, name, record)
+        shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
+        most = max(counts.values())
+        first = [label for label, count in counts.items() if count == most]
+        if len(first) > 1 or most < votes.least:
+            if task.missing == "problem":
+                raise BadCell(f"no label of {task.id} has the most votes, and {votes.least} or more", name)
+            # No label is not no votes: their shares are read all the same.
+            return GoldOfTask(None, task.missing == "drop", shares)
+        return GoldOfTask((first[0],), shares=shares)
+
+    return voted

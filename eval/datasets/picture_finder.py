@@ -1,0 +1,172 @@
+"""Pictures of a data set by the names that its rows have for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path, PureWindowsPath
+
+from court.errors import BadRequest
+from eval.datasets.card_places import PICTURE_ENDINGS
+from eval.datasets.verbs import BadCell, fill
+
+_BELOW = "/**"
+_DEPTH = 3
+"""Folders below the directory that are looked into for pictures."""
+_LOOKED_FOR = 50
+"""Pictures that are looked for in a folder before it is passed over."""
+Named = tuple[str, Mapping[str, str]]
+"""Name of a picture, and the fields of its meme that may stand in the name of a folder."""
+
+
+def picture_path(folder: Path, name: str) -> Path | None:
+    """Returns the path of a picture; None for a name that leads out of the folder.
+
+    A data file is no reason to read others.
+    """
+    if not name or leads_out(name):
+        return None
+    path = folder / name
+    # Links to folders people make on purpose; one in place of a picture comes with an archive.
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        return None
+    return path
+
+
+def leads_out(name: str) -> bool:
+    """True for the name of a file that is absolute, on this system or on Windows, or goes up."""
+    # Checked by the words of the name: nothing outside is touched to find out. First what nearly all names are.
+    if name.isprintable() and ".." not in name and "\\" not in name and ":" not in name and name[:1] != "/":
+        return False
+    windows = PureWindowsPath(name)
+    return "\0" in name or name.startswith("/") or bool(windows.drive or windows.root) or ".." in windows.parts
+
+
+class DatasetPictures:
+    """Finder of the pictures of a split.
+
+    Args:
+        data: Directory of the data set; nothing outside of it is looked at.
+        beside: Folder of the split's rows.
+        patterns: Folders as a card has them; ``{field}`` is the meme's, and ``**`` at the end is any folder below.
+    """
+
+    def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
+        near = (beside, beside.parent, data)
+        self._bases = [base for base in dict.fromkeys(near) if base == data or data in base.parents]
+        self._data, self._patterns = data, tuple(patterns)
+        self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
+        self.folder: Path | None = None
+        """Folder that names are relative to, where :meth:`look` has found it."""
+
+    def look(self, pictures: Iterable[Named]) -> Path | None:
+        """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
+
+        The folders of the card are looked at first, then every other, three levels deep. Where a field of the meme is
+        part of the way to its picture, it is the directory of the data set.
+        """
+        wanted = list(islice(((name, fields) for name, fields in pictures if name), _LOOKED_FOR))
+        if any("{" in pattern or "**" in pattern for pattern in self._patterns):
+            self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
+            return self.folder
+        likely = (base / pattern for base in self._bases for pattern in self._patterns)
+        for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
+            if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name, _ in wanted)):
+                self.folder = folder
+                return folder
+        # Names that no file has as they are written: in other letters, or without an ending.
+        found = next((path for path in (self.find(name, fields) for name, fields in wanted) if path), None)
+        self.folder = next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
+        return self.folder
+
+    def name_of(self, name: str, fields: Mapping[str, str]) -> str:
+        """Name of a picture below the folder: the row's own where that is right, or there is no such picture.
+
+        Raises:
+            BadRequest: Several files fit.
+        """
+        if self.folder is None:
+            return name
+        path = picture_path(self.folder, name)
+        if path is None or path.is_file():
+            return name
+        found = self.find(name, fields)
+        return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name
+
+    def find(self, name: str, fields: Mapping[str, str]) -> Path | None:
+        """The file of a picture; None where it is not there.
+
+        It is looked for under its name, then under the same name in other letters (``A.JPG``), then, for a name
+        without an ending, under the name with one.
+
+        Raises:
+            BadRequest: Several files fit.
+        """
+        record = {f"@{field}": value for field, value in fields.items()}
+        for candidate in dict.fromkeys((name, name.replace("\\", "/"))):
+            folders = list(self._folders(record))
+            for folder, deep in folders:
+                path = picture_path(folder, candidate)
+                if path is not None and not deep and path.is_file():
+                    return path
+            for folder, deep in folders if picture_path(self._data, candidate) else ():
+                found = self._alike(folder, candidate, deep)
+                if len(found) > 1:
+                    raise BadRequest(
+                        f"The picture {candidate} could be any of {', '.join(path.name for path in found[:3])} below "
+                        f"{folder.relative_to(self._data).as_posix()}. Name the file in full.",
+                        reason="PICTURE_AMBIGUOUS",
+                    )
+                if found:
+                    return picture_path(found[0].parent, found[0].name)
+        return None
+
+    def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+        """Folders that a picture may be in, and True for those that it may be anywhere below."""
+        if self.folder is not None:
+            yield self.folder, False
+        for base in self._bases:
+            for pattern in self._patterns:
+                try:
+                    filled = f"/{fill(pattern, record)}"
+                except BadCell:  # no folder is of this meme
+                    continue
+                yield base / filled.removesuffix(_BELOW).lstrip("/"), filled.endswith(_BELOW)
+
+    def _alike(self, folder: Path, name: str, deep: bool) -> list[Path]:
+        """Files whose names differ in their letters' case, or in an ending that the name has not."""
+        parent, _, last = name.rpartition("/")
+        files = self._list(folder / parent if parent else folder, deep)
+        found = files.get(last.lower(), [])
+        found = [path for path in found if path.name == last] or found
+        if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
+            found = [path for ending in PICTURE_ENDINGS for path in files.get(last.lower() + ending, [])]
+        return found
+
+    def _list(self, folder: Path, deep: bool) -> dict[str, list[Path]]:
+        """Files of a folder by their names in lower case; with those of folders below it where it is deep."""
+        if (folder, deep) not in self._listed:
+            found: dict[str, list[Path]] = {}
+            for parent, below, names in os.walk(folder):
+                below.sort()
+                for name in sorted(names):
+                    found.setdefault(name.lower(), []).append(Path(parent) / name)
+                if not deep:
+                    break
+            self._listed[(folder, deep)] = found
+        return self._listed[(folder, deep)]
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth == 0:
+        return
+    try:
+        # Links are not followed: they may lead out of the directory, or around in it. Sorted, so that of several
+        # folders the same one is found on every file system.
+        below = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for each in below:
+        yield from _below(each, depth - 1)

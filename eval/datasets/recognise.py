@@ -1,0 +1,140 @@
+"""Which data set lies in a directory: by names of files, their columns, numbers of rows, and numbers of labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from court.errors import BadRequest
+from eval.datasets.card import DatasetCard, FileKind, SplitRole
+from eval.datasets.card_places import located, tree_rows
+from eval.datasets.card_split import CardReader
+from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset
+from eval.datasets.record_files import RecordFile, row_count
+
+_PEEKED = 20
+"""Rows looked at for the columns of a file."""
+_SYNTHETIC = "synthetic"
+
+
+def recognised(data: Path) -> tuple[Dataset, ...]:
+    """The data sets that lie in a directory.
+
+    A folder of a data set's own name tells which it is; else the number of rows of a split does, where it is one that
+    was published, and where several have that number, the numbers of its labels. A layout alone tells nothing: FHM's,
+    for one, is what many data sets are laid out in.
+
+    Raises:
+        BadRequest: The path is no directory, contains no known data set, or its content fits several.
+    """
+    if not data.is_dir():
+        raise BadRequest(f"{data} is no directory.")
+    layouts = {dataset: _found(dataset.card, data) for dataset in DATASETS.values()}
+    # First: synthetic data have the very layout of the published ones.
+    if (data / SYNTHETIC_KEY).is_file():
+        fhm = {"test_seen", "dev_seen"} & set(layouts[DATASETS["synthetic-fhm"]])
+        return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
+    claims: dict[Path, dict[Dataset, tuple[bool, bool]]] = {}
+    for dataset, found in layouts.items():
+        if dataset.id.startswith(_SYNTHETIC) or mistaken_for(dataset, data):
+            continue
+        for name, (paths, surely) in found.items():
+            counted = _row_count(dataset.card, paths) == dataset.card.split(name).rows
+            if (surely or counted) and fits(dataset.card, paths[0]):
+                claims.setdefault(paths[0], {})[dataset] = (surely, counted)
+    owners = [_owners(data, path, claim) for path, claim in claims.items()]
+    doubtful = next((owner for owner in owners if len(owner) > 1), None)
+    if doubtful:
+        raise BadRequest(
+            f"What lies in {data} could be {' or '.join(dataset.id for dataset in doubtful)}. Name it with --dataset."
+        )
+    chosen = tuple(dataset for dataset in layouts if [dataset] in owners)
+    if not chosen:
+        _refuse(data, [dataset for dataset, found in layouts.items() if found])
+    return chosen
+
+
+def _refuse(data: Path, alike: list[Dataset]) -> None:
+    known = ", ".join(DATASETS)
+    if not alike:
+        raise BadRequest(
+            f"{data} holds no file of a data set that is known ({known}). memecourt-eval datasets says which are "
+            "expected; memecourt-eval datasets card makes a card of another.",
+            reason="DATA_MISSING",
+        )
+    raise BadRequest(
+        f"What lies in {data} has the file names of {', '.join(one.id for one in alike)}, and as many rows as none of "
+        f"them. Name it with --dataset ({known}), or a card of your own.",
+        reason="DATA_UNRECOGNISED",
+    )
+
+
+def _owners(data: Path, path: Path, claim: dict[Dataset, tuple[bool, bool]]) -> list[Dataset]:
+    """The data sets with the best claim to a file."""
+    best = max(claim.values())
+    first = [dataset for dataset, strength in claim.items() if strength == best]
+    if len(first) < 2:
+        return first
+    labelled = [dataset for dataset in first if _has_its_labels(dataset.card, data, path)]
+    return labelled or first
+
+
+def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
+    """True if a file has as many labels of every kind as were published of its split."""
+    for split in card.splits:
+        place = located(card, data, split.files)
+        if place is not None and place[0][0] == path and split.classes:
+            counts: dict[str, Counter[str]] = {task: Counter() for task in split.classes}
+            try:
+                for meme in CardReader(card, data, split.name):
+                    for task, count in counts.items():
+                        count.update(meme.gold.get(task, ()))
+            except BadRequest:
+                return False
+            return counts == split.classes
+    return False
+
+
+def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
+    """Another data set whose train split has just as many rows as the one found here; None where it is as published.
+
+    HarMeme's parts and versions have the same file names: the wrong directory would be read without a word.
+    """
+    train = next((split for split in dataset.card.splits if split.role is SplitRole.TRAIN), None)
+    if train is None or train.rows is None or dataset.own_card is not None:
+        return None
+    place = located(dataset.card, data, train.files)
+    kind = dataset.card.layout.kind
+    if place is None or train.where or train.ids or (count := _row_count(dataset.card, place[0])) == train.rows:
+        return None
+    for other in DATASETS.values():
+        same = other is not dataset and other.card.layout.kind is kind
+        if same and any(one.memes == count for one in other.of_role(SplitRole.TRAIN)) and fits(other.card, place[0][0]):
+            return other
+    return None
+
+
+def fits(card: DatasetCard, path: Path) -> bool:
+    """True if a file has the columns that a card reads of every row."""
+    if card.layout.kind is FileKind.TREE:
+        return True
+    fields = (card.fields.id, card.fields.picture, card.fields.text)
+    wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
+    try:
+        rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
+        seen = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
+        return any(wanted <= set(record) for record in seen)
+    except BadRequest:
+        return False
+
+
+def _row_count(card: DatasetCard, paths: Iterable[Path]) -> int:
+    kind = card.layout.kind
+    return sum(len(list(tree_rows(path))) if kind is FileKind.TREE else row_count(path, kind) for path in paths)
+
+
+def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:
+    """Files of the splits that are there, and whether they lie in a folder of the data set's own name."""
+    places = {split.name: located(card, data, split.files) for split in card.splits if split.files}
+    return {name: place for name, place in places.items() if place is not None}

@@ -1,0 +1,188 @@
+"""Commands about cards: drafting, showing and fetching; and the folder of one's own cards."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from eval.cli import cli
+from eval.datasets.card import read_card
+from eval.datasets.card_split import read_by_card
+from eval.perf.datasets import count_rows, datasets, write_rows
+from tests.support.encoders import png_of
+from tests.unit.test_card_layouts import counts_of
+from tests.unit.test_cards import write_table
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["datasets", *map(str, arguments)])
+
+
+def drawn(root, form):
+    """A data set that nobody has a card of: two splits, a binary, a single and a multi task."""
+    for split, count in (("train", 40), ("test", 12)):
+        rows = [
+            {
+                "meme_id": f"{split}{n}",
+                "img": f"img/{split}{n}.png",
+                "caption": f"a pond, seen from place {n}",
+                "bad": n % 2,
+                "tone": ("calm", "loud", "odd")[n % 3] if n % 5 else None,
+                "kinds": ["mocking"] * (n % 3 == 0) + ["slur"] * (n % 4 == 0),
+            }
+            for n in range(count)
+        ]
+        if form == "jsonl":
+            (root / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            cells = [[value for name, value in row.items() if name != "kinds"] for row in rows]
+            write_table(root / f"{split}.csv", [name for name in rows[0] if name != "kinds"], cells)
+    (root / "img").mkdir()
+    (root / "img/train3.png").write_bytes(png_of((1, 2, 3)))
+    return root
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_draft_reads_what_it_was_drafted_from(tmp_path, form):
+    data = drawn(tmp_path, form)
+    out = tmp_path / "mine.toml"
+    said = run("card", "new", data, "--id", "mine", "--out", out)
+    assert said.exit_code == 0 and "guesses to check" in said.output
+    card = read_card(out)
+    assert [(split.name, split.role) for split in card.splits] == [("test", "test"), ("train", "train")]
+    read = read_by_card(card, data, "train")
+    assert (len(read.memes), read.refused, read.rows) == (40, 0, 40)
+    assert counts_of(read, "bad") == {"0": 20, "1": 20} and set(counts_of(read, "tone")) == {"calm", "loud", "odd"}
+    assert read.memes[3].text == "a pond, seen from place 3" and read.picture_of(read.memes[3]) is not None
+    if form == "jsonl":
+        assert counts_of(read, "kinds") == {"mocking": 14, "slur": 10}
+    for line in out.read_text().splitlines():
+        assert "# CHECK" in line or not line.startswith(("title", "role", 'id = "mine"', "map", 'kind = "b'))
+    checked = run("check", data, "--dataset", out)
+    assert f"train.{form}: 40 rows, 20 0, 20 1; 1 pictures" in checked.output
+    assert run("card", "new", data, "--out", out).exit_code == 2
+
+
+def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
+    rows = [(n, f"a pond {n}", ("train", "test", "dev")[n % 3], ("x", "y")[n % 2]) for n in range(30)]
+    write_table(tmp_path / "all.csv", ("id", "text", "split", "label"), rows)
+    out = tmp_path / "mine.toml"
+    out.write_text(run("card", "new", tmp_path / "all.csv").output)
+    card = read_card(out)
+    assert {split.name: split.role for split in card.splits} == {"train": "train", "test": "test", "dev": "validation"}
+    read = read_by_card(card, tmp_path, "dev")
+    assert (len(read.memes), read.elsewhere) == (10, 20)
+
+
+def test_what_cannot_be_drafted_is_said(tmp_path):
+    assert "no file of rows" in run("card", "new", tmp_path).output
+    write_table(tmp_path / "a.csv", ("id", "text"), [(n, f"a pond {n}") for n in range(30)])
+    assert "No column of a.csv looks like a label" in run("card", "new", tmp_path).output
+    assert "is not there" in run("card", "new", tmp_path / "none").output
+
+
+def test_a_card_is_shown_and_a_folder_of_cards_is_read(tmp_path, monkeypatch):
+    shown = run("card", "show", "multi3hate")
+    assert shown.exit_code == 0 and 'id = "multi3hate"' in shown.output
+    (tmp_path / "cards").mkdir()
+    monkeypatch.setenv("MEMECOURT_CARDS", str(tmp_path / "cards"))
+    own = tmp_path / "cards/mine.toml"
+    own.write_text(run("card", "show", "pridemm").output.replace('id = "pridemm"', 'id = "mine"'))
+    assert "mine" in json.loads(run("--json").output) and run("card", "show", "mine").output == own.read_text()
+    own.rename(tmp_path / "cards/other.toml")
+    assert "Name the file mine.toml" in run("check", tmp_path, "--dataset", "other").output
+    (tmp_path / "cards/other.toml").rename(tmp_path / "cards/fhm.toml")
+    assert "has the name of a data set that is known" in run("check", tmp_path, "--dataset", "fhm").output
+    monkeypatch.setenv("MEMECOURT_CARDS", str(tmp_path / "none"))
+    assert "which is no directory" in run("check", tmp_path, "--dataset", "fhm").output
+
+
+FILES = {"data/train.jsonl": b'{"id": "a", "label": 1}\n{"id": "b", "label": 0}\n', "README.md": b"not wanted"}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The calls of the Hugging Face hub that its client makes to download a repository."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        if path == "/api/datasets/pond/frogs/revision/main":
+            info = {"_id": "x", "id": "pond/frogs", "sha": COMMIT, "private": False, "downloads": 0, "likes": 0}
+            return self.reply(
+                json.dumps(info | {"tags": [], "siblings": [{"rfilename": name} for name in FILES]}).encode()
+            )
+        if path.startswith("/api/datasets/pond/frogs/tree/"):
+            tree = [{"type": "file", "oid": "0" * 40, "size": len(data), "path": name} for name, data in FILES.items()]
+            return self.reply(json.dumps(tree).encode())
+        name = path.removeprefix(f"/datasets/pond/frogs/resolve/{COMMIT}/")
+        if name in FILES:
+            return self.reply(FILES[name], name)
+        return self.reply(b"{}", status=404)
+
+    def reply(self, body, name="", status=200):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        if name:
+            self.send_header("ETag", f'"{hashlib.sha1(body, usedforsecurity=False).hexdigest()}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
+    card = tmp_path / "frogs.toml"
+    card.write_text(
+        'format = 1\nid = "frogs"\ntitle = "Frogs"\nlicence = "CC0"\nlayout = {kind = "jsonl", hub = "pond/frogs"}\n'
+        '[[splits]]\nname = "train"\nrole = "train"\nfiles = ["data/train.jsonl"]\n[fields]\nid = "id"\n'
+        '[[tasks]]\nid = "green"\nkind = "binary"\nof = "label"\nmap = {"1" = "green", "0" = "brown"}\n'
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    command = [sys.executable, "-m", "eval", "datasets", "fetch", str(card), "--out", str(tmp_path / "data")]
+    where = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    environment = os.environ | where | {"HF_ENDPOINT": address}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        other = tmp_path / "toads.toml"
+        other.write_text(card.read_text().replace("pond/frogs", "pond/toads"))
+        command[-3] = str(other)
+        gone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()
+    read = read_by_card(read_card(card), tmp_path / "data", "train")
+    assert [meme.gold["green"] for meme in read.memes] == [("green",), ("brown",)]
+    assert gone.returncode == 1 and "could not be had from the hub" in gone.stderr and "Traceback" not in gone.stderr
+
+
+def test_a_card_without_a_repository_is_not_fetched(tmp_path):
+    said = run("fetch", "pridemm", "--out", tmp_path / "data")
+    assert said.exit_code == 1 and "names no repository" in said.output
+
+
+def test_the_benchmark_reads_what_it_drew(tmp_path):
+    write_rows(tmp_path, 500)
+    assert count_rows(tmp_path, "csv") == count_rows(tmp_path, "jsonl") == 500
+
+
+@pytest.mark.slow
+def test_the_benchmark_at_a_small_scale():
+    figures = datasets(rows=2000).figures
+    assert {"csv_over_bare", "jsonl_over_bare", "bytes_per_further_row"} <= figures.keys()
+    assert all(value >= 0 for value in figures.values())

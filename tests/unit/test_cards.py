@@ -1,0 +1,217 @@
+"""Data-set cards: what they refuse, and how memes are read by them."""
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from court.errors import BadRequest
+from court.verdict import Label
+from eval.cli import cli
+from eval.datasets.card import card_of
+from eval.datasets.card_index import card_files, find_card
+from eval.datasets.card_split import read_by_card
+from eval.datasets.known import find_dataset
+from eval.datasets.read import read_split, source_of
+from retrieval.library.readers import read_source
+from retrieval.library.sources import Source, SourceFormat
+from tests.support.encoders import png_of
+
+FRAMES = ("REAL", "HOAX", "CAUSE", "IMPACT", "ALLOCATION", "PROPRIATY", "ADEQUACY", "PROSPECT")
+CLIMATE_COLUMNS = (
+    *("subreddit", "User ID", "title", "Post URL", "Meme Image URL", "Upvotes", "Published Date", "OCR_corrected"),
+    *("cc_filter", "meme_filter", "caption", *FRAMES, "Main Stance"),
+)
+
+
+def write_table(path: Path, header, rows, delimiter=",", encoding="utf-8", end="\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=delimiter, lineterminator=end)
+        writer.writerows([header, *rows])
+
+
+def climate(root: Path, count: int = 24, split: str = "test") -> Path:
+    rows = [
+        [
+            *("pond", "Ada", "t", "p", f"https://i.example/{n}.jpg", n, "d", f"row {n}/nsecond"),
+            *("yes", "yes", f"pond {n}"),
+            *("yes" if n >> k & 1 else "no" for k in range(8)),
+            ("convinced", "skeptical", "neither")[n % 3],
+        ]
+        for n in range(count)
+    ]
+    write_table(root / f"dataset/{split}_split.csv", CLIMATE_COLUMNS, rows)
+    (root / "images").mkdir(exist_ok=True)
+    (root / "images/3.jpg").write_bytes(png_of((1, 2, 3)))
+    return root
+
+
+def multi3hate(root: Path, count: int = 4) -> Path:
+    for language in ("en", "de", "es", "hi", "zh"):
+        rows = [(n, f"Template {n}", "o", f"{language} {n}") for n in range(count)]
+        header = ("Meme ID", "Template Name", "Original (English)", "Translation")
+        write_table(root / f"data/captions/{language}.csv", header, rows)
+        folder = root / f"data/memes/{language}/template_{language}"
+        folder.mkdir(parents=True)
+        for n in range(count):
+            (folder / f"{n}.jpg").write_bytes(png_of((n, 2, 3)))
+    votes = [(n, n % 2, 1, 0, f"{n % 2}.0", 0) for n in range(count)]
+    write_table(root / "data/final_annotations.csv", ("Meme ID", "US", "DE", "MX", "CN", "IN"), votes)
+    return root
+
+
+def test_every_card_that_comes_with_the_program_can_be_read():
+    for id_ in card_files():
+        card = find_card(id_)
+        assert card.id == id_ and card.title and card.citation and card.licence and card.source_url and card.verified
+        assert card_of(card.to_json(), "again") == card
+        for task in card.tasks:
+            assert task.official in task.metrics
+
+
+def test_climate_memes_have_a_stance_and_frames(tmp_path):
+    read = read_by_card(find_card("climatememes"), climate(tmp_path), "test")
+    assert (len(read.memes), read.rows, read.problems, read.excluded) == (24, 24, (), ())
+    meme = read.memes[3]
+    assert meme.gold == {"stance": ("convinced",), "frames": ("REAL", "HOAX")}
+    assert (meme.id, meme.text, meme.caption, meme.group) == ("3", "row 3\nsecond", "pond 3", "pond")
+    assert (meme.language, meme.file, meme.line) == ("en", "dataset/test_split.csv", 5)
+    # The paper spells the frame otherwise than its file.
+    assert read.memes[32 % 24].gold["frames"] == ("IMPACT",)
+    assert read.picture_of(meme) == tmp_path / "images/3.jpg" and read.picture_of(read.memes[4]) is None
+    assert "Ada" not in meme.model_dump_json()
+
+
+def test_no_trial_is_scored_where_no_label_says_harmful(tmp_path):
+    with pytest.raises(BadRequest, match="has no table court"):
+        read_split(find_dataset("climatememes"), climate(tmp_path), "test")
+    said = CliRunner().invoke(
+        cli, ["run", "--dataset", "climatememes", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
+    )
+    assert said.exit_code != 0 and "no table court" in said.output
+
+
+def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
+    data = multi3hate(tmp_path)
+    read = read_by_card(find_card("multi3hate"), data, "all")
+    assert (len(read.memes), read.rows) == (20, 20)
+    meme = read.memes[5]
+    assert (meme.id, meme.language, meme.group, meme.text) == ("de-1", "de", "Template 1", "de 1")
+    assert meme.gold == {
+        "hate:US": ("hateful",),
+        "hate:DE": ("hateful",),
+        "hate:MX": ("not hateful",),
+        "hate:CN": ("hateful",),
+        "hate:IN": ("not hateful",),
+        "hate:own": ("hateful",),
+    }
+    assert read.picture_of(meme) == data / "data/memes/de/template_de/1.jpg"
+    own = read_by_card(find_card("multi3hate:own"), data, "all:hi")
+    assert [one.gold for one in own.memes] == [{"hate": ("not hateful",)}] * 4
+    with pytest.raises(BadRequest, match="a figure has no meaning without its jury"):
+        read_split(find_dataset("multi3hate"), data, "all")
+    judged = read_split(find_dataset("multi3hate:US"), data, "all:en")
+    assert [one.harmful for one in judged.memes] == [False, True, False, True]
+    assert judged.pictures == data and (data / judged.memes[1].image).is_file()
+    source = source_of(find_dataset("multi3hate:US"), data, "all:en")
+    assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL", "HARMFUL"] * 2
+
+
+def test_a_run_without_a_train_split_says_so(tmp_path):
+    data = multi3hate(tmp_path)
+    given = ["--dataset", "multi3hate:US", "--data", str(data), "--split", "all:en", "--out", str(tmp_path / "run")]
+    said = CliRunner().invoke(cli, ["run", *given, "--procedure", "summary"])
+    assert said.exit_code != 0 and "has no train split" in said.output
+
+
+def test_a_card_of_ones_own_is_named_by_its_file(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(
+        "".join(json.dumps({"n": n, "words": f"pond {n}", "bad": n % 2}) + "\n" for n in range(4))
+    )
+    card = tmp_path / "mine.toml"
+    card.write_text(
+        'format = 1\nid = "mine"\ntitle = "Mine"\nlayout.kind = "jsonl"\nfields = {id = "n", text = "words"}\n'
+        '[[splits]]\nname = "all"\nrole = "test"\nfiles = ["mine.jsonl"]\n'
+        '[[tasks]]\nid = "harm"\nkind = "binary"\nof = "bad"\nmap = {"1" = "bad", "0" = "fine"}\n'
+        'court = {harmful = ["bad"], benign = ["fine"]}\n'
+    )
+    read = read_split(find_dataset(str(card)), tmp_path, "all")
+    assert [(m.id, m.harmful, m.source_label, m.text) for m in read.memes][:2] == [
+        ("0", False, "fine", "pond 0"),
+        ("1", True, "bad", "pond 1"),
+    ]
+    answers = tmp_path / "answers.csv"
+    answers.write_text("id,label\n0,fine\n1,bad\n2,fine\n3,not_harmful\n")
+    scored = CliRunner().invoke(
+        cli, ["score", str(answers), "--dataset", str(card), "--data", str(tmp_path), "--split", "all", "--json"]
+    )
+    assert scored.exit_code == 0, scored.output
+    assert json.loads(scored.output)["cards"][0]["strict"]["accuracy"]["value"] == 0.75
+
+
+def harm_c(root: Path) -> Path:
+    rows = [
+        {"id": f"covid_{n}", "image": f"covid_{n}.png", "labels": labels, "text": f"pond {n}\nsecond"}
+        for n, labels in enumerate(
+            [
+                ["not harmful"],
+                ["somewhat harmful", "individual"],
+                ["very harmful", "community", "society"],
+                [""],
+                [],
+                ["Very Harmful "],
+                ["harmless?"],
+            ]
+        )
+    ]
+    path = root / "Harm-C/train.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]) + "cut\n\n")
+    return path
+
+
+def fhm(root: Path) -> Path:
+    rows = [{"id": n, "img": f"img/{n:02}.png", "label": n % 2, "text": f"pond {n}"} for n in range(6)]
+    rows += [{"id": 7, "img": "img/07.png", "text": "no label"}, {"id": 8, "img": "x", "label": 2, "text": ""}]
+    path = root / "hateful_memes/train.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def mami(root: Path) -> Path:
+    header = ("file_name", "misogynous", "shaming", "stereotype", "objectification", "violence", "Text Transcription")
+    rows = [(f"{n}.jpg", n % 2, n % 2, 0, int(n in (1, 5)), 0, f'pond\n"{n}"') for n in range(6)]
+    path = root / "MAMI/training.csv"
+    write_table(path, header, [*rows, ("9.jpg", "", 0, 0, 0, 0, "x"), ("8.jpg", 3, 0, 0, 0, 0, "x")], "\t")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("id_", "layout", "written"),
+    [
+        ("harm-c", SourceFormat.HARMEME, harm_c),
+        ("harm-p", SourceFormat.HARMEME, lambda root: harm_c(root).rename(root / "train_v1.jsonl")),
+        ("fhm", SourceFormat.FHM, fhm),
+        ("mami", SourceFormat.MAMI, mami),
+    ],
+)
+def test_a_card_reads_what_the_library_s_own_reader_reads(tmp_path, id_, layout, written):
+    """Two implementations: a card, and the reader of single files, which knew the data sets before there were cards."""
+    path = written(tmp_path)
+    read = read_split(find_dataset(id_), tmp_path, "train")
+    rows = read_source(Source(path, format=layout, name=f"{id_} train"))
+    unique = [row for n, row in enumerate(rows.good) if row.id not in {one.id for one in rows.good[:n]}]
+    harmful = [row.label is Label.HARMFUL for row in unique]
+    said = [(m.id, m.line, m.image, m.text, m.source_label, m.targets) for m in read.memes]
+    assert said == [(row.id, row.line, row.image, row.text, row.source_label, row.categories) for row in unique]
+    assert [meme.harmful for meme in read.memes] == harmful and len(said) > 3
+    assert {problem.line for problem in rows.problems} <= {problem.line for problem in read.problems}
+    assert len(read.memes) + len(read.problems) == len(rows.good) + len(rows.problems)
+    assert read.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    source = source_of(find_dataset(id_), tmp_path, "train")
+    assert read_source(source).good == unique and source.label == f"{id_} train"
