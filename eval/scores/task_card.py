@@ -159,7 +159,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
 
 def question_of(results: Results) -> Question:
     """The question that a run asked. Raises BadRequest where it held trials."""
-    question = results.manifest.question if results.manifest else None
+    question = results.question
     if question is None:
         raise BadRequest(f"{results.name} asked no question of a card: its verdicts are scored by protocols.")
     return question
