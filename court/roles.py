@@ -391,8 +391,16 @@ class Speaker:
             return dataclasses.replace(reply, finish=FinishReason.REPETITION)
         return reply
 
-    async def odds(self, role: Role, asked: Messages[Frame], *, judge: int = 1, progress: int = 0) -> Odds | None:
-        """Asks for the probability of either option; None where the server can't tell. Arguments as :meth:`say`."""
+    async def odds(
+        self,
+        role: Role,
+        asked: Messages[Frame],
+        *,
+        judge: int = 1,
+        progress: int = 0,
+        options: Sequence[str] = _OPTIONS,
+    ) -> Odds | None:
+        """Asks for the probability of each option; None where the server can't tell. Arguments as :meth:`say`."""
         request = ChatRequest(
             system=asked.system,
             parts=asked.parts,
@@ -401,7 +409,7 @@ class Speaker:
             priority=self._priority(progress),
             place=CallPlace(role, asked.task, asked.prompt.digest, judge=judge),
         )
-        odds = await self._within_deadline(partial(self.model.model.odds, request, _OPTIONS))
+        odds = await self._within_deadline(partial(self.model.model.odds, request, options))
         if odds is not None:
             self.deadline.tally.answered(odds.reply)
         return odds

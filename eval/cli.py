@@ -6,6 +6,7 @@ import click
 
 from eval.commands.ablate import ablate
 from eval.commands.arena import arena
+from eval.commands.classify import classify
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.export import export
@@ -33,6 +34,7 @@ def cli() -> None:
 for command in (
     ablate,
     arena,
+    classify,
     compare,
     datasets,
     export,

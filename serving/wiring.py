@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from retrieval.library.reload import follow
 from retrieval.library.storage import CURRENT
 from retrieval.open import choose_encoder, load_encoder_for, open_writer, open_writer_of
 from retrieval.precedents.finder import LibraryFinder
+from retrieval.precedents.no_library import NoLibrary
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
 from serving.docket.review.corrections import Corrections, Overrulings
@@ -42,7 +43,7 @@ from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
 from serving.runner.near_duplicates import NearDuplicateIndex
-from serving.settings import Settings
+from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
 
 _LARGE = 10**9
@@ -64,6 +65,8 @@ async def open_court(
     encoder_apart: bool = False,
     duplicates: bool = True,
     patient: bool = False,
+    may_be_blind: Collection[RoleName] = (),
+    search: bool = True,
 ) -> AsyncIterator[TrialExecutor]:
     """Opens everything that the settings name, warm: the first ask is as quick as the next.
 
@@ -77,6 +80,8 @@ async def open_court(
             it.
         duplicates: True to look for near-duplicates among memes tried before.
         patient: True to wait for model servers that do not answer.
+        may_be_blind: Roles that will be shown no picture, although they are in a trial.
+        search: False to open neither encoder nor library, where no trial is held and nothing is searched for.
 
     Raises:
         BadLibrary: The library is missing, damaged or made with another encoder.
@@ -106,27 +111,35 @@ async def open_court(
             stack.push_async_callback(text_reader.aclose)
         reads = text_reader is not None and read_text
         warm = [part.warm for part in (text_reader if reads else None, near) if part is not None]
-        load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
-        tell("Loading the encoder and the text reader …" if reads else "Loading the encoder …")
-        loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
-        warming = asyncio.gather(*(begin() for begin in warm))
-        encoder: Encoder = (await asyncio.gather(loading, warming))[0]
-        if isinstance(encoder, EncoderProcess):
-            stack.callback(encoder.close)
-        finder = await open_finder(settings, encoder, pictures, tell)
+        finder: LibraryFinder | PgvectorFinder | NoLibrary = NoLibrary()
+        encoder: Encoder | None = None
+        if search:
+            load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
+            tell("Loading the encoder and the text reader …" if reads else "Loading the encoder …")
+            loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
+            warming = asyncio.gather(*(begin() for begin in warm))
+            encoder = (await asyncio.gather(loading, warming))[0]
+            if isinstance(encoder, EncoderProcess):
+                stack.callback(encoder.close)
+            finder = await open_finder(settings, encoder, pictures, tell)
+        else:
+            await asyncio.gather(*(begin() for begin in warm))
         stack.callback(finder.close)
         if isinstance(finder, LibraryFinder):
             await asyncio.to_thread(finder.warm, _warming(tell))
             if follow_library:
                 following = asyncio.create_task(follow(finder, tell))
                 stack.push_async_callback(_cancelled, following)
-        chairs = await connect_models(settings, stack, tell, patient=patient)
+        chairs = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
         entailment = None
         if settings.entailment is not None and settings.trial.expert == "always":
             tell("Loading the model of natural-language inference …")
             entailment = await asyncio.to_thread(open_entailment, settings.entailment)
             stack.callback(entailment.close)
-        source = await open_evidence(settings, stack, encoder) if settings.trial.expert != "off" else None
+        # Where nothing is searched no trial is held, and no witness is heard.
+        source = None
+        if encoder is not None and settings.trial.expert != "off":
+            source = await open_evidence(settings, stack, encoder)
         court = Court(
             finder=finder,
             text_reader=text_reader,

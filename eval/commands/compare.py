@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from court.display import word
+
+if TYPE_CHECKING:
+    from eval.scores.task_compare import TaskComparison
 
 _SHOWN = 20  # flipped memes that are listed; --json lists all
 
@@ -31,6 +35,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     from eval.scores.compare import compare as compared
     from eval.scores.compare import in_words
     from eval.scores.tables import table
+    from eval.scores.task_compare import compare_tasks
 
     try:
         a, b = read_results(run_a), read_results(run_b)
@@ -40,6 +45,9 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
                     f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
                     "run --resume`, and compare then."
                 )
+        if a.question is not None or b.question is not None:
+            _show_answers(compare_tasks(a, b, seed=seed), as_json)
+            return
         common = tuple(one for one in a.protocols if one in b.protocols)
         if not common:
             raise click.ClickException(f"{a.name} and {b.name} were not run under the same protocol.")
@@ -65,3 +73,25 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
         if len(flipped) > _SHOWN:
             click.echo(f"and {len(flipped) - _SHOWN:,} more; --json lists all")
         click.echo()
+
+
+def _show_answers(comparison: TaskComparison, as_json: bool) -> None:
+    """Shows a comparison of answers to a question."""
+    from eval.scores.tables import table
+    from eval.scores.task_compare import task_comparison_in_words
+
+    if as_json:
+        click.echo(json.dumps(asdict(comparison)))
+        return
+    click.echo("\n".join(task_comparison_in_words(comparison)))
+    changed = comparison.changed
+    if changed:
+        rows = [["changed", "gold", comparison.name_a, comparison.name_b]]
+        rows += [[one.meme, _labels(one.gold), _labels(one.a), _labels(one.b)] for one in changed[:_SHOWN]]
+        click.echo("\n" + table(rows, numbers=False))
+    if len(changed) > _SHOWN:
+        click.echo(f"and {len(changed) - _SHOWN:,} more; --json lists all")
+
+
+def _labels(labels: tuple[str, ...] | None) -> str:
+    return "no answer" if labels is None else ", ".join(labels) or "none"

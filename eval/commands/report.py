@@ -13,7 +13,10 @@ import click
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from eval.reports.gather import Report
+    from eval.runs.results import Results
 
 
 @click.command()
@@ -22,17 +25,28 @@ if TYPE_CHECKING:
 @click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write Markdown to this file.")
 @click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, which makes it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
+@click.option(
+    "--by", metavar="TASK", help="Split the figures by the gold labels of another task of the data set's card, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, instead of the tables.")
 def report(
-    runs: tuple[Path, ...], html: Path | None, markdown: Path | None, no_pictures: bool, show: bool, as_json: bool
+    runs: tuple[Path, ...],
+    html: Path | None,
+    markdown: Path | None,
+    no_pictures: bool,
+    show: bool,
+    by: str | None,
+    as_json: bool,
 ) -> None:
     """Reports on each RUN, a run's folder or a folder of runs (an ablation's), finished or not.
 
     The terminal shows the figures with 95 % intervals beside the majority and the precedent-vote baselines, what was
     published, and which differences are within noise. The page adds figures and every wrong verdict with its record;
     pictures and words of memes are hidden there until asked for. It needs no network and no other file.
+
+    Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
-    from court.errors import CourtError
+    from court.errors import BadRequest, CourtError
     from eval.reports.gather import gather, runs_below
     from eval.reports.terminal import as_terminal
     from eval.runs.results import read_results
@@ -41,21 +55,62 @@ def report(
         raise click.UsageError("--open needs --html FILE.")
     try:
         results = [read_results(root) for path in runs for root in runs_below(path)]
-        # Only the page and Markdown show records, and only the page pictures.
-        gathered = asyncio.run(gather(results, records=bool(html or markdown), pictures=bool(html) and not no_pictures))
-        click.echo(json.dumps(_plain(gathered)) if as_json else as_terminal(gathered))
-        if markdown is not None:
-            from eval.reports.markdown import as_markdown
+        asked = [one for one in results if one.question is not None]
+        trials = [one for one in results if one.question is None]
+        if asked and trials and (html or markdown):
+            raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
+        tables: dict[str, object] = {}
+        texts: list[str] = []
+        if trials:
+            # Only the page and Markdown show records, and only the page pictures.
+            records, pictures = bool(html or markdown), bool(html) and not no_pictures
+            gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
+            tables = _plain(gathered)
+            texts.append(as_terminal(gathered))
+            if markdown is not None:
+                from eval.reports.markdown import as_markdown
 
-            _write(markdown, as_markdown(gathered))
-        if html is not None:
-            from eval.reports.html import as_html
+                _write(markdown, as_markdown(gathered))
+            if html is not None:
+                from eval.reports.html import as_html
 
-            _write(html, as_html(gathered))
+                _write(html, as_html(gathered))
+        if asked:
+            tables["tasks"] = _show_asked(asked, texts, html=html, markdown=markdown)
+        if by:
+            tables["by"] = _show_parts(results, by, texts)
+        click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
     except CourtError as error:
         raise click.ClickException(error.message) from None
     if show and html is not None:
         click.launch(html.resolve().as_uri())
+
+
+def _show_asked(
+    asked: Sequence[Results], texts: list[str], *, html: Path | None, markdown: Path | None
+) -> list[dict[str, object]]:
+    """Adds what is said of runs that asked questions to the texts, and writes it where asked to. Returns figures."""
+    from eval.reports import tasks
+    from eval.reports.sections import as_page, as_text
+
+    groups = tasks.gather_tasks(asked)
+    lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
+    texts.append(as_text(lead, sections))
+    if markdown is not None:
+        _write(markdown, tasks.as_markdown_sections(lead, sections))
+    if html is not None:
+        _write(html, as_page("Answers to questions", lead, sections))
+    return tasks.as_json(groups)
+
+
+def _show_parts(results: Sequence[Results], by: str, texts: list[str]) -> list[dict[str, object]]:
+    """Adds the figures by another task's gold labels to the texts. Returns them."""
+    from eval.reports.by_task import by_task_sections, split_by_task
+    from eval.reports.sections import as_text
+
+    parts = [split_by_task(one, by) for one in results]
+    texts.append(as_text((), by_task_sections(parts, by)))
+    return [asdict(part) for each in parts for part in each]
 
 
 def _plain(report: Report) -> dict[str, object]:

@@ -195,7 +195,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
         procedure=procedure,
         protocols=protocols_of(given["protocol"]) if given["protocol"] else dataset.protocols,
-        settings=_settings(given, trial_settings_of(given["settings"])),
+        settings=settings_for(given, trial_settings_of(given["settings"])),
         limit=given["limit"],
         seed=given["seed"] or 0,
         concurrency=given["concurrency"] or concurrency_for(procedure),
@@ -228,6 +228,10 @@ def _resumed(given: dict[str, Any]) -> Plan:
     begun: RunManifest = RunFolder(given["resume"]).manifest()
     # A card of its user's own is in the manifest: its file may have changed, or be gone.
     dataset = dataset_of_card(card_of(begun.card, "manifest.json")) if begun.card else find_dataset(begun.dataset)
+    if begun.question is not None:
+        raise BadRequest(
+            f"{given['resume']} asked a question and held no trials. This goes on with it: {begun.command}"
+        )
     if begun.comparator:
         raise BadRequest(
             f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
@@ -242,7 +246,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         split=begun.split,
         procedure=begun.procedure,
         protocols=begun.protocols,
-        settings=_settings(given, trial),
+        settings=settings_for(given, trial),
         limit=begun.limit,
         seed=begun.seed,
         concurrency=given["concurrency"] or concurrency_for(begun.procedure),
@@ -303,7 +307,8 @@ def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _settings(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
+def settings_for(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
+    """The settings that ``llm_url``, ``model``, ``policy`` and ``encoder`` ask for, with those of trials."""
     from serving.cli.common import settings_of
 
     llm = {name: given[key] for name, key in (("url", "llm_url"), ("model", "model")) if given[key] is not None}

@@ -46,6 +46,8 @@ class CardMeme(_ItemModel):
     gold: dict[str, tuple[str, ...]]
     shares: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Share of the annotators by label, by task, where there are several of them."""
+    annotators: dict[str, int] = Field(default_factory=dict)
+    """Number of the annotators, by task, likewise."""
 
     @property
     def picture(self) -> tuple[str, dict[str, str]]:
@@ -141,6 +143,7 @@ class RowRules:
         record["@group"] = values.get("group", "")
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
+        annotators: dict[str, int] = {}
         for task in self._tasks:
             if task.when and any(gold.get(other) != label for other, label in task.when):
                 continue
@@ -153,6 +156,7 @@ class RowRules:
                 return None
             if found.shares:
                 shares[task.id] = dict(found.shares)
+                annotators[task.id] = found.annotators
         return CardMeme(
             id=id_,
             split=self._split,
@@ -162,6 +166,7 @@ class RowRules:
             language=record.get("@language", ""),
             gold=gold,
             shares=shares,
+            annotators=annotators,
             **values,
         )
 

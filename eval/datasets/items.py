@@ -21,13 +21,28 @@ class JudgedMeme(_ItemModel):
     image: str
     """Name of its picture's file, below the data set's folder of pictures."""
     text: str
-    harmful: bool
-    """By the data set's own two classes, or ``merged`` where it has three."""
+    harmful: bool | None
+    """By the data set's own two classes, or ``merged`` where it has three; None where the data set says nothing of
+    harm, and no trial is scored on it."""
     level: Level | None = None
     """Where the data set has three."""
     source_label: str
     """In the data set's own words."""
     targets: tuple[str, ...] = ()
+    tasks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Gold labels by task of the data set's card, in a run that asks another question than of harm; of a task that is
+    absent there is no gold label."""
+    shares: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Share of the annotators by label, by task, likewise."""
+    annotators: dict[str, int] = Field(default_factory=dict)
+    """Number of the annotators by task, likewise."""
+    ocr: str = ""
+    """Words read off the picture, as the data set has them, likewise."""
+    caption: str = ""
+    """Description of the picture by the data set's authors, likewise."""
+    language: str = ""
+    group: str = ""
+    """Template, family or source; intervals are drawn over groups."""
 
     def gold(self, protocol: Protocol) -> bool | None:
         """True if the meme is harmful; None if the protocol drops it.

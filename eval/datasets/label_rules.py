@@ -21,11 +21,13 @@ class GoldOfTask:
         labels: Labels, in the task's words; None where the row has none of this task.
         drop: True if the row is to be left out.
         shares: Share of the annotators by label, where there are several and they are read.
+        annotators: Number of those; 0 where they are not read.
     """
 
     labels: tuple[str, ...] | None
     drop: bool = False
     shares: tuple[tuple[str, float], ...] = ()
+    annotators: int = 0
 
 
 _REMEMBERED = 1000
@@ -148,13 +150,14 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
         if not total:
             return _missing(task, name, record)
         shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
+        annotators = total if shares else 0
         most = max(counts.values())
         first = [label for label, count in counts.items() if count == most]
         if len(first) > 1 or most < votes.least:
             if task.missing == "problem":
                 raise BadCell(f"no label of {task.id} has the most votes, and {votes.least} or more", name)
             # No label is not no votes: their shares are read all the same.
-            return GoldOfTask(None, task.missing == "drop", shares)
-        return GoldOfTask((first[0],), shares=shares)
+            return GoldOfTask(None, task.missing == "drop", shares, annotators)
+        return GoldOfTask((first[0],), shares=shares, annotators=annotators)
 
     return voted

@@ -68,7 +68,7 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
             can be used, as where a test split has no labels.
     """
     task = court_task_of(dataset.card)
-    _refuse_others(dataset, data, split)
+    refuse_others(dataset, data, split)
     read = read_by_card(dataset.card, data, split)
     memes, problems = [], list(read.problems)
     for meme in read.memes:
@@ -161,7 +161,7 @@ def court_task_of(card: DatasetCard) -> CardTask:
     )
 
 
-def _refuse_others(dataset: Dataset, data: Path, split: str) -> None:
+def refuse_others(dataset: Dataset, data: Path, split: str) -> None:
     """Refuses data that are surely another data set's. Raises BadRequest."""
     dataset.card.split(split)
     # The files would be read without a fault, and figures on drawn memes taken for those of the data set.

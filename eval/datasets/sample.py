@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from eval.datasets.items import JudgedMeme
 
 
-def sample(memes: Sequence[JudgedMeme], limit: int | None, seed: int) -> tuple[JudgedMeme, ...]:
+def by_harm(meme: JudgedMeme) -> str:
+    """Stratum of a meme by its label of harm."""
+    # Levels and classes are digits, so that strata are in the order that they always were.
+    return str(int((meme.harmful or False) if meme.level is None else meme.level))
+
+
+def sample(
+    memes: Sequence[JudgedMeme], limit: int | None, seed: int, stratum_of: Callable[[JudgedMeme], str] = by_harm
+) -> tuple[JudgedMeme, ...]:
     """At most ``limit`` memes, in the order of the split.
 
     Each label (each of three levels, where there are three) gets its share of the limit, rounded by largest remainder.
@@ -19,12 +27,13 @@ def sample(memes: Sequence[JudgedMeme], limit: int | None, seed: int) -> tuple[J
         memes: Memes of the split.
         limit: Number of memes; None for all.
         seed: Another seed, another sample.
+        stratum_of: Label of a meme.
     """
     if limit is None or limit >= len(memes):
         return tuple(memes)
-    strata: dict[int, list[JudgedMeme]] = {}
+    strata: dict[str, list[JudgedMeme]] = {}
     for meme in memes:
-        strata.setdefault(int(meme.harmful if meme.level is None else meme.level), []).append(meme)
+        strata.setdefault(stratum_of(meme), []).append(meme)
     labels = sorted(strata)
     exact = {label: limit * len(strata[label]) / len(memes) for label in labels}
     shares = {label: int(exact[label]) for label in labels}

@@ -102,6 +102,7 @@ async def shown_memes(
         except BadPicture as error:
             missing[meme.id] = error.reason
             return None
+        assert meme.harmful is not None, "a split that is read for trials has a label of harm for each meme"
         return ShownMeme(
             id=meme.id,
             text=meme.text,

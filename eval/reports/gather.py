@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from court.errors import BadRequest
@@ -301,7 +302,9 @@ def runs_below(path: Path) -> tuple[Path, ...]:
     """
     if (path / MANIFEST).exists():
         return (path,)
-    found = tuple(sorted(each.parent for each in path.glob(f"*/{MANIFEST}")))
+    # One level deeper stand the repeats of a grid.
+    below = (path.glob(f"*/{MANIFEST}"), path.glob(f"*/repeat-*/{MANIFEST}"))
+    found = tuple(sorted(each.parent for each in chain.from_iterable(below)))
     if not found:
         raise BadRequest(
             f"{path} holds no run and no folder of one. `memecourt-eval run` writes one where --out says.",

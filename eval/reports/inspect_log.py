@@ -46,8 +46,10 @@ from court.record import TrialRecord
 from eval.datasets.protocol import Protocol
 from eval.runs.from_record import calls_of
 from eval.runs.prediction import Outcome, Prediction
+from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import card
+from eval.scores.task_card import task_card
 from serving.docket.ports import TrialReader
 
 _SCORER = "memecourt"
@@ -82,6 +84,9 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
     samples = []
     for one in results.judged:
+        if manifest.question is not None:
+            samples.append(_answered(one, manifest.question))
+            continue
         record = await trials.record(one.prediction.trial) if one.prediction.trial else None
         samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in results.protocols}))
     log = EvalLog(
@@ -109,7 +114,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
             total_samples=len(samples),
             completed_samples=sum(sample.error is None for sample in samples),
             # An unfinished run has no strict figures, as in the report.
-            scores=[_score_of(results, protocol) for protocol in results.protocols if results.finished],
+            scores=_scores_of(results) if results.finished else [],
         ),
         stats=EvalStats(
             started_at=_time(manifest.created),
@@ -120,6 +125,18 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     )
     await asyncio.to_thread(write_eval_log, log, str(target))
     return len(samples)
+
+
+def _scores_of(results: Results) -> list[EvalScore]:
+    if results.manifest is None or results.manifest.question is None:
+        return [_score_of(results, protocol) for protocol in results.protocols]
+    found = task_card(results)
+    metrics = {
+        name: EvalMetric(name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high})
+        for name, figure in found.figures.items()
+        if figure is not None
+    }
+    return [EvalScore(name=found.question.task, scorer=_SCORER, scored_samples=found.n, metrics=metrics)]
 
 
 def _score_of(results: Results, protocol: Protocol) -> EvalScore:
@@ -159,6 +176,25 @@ def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, boo
         started_at=_time(record.opened.at) if record else None,
         completed_at=_time(record.events[-1].at) if record else None,
         total_time=record.seconds if record else None,
+        error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
+    )
+
+
+def _answered(one: Judged, question: Question) -> EvalSample:
+    """A sample of a run that asked a question: its target and answer are labels."""
+    meme, said = one.meme, one.prediction
+    gold, answer = gold_of(meme, question.task), said.said.get(question.task)
+    words = "no answer" if answer is None else ", ".join(answer.labels)
+    right = answer is not None and gold == frozenset(answer.labels)
+    failed = said.outcome is Outcome.FAILED
+    return EvalSample(
+        id=meme.id,
+        epoch=1,
+        input=meme.text,
+        target=list(question.in_order(gold or frozenset())),
+        output=ModelOutput.from_content("memecourt", words if answer is not None else said.reason),
+        scores={question.task: Score(value="C" if right else "I", answer=words, explanation=said.reason)},
+        metadata={"gold": dict(meme.tasks), "prediction": said.model_dump(mode="json")},
         error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
 

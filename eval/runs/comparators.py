@@ -6,34 +6,29 @@ policy the run's, and calls come out of the same store.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue
+from typing_extensions import override
 
 from court import replies
-from court.deadline import Deadline, gather_or_cancel
-from court.errors import BadInput, BadRequest, CourtError, ReplyUnusable, Unavailable
+from court.deadline import gather_or_cancel
+from court.errors import BadRequest
 from court.events import Role
 from court.meme import Frame
-from court.messages import JudgeBrief, Messages, apart
+from court.messages import JudgeBrief
 from court.prompts import Prompt
-from court.record import TrialRecord
 from court.replies import Reply, Words
-from court.roles import Speaker
-from court.trial import Court
-from court.untrusted import Fence
 from court.verdict import Label, rule
 from eval.datasets.items import JudgedMeme
-from eval.models.call_cache import HitCounter, stored_chairs
-from eval.models.prompts import gave_away, load
-from eval.runs.attempt import PICTURE_MISSING, Attempt, Tried, ends_the_run
-from eval.runs.prediction import Cost, Outcome, Prediction
+from eval.models.prompts import load
+from eval.runs.asking import PROMPTS, AttemptWithoutTrial, MemeCalls
+from eval.runs.prediction import Outcome, Prediction
 
 _R = TypeVar("_R", bound=Reply)
 
@@ -41,7 +36,6 @@ TEMPERATURE = 0.7
 """Temperature of the samples of :attr:`Comparator.SAMPLES`: at 0 they would all be one."""
 _DRAWS = 1_000_003
 """Distance between the seeds of runs, so that samples of one run are none of the next."""
-_PROMPTS = "eval.runs.prompts"
 _LABELS = ["harmful", "not harmful"]
 
 
@@ -74,12 +68,12 @@ def settings_of_comparator(comparator: Comparator) -> dict[str, JsonValue]:
     """Describes a comparator for the manifest of its run."""
     if comparator is Comparator.SAMPLES:
         return {"name": str(comparator), "prompt": "the Judge's, of the meme alone", "temperature": TEMPERATURE}
-    prompt = load(_PROMPTS, comparator.replace(" ", "_"))
+    prompt = load(PROMPTS, comparator.replace(" ", "_"))
     return {"name": str(comparator), "prompt": prompt.id, "prompt_digest": prompt.digest}
 
 
 @dataclass(frozen=True, slots=True)
-class ComparatorAttempt(Attempt):
+class ComparatorAttempt(AttemptWithoutTrial):
     """Asks a comparator about the memes of one run.
 
     Attributes:
@@ -90,33 +84,9 @@ class ComparatorAttempt(Attempt):
     comparator: Comparator = Comparator.PLAIN
     budgets: Mapping[str, int] = field(default_factory=dict)
 
-    async def _try_once(
-        self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
-    ) -> Tried:
-        try:
-            return Tried(await self._predict(meme, picture), False)
-        except CourtError as error:
-            # What was asked for can't be done: that is no outcome of this meme, and the next ones would end alike.
-            if ends_the_run(error) or isinstance(error, BadRequest):
-                raise
-            failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason)
-            after = error.retry_after if isinstance(error, Unavailable) else None
-            return Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
-
+    @override
     async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        image = await picture()
-        if image is None:
-            raise BadInput("The picture is not in the data set's folder.", reason=PICTURE_MISSING)
-        decoded = await self.house.pictures.read(image)
-        assert self.calls is not None, "comparators ask models"
-        asking = _MemeCalls(
-            attempt=self,
-            meme=meme,
-            frames=decoded.frames,
-            pixels_sha256=decoded.pixels_sha256,
-            # The same mark each time: a resumed run sends the same requests, and finds the replies stored.
-            fence=Fence(self.calls.fence_mark(meme.id, hashlib.sha256(image).hexdigest())),
-        )
+        asking = _ComparatorCalls(self, await self.shown(meme, picture), self.seed)
         match self.comparator:
             case Comparator.PLAIN:
                 harmful, score = await asking.plain(), None
@@ -132,52 +102,21 @@ class ComparatorAttempt(Attempt):
 
 
 @dataclass(slots=True)
-class _MemeCalls:
+class _ComparatorCalls(MemeCalls):
     """The calls about one meme."""
-
-    attempt: ComparatorAttempt
-    meme: JudgedMeme
-    frames: tuple[Frame, ...]
-    pixels_sha256: str
-    fence: Fence
-    _deadline: Deadline = field(init=False)
-    _hits: HitCounter = field(default_factory=HitCounter)
-    _chain: int = 0
-
-    def __post_init__(self) -> None:
-        # No deadline for the whole, as for a trial of a run; each call has its limit, so that nothing can hang.
-        self._deadline = Deadline(None, self._court.settings.call_s)
-
-    @property
-    def _court(self) -> Court:
-        return self.attempt.house.court
-
-    def cost(self) -> Cost:
-        # No event is recorded here, so the tally counts every call as unused.
-        made = self._deadline.tally.unused()
-        if made is None:
-            return Cost()
-        return Cost(
-            calls=made.calls,
-            stored=min(self._hits.count, made.calls),
-            tokens_in=made.tokens_in,
-            tokens_out=made.tokens_out,
-            tokens_cached=made.tokens_cached,
-            chain=self._chain,
-        )
 
     async def plain(self) -> bool:
         """True if harmful, by one call for the label alone."""
-        prompt = load(_PROMPTS, "plain_judge")
+        prompt = load(PROMPTS, "plain_judge")
         wanted = {"label": {"type": "string", "enum": _LABELS}}
         reply = await self._say(prompt, "label", wanted=wanted, kind=_LabelReply)
-        self._chain = 1
+        self.chain = 1
         return reply.label == "harmful"
 
     async def mars(self) -> bool:
         """True if harmful, by description, evidence for, evidence against, conclusion."""
-        prompt, around = load(_PROMPTS, "mars"), self.fence.around
-        chars = self._court.settings.reply_chars
+        prompt, around = load(PROMPTS, "mars"), self.fence.around
+        chars = self.court.settings.reply_chars
         words = {"type": "string", "minLength": 1, "maxLength": chars}
         told = await self._say(prompt, "describe", wanted={"description": words}, kind=replies.Description)
         described = prompt.task("description", description=around(told.description))
@@ -190,24 +129,24 @@ class _MemeCalls:
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
         wanted = {"rationale": words, "label": {"type": "string", "enum": _LABELS}}
         concluded = await self._say(prompt, "conclude", described, both, wanted=wanted, kind=_Conclusion)
-        self._chain = 3  # the two pieces of evidence are asked for at once
+        self.chain = 3  # the two pieces of evidence are asked for at once
         return concluded.label == "harmful"
 
     async def samples(self, budget: int) -> tuple[bool, float]:
         """True if most samples are harmful, and their share; at least one sample is drawn."""
         brief: JudgeBrief[Frame] = JudgeBrief(
-            pictures=self.frames,
-            policy=self._court.policy,
+            pictures=self.shown.frames,
+            policy=self.court.policy,
             fence=self.fence,
-            text=self.meme.text,
+            text=self.shown.meme.text,
             meme_only=True,
-            prompts=self._court.prompts,
+            prompts=self.court.prompts,
         )
-        asked = brief.rule(self._court.settings.reply_chars)
+        asked = brief.rule(self.court.settings.reply_chars)
         votes: list[bool] = []
         # One after the other: what a sample cost is known once it is there.
         for draw in count():
-            speaker = self._speaker(seed=self.attempt.seed * _DRAWS + draw, temperature=TEMPERATURE)
+            speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, asked, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             spent = self.cost()
@@ -216,41 +155,18 @@ class _MemeCalls:
             if tokens + tokens / len(votes) > budget:
                 break
         # Samples are independent: only the budget makes them run in turn. A tie is harmful, as in the court.
-        self._chain = 1
+        self.chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 
     async def _say(self, prompt: Prompt, task: str, *material: str, wanted: dict[str, Any], kind: type[_R]) -> _R:
-        meme = prompt.task("meme", text=self.fence.around(self.meme.text))
-        parts: list[str | Frame] = [*self.frames, meme, *material, prompt.task(task)]
-        asked: Messages[Frame] = Messages(
-            prompt=prompt,
-            task=task,
-            system=prompt.system(policy=self._court.policy.text),
-            parts=apart(parts),
-            schema=replies.object_schema(wanted),
-        )
-
-        def read(text: str, _: bool) -> _R:
-            # The speaker looks for the secrets of a trial's prompts, of which this is none.
-            if gave_away(prompt, text):
-                raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
-            return replies.parse(kind, text)
-
-        return (await self._speaker(seed=self.attempt.seed).say(Role.JUDGE, asked, read)).value
-
-    def _speaker(self, *, seed: int, temperature: float | None = None) -> Speaker:
-        assert self._court.chairs is not None and self.attempt.calls is not None, "comparators ask models"
-        stored = stored_chairs(
-            self._court.chairs, self.attempt.calls, server=self.attempt.server, seed=seed, hits=self._hits
-        )
-        # As in a trial: all calls about a picture go to the server that has it in its cache.
-        judge = stored.pinned(self.pixels_sha256).judge
-        return Speaker(
-            model=judge if temperature is None else replace(judge, temperature=temperature),
-            fence=self.fence,
-            deadline=self._deadline,
-            reply_chars=self._court.settings.reply_chars,
-            batch=True,
+        meme = prompt.task("meme", text=self.fence.around(self.shown.meme.text))
+        return await self.ask(
+            prompt,
+            task,
+            [*self.shown.frames, meme, *material, prompt.task(task)],
+            partial(replies.parse, kind),
+            system=prompt.system(policy=self.court.policy.text),
+            wanted=wanted,
         )
 
 

@@ -28,6 +28,7 @@ from court.events import Procedure
 from eval.datasets.items import JudgedMeme, _ItemModel
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Prediction
+from eval.runs.question import Question
 
 FORMAT = 1
 MANIFEST, MEMES, EXCLUDED, PREDICTIONS = "manifest.json", "memes.jsonl", "excluded.jsonl", "predictions.jsonl"
@@ -95,6 +96,8 @@ class RunManifest(_ItemModel):
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
     comparator: str = ""
     """Of :class:`eval.runs.comparators.Comparator`, where no trials were held; empty where they were."""
+    question: Question | None = None
+    """What was asked of every meme, where it is another question than of harm; None in a run of trials."""
     dropped_labels: tuple[str, ...] = ()
     """Labels, in the data set's words, of which memes were neither judged nor precedents."""
     text_only: bool = False

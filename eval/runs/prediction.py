@@ -18,6 +18,8 @@ class Outcome(StrEnum):
     """The system would not say: counts against coverage, and as wrong in the strict figures."""
     FAILED = "FAILED"
     """There was no answer: counted like UNDECIDED, and told apart from it."""
+    ANSWERED = "ANSWERED"
+    """A question about the meme was answered that is none of harm: ``Prediction.said`` has the labels."""
 
     @property
     def harmful(self) -> bool | None:
@@ -59,6 +61,20 @@ class SideCourse(BaseModel):
     """Of the summary of each round, in bits."""
 
 
+class TaskAnswer(BaseModel):
+    """Answer to a question of a data set's card."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    labels: tuple[str, ...]
+    """Labels that were given, in the card's order; none where a task of several labels has none."""
+    scores: dict[str, float] = Field(default_factory=dict)
+    """Probability of each label, where the system gives one."""
+    rotations: tuple[tuple[str, ...], ...] = ()
+    """Labels that were given with each order of the options, where it was asked more than once; ``labels`` are those
+    that most of them gave."""
+
+
 class Prediction(BaseModel):
     """One line of ``predictions.jsonl``."""
 
@@ -84,3 +100,5 @@ class Prediction(BaseModel):
     cost: Cost = Cost()
     sides: dict[str, SideCourse] = Field(default_factory=dict)
     """Per side, ``ACCUSER`` and ``DEFENDER``; empty where there were none."""
+    said: dict[str, TaskAnswer] = Field(default_factory=dict)
+    """Answers by task; empty in a run of trials."""

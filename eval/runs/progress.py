@@ -16,6 +16,7 @@ from rich.progress import Progress as Bars
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Outcome, Prediction
+from eval.runs.question import gold_of
 
 _EVERY_S = 30.0
 
@@ -25,7 +26,8 @@ class RunningScore:
     """Tally of a run so far.
 
     Attributes:
-        protocol: Under which verdicts are counted as right; memes that it drops are passed over.
+        protocol: Under which verdicts are counted as right; memes that it drops are passed over. None where another
+            question is asked.
         total: Memes to be judged.
         before: Number of ``done`` that were there when this process began.
         done: Memes that have a prediction.
@@ -37,9 +39,10 @@ class RunningScore:
         stored: Number of those that were served from the store.
         tokens: In and out.
         began: Start of this process, by :func:`time.monotonic`, in seconds.
+        task: Task whose labels are counted as right, where one is asked about; empty in a run of trials.
     """
 
-    protocol: Protocol
+    protocol: Protocol | None
     total: int
     before: int = 0
     done: int = 0
@@ -51,6 +54,7 @@ class RunningScore:
     stored: int = 0
     tokens: int = 0
     began: float = field(default_factory=time.monotonic)
+    task: str = ""
 
     def add(self, meme: JudgedMeme, prediction: Prediction) -> None:
         """Counts one more."""
@@ -60,11 +64,17 @@ class RunningScore:
         self.calls += cost.calls
         self.stored += cost.stored
         self.tokens += cost.tokens_in + cost.tokens_out
-        gold, said = meme.gold(self.protocol), prediction.outcome.harmful
+        if self.protocol is None:
+            answer = prediction.said.get(self.task)
+            self._count(gold_of(meme, self.task), None if answer is None else frozenset(answer.labels))
+        else:
+            self._count(meme.gold(self.protocol), prediction.outcome.harmful)
+
+    def _count(self, gold: object, said: object) -> None:
         if gold is not None:
             self.kept += 1
             self.decided += said is not None
-            self.right += said is gold
+            self.right += said == gold
 
     def words(self, now: float) -> str:
         """Rate, time left, tokens, accuracy and coverage.
@@ -84,7 +94,7 @@ class RunningScore:
             parts.append(f"{self.calls:,} calls ({self.stored:,} stored)")
             parts.append(f"{self.tokens:,} tokens")
         if self.decided:
-            parts.append(f"{self.protocol}: accuracy {self.right / self.decided:.3f}")
+            parts.append(f"{self.protocol or self.task}: accuracy {self.right / self.decided:.3f}")
             parts.append(f"coverage {self.decided / self.kept:.3f}")
         if self.failed:
             parts.append(f"{self.failed:,} failed")

@@ -9,6 +9,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
+from eval.runs.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Results:
     def finished(self) -> bool:
         """True if the run was closed: every meme has an answer. Predictions from elsewhere count as finished."""
         return self.manifest is None or self.manifest.finished is not None
+
+    @property
+    def question(self) -> Question | None:
+        """Question that was asked in place of trials; None where trials were held, or nobody knows."""
+        return self.manifest.question if self.manifest else None
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops."""

@@ -33,6 +33,7 @@ from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
+from eval.datasets.read_tasks import examples_source, read_task_split, require_examples, train_splits
 from eval.datasets.sample import sample
 from eval.models.call_cache import SqliteCallCache
 from eval.models.vllm_session import VllmChoice, vllm_session
@@ -43,6 +44,8 @@ from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
+from eval.runs.question import Question, require_inputs
+from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
@@ -94,6 +97,7 @@ class Plan:
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
+        question: Question that is asked of every meme in place of a trial; None to hold trials.
         budgets: Tokens that a comparator may spend, by meme.
         drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
@@ -123,6 +127,7 @@ class Plan:
     patience_s: float = 0.0
     comparator: str = ""
     budgets: Mapping[str, int] = field(default_factory=dict)
+    question: Question | None = None
     drop_precedents: bool = False
     ray: str = ""
     ray_workers: int = 0
@@ -132,6 +137,11 @@ class Plan:
     def dropped_labels(self) -> tuple[str, ...]:
         """Labels of memes that are neither precedents nor judged. Raises BadRequest if all labels are scored."""
         return labels_dropped(self.dataset, self.protocols) if self.drop_precedents else ()
+
+    @property
+    def without_library(self) -> bool:
+        """True if nothing is searched for: a question is asked without labelled examples."""
+        return self.question is not None and not self.question.needs_examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             judge. What was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
+    if plan.question is not None and (plan.text_only or plan.ray or plan.comparator or plan.control):
+        raise BadRequest(
+            "A question is asked from this process, of what --inputs names: it goes neither with --text-only nor with "
+            "Ray, a comparator or a control."
+        )
     if plan.comparator and (plan.text_only or plan.ray or plan.procedure is Procedure.SUMMARY):
         raise BadRequest(
             "A comparator shows each meme to a model from this process: it goes neither with texts alone, nor with "
@@ -206,9 +221,27 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             # Each meme of a benchmark is tried as if it were the first: what others came to is not looked at.
             # Its text comes with the data set: none is read off the picture.
             house = await stack.enter_async_context(
-                open_court(settings, read_text=False, tell=progress.tell, duplicates=False)
+                open_court(
+                    settings,
+                    read_text=False,
+                    tell=progress.tell,
+                    duplicates=False,
+                    may_be_blind=_blind_roles(plan.question),
+                    search=not plan.without_library,
+                )
             )
-            house = replace(house, court=with_control(house.court, plan.control, plan.seed))
+            asked = None
+            if plan.question is None:
+                house = replace(house, court=with_control(house.court, plan.control, plan.seed))
+            else:
+                asked = await asyncio.to_thread(
+                    open_question,
+                    plan.question,
+                    plan.out,
+                    house.court.finder,
+                    examples=_examples(plan),
+                    progress=progress,
+                )
             manifest = _manifest(plan, material, court=house.court, excluded=folder.excluded(), checked=checked)
             if begun is None:
                 # The manifest after the memes: where it stands there is a run, whose memes are read.
@@ -229,6 +262,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 manifest=manifest,
                 again=begun is not None,
                 cluster=cluster,
+                asked=asked,
             )
             await judging.all()
     return folder
@@ -287,6 +321,8 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _material(plan: Plan, progress: Progress) -> _Material:
+    if plan.question is not None:
+        return _question_material(plan, plan.question, progress)
     read = read_split(plan.dataset, plan.data, plan.split)
     for problem in read.problems[:3]:
         progress.tell(f"{read.file.name}, line {problem.line}: {problem.reason}")
@@ -304,7 +340,45 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             files |= read_split(plan.dataset, plan.data, split.name).files
     if plan.text_only:
         return _Material(memes, None, files)
+    return _with_pictures(plan, _Material(memes, read.pictures, files))
+
+
+def _question_material(plan: Plan, question: Question, progress: Progress) -> _Material:
+    """Memes with a gold label of the question's task, and the files that they and its examples come from."""
+    read = read_task_split(plan.dataset, plan.data, plan.split, question.task)
+    for sentence in read.notes:
+        progress.tell(sentence)
+    require_inputs(question, read.memes)
+    memes = sample(read.memes, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
+    files = dict(read.files)
+    if question.needs_examples:
+        for split in train_splits(plan.dataset):
+            files |= read_task_split(plan.dataset, plan.data, split.name, question.task).files
     material = _Material(memes, read.pictures, files)
+    return _with_pictures(plan, material) if question.needs_picture else material
+
+
+def _examples(plan: Plan) -> dict[str, JudgedMeme]:
+    """Labelled memes of the train split by id; none where none are needed."""
+    assert plan.question is not None
+    if not plan.question.needs_examples:
+        return {}
+    task = plan.question.task
+    splits = [read_task_split(plan.dataset, plan.data, split.name, task) for split in train_splits(plan.dataset)]
+    # Of an id that stands in two splits the first is taken, as a library takes it.
+    return {meme.id: meme for split in reversed(splits) for meme in split.memes}
+
+
+def _blind_roles(question: Question | None) -> tuple[RoleName, ...]:
+    """Roles whose models need not take pictures: those that a question shows none."""
+    if question is None or "picture" in question.inputs:
+        return ()
+    return ("judge",) if "description" in question.inputs else ("proposer", "judge")
+
+
+def _with_pictures(plan: Plan, material: _Material) -> _Material:
+    """The material. Raises BadRequest where pictures are missing and may not be."""
+    memes = material.memes
     missing = [meme for meme in memes if material.picture(meme) is None]
     if missing and not plan.allow_missing:
         examples = ", ".join(meme.image or f"that of {meme.id}" for meme in missing[:3])
@@ -342,9 +416,13 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     from eval.runs.precedents import comparing, prepare_precedents, read_prepared
     from retrieval.open import load_encoder_for
 
+    if plan.without_library:
+        folder.write_excluded(())
+        return {}
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
+        require_examples(prepared.library.manifest.name, plan.question)
         if prepared.dropped_labels != plan.dropped_labels:
             had, wanted = (", ".join(labels) or "none" for labels in (prepared.dropped_labels, plan.dropped_labels))
             raise BadRequest(
@@ -391,6 +469,8 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
 
 def _source(plan: Plan, split: str) -> Source:
     """A split that precedents come from; without its pictures where only texts are judged."""
+    if plan.question is not None:
+        return examples_source(plan.dataset, plan.data, split, plan.question.task)
     source = source_of(plan.dataset, plan.data, split)
     return replace(source, pictures=None) if plan.text_only else source
 
@@ -405,6 +485,8 @@ def _manifest(
     # Among the settings: so their digest tells a run with another prompt from this one.
     if plan.comparator:
         settings["comparator"] = settings_of_comparator(Comparator(plan.comparator))
+    if plan.question is not None:
+        settings["question"] = settings_of_question(plan.question)
     library = court.finder.library
     return RunManifest(
         name=plan.name,
@@ -434,6 +516,7 @@ def _manifest(
         checked=checked,
         control=plan.control,
         comparator=plan.comparator,
+        question=plan.question,
         dropped_labels=plan.dropped_labels,
         text_only=plan.text_only,
         software=SOFTWARE,
@@ -457,6 +540,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
         "procedure": plan.procedure,
         "control": plan.control,
         "comparator": plan.comparator,
+        "question": plan.question,
         "dropped_labels": plan.dropped_labels,
         "text_only": plan.text_only,
         "server": plan.server,
@@ -520,6 +604,7 @@ class _Judging:
         *,
         again: bool,
         cluster: Cluster | None = None,
+        asked: OpenQuestion | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -540,14 +625,20 @@ class _Judging:
             "text_only": plan.text_only,
             "patience": Patience(plan.patience_s),
         }
-        self._trier = (
-            ComparatorAttempt(**of_run, comparator=Comparator(plan.comparator), budgets=plan.budgets)
-            if plan.comparator
-            else Attempt(**of_run)
-        )
+        self._trier: Attempt
+        if asked is not None:
+            self._trier = asked.attempt(**of_run)
+        elif plan.comparator:
+            self._trier = ComparatorAttempt(**of_run, comparator=Comparator(plan.comparator), budgets=plan.budgets)
+        else:
+            self._trier = Attempt(**of_run)
         self._left: Counter[str] = Counter()
         self._trials: Mapping[str, Sequence[str]] = {}
-        self._tally = RunningScore(plan.protocols[0], total=len(material.memes))
+        self._tally = RunningScore(
+            None if plan.question else plan.protocols[0],
+            total=len(material.memes),
+            task=plan.question.task if plan.question else "",
+        )
         self._failures = 0  # in a row, for want of something
 
     async def all(self) -> None:

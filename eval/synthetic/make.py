@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from court.errors import BadRequest
 from eval.datasets.known import DATASETS, HARMEME_LABELS, SYNTHETIC_KEY, SplitRole
 from eval.datasets.protocol import Level
 from eval.synthetic.draw import SCENES, SIZE, draw, png_of
+from eval.synthetic.tasks import caption_of, signs_of, target_of
 from eval.synthetic.world import BAD, GROUPS, KIND, OPENERS, TIMES, level_of, text_of
 
+TASKS, CARD = "tasks", "card.toml"
+"""Folder of the labels of further tasks (:mod:`eval.synthetic.tasks`), and the card that describes them."""
 KEY = "key.jsonl"
 """What each meme shows and says, a line a meme: what only the maker of a benchmark knows."""
 _MOST = 12_000  # memes; texts would begin to repeat
@@ -304,9 +308,35 @@ def _write(
     for split in DATASETS[f"synthetic-{layout}"].splits.values():
         lines = [_line(layout, meme) for meme in memes if meme.split == split.name]
         (root / split.files[0]).write_text("".join(lines), "utf-8")
+    _write_tasks(root, layout, memes)
     with (root / KEY).open("w", encoding="utf-8") as key:
         for meme in memes:
             key.write(json.dumps(asdict(meme)) + "\n")
+
+
+def _write_tasks(root: Path, layout: Layout, memes: Sequence[SyntheticMeme]) -> None:
+    """Writes the labels of the world's other tasks, without defects, and the card that describes them."""
+    (root / TASKS).mkdir()
+    for role in SplitRole:
+        splits = {split.name for split in DATASETS[f"synthetic-{layout}"].of_role(role)}
+        # Defects are faults of rows and files; what leaks is a sound meme.
+        sound = [meme for meme in memes if meme.split in splits and (not meme.planted or meme.of)]
+        lines = [json.dumps(_task_row(meme)) + "\n" for meme in sound]
+        (root / TASKS / f"{role}.jsonl").write_text("".join(lines), "utf-8")
+    (root / CARD).write_text((resources("eval.synthetic") / "tasks_card.toml").read_text("utf-8"), "utf-8")
+
+
+def _task_row(meme: SyntheticMeme) -> dict[str, Any]:
+    return {
+        "id": meme.id,
+        "image": meme.image,
+        "text": meme.text,
+        "caption": caption_of(meme.badge),
+        "family": str(meme.family),
+        "harm": "harmful" if meme.harmful else "not harmful",
+        "target": target_of(meme.text, meme.badge),
+        "signs": list(signs_of(meme.text, meme.badge)),
+    }
 
 
 def _line(layout: Layout, meme: SyntheticMeme) -> str:

@@ -11,7 +11,6 @@ beforehand, also where a part of the procedure is left out, and a benchmark that
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,10 @@ from court.backends.chat.scripted import ScriptedModel
 from court.meme import Frame
 from court.ports import ChatRequest
 from eval.datasets.protocol import Level
+from eval.synthetic.ability import Ability as Ability  # offered here too: an oracle has one
+from eval.synthetic.ability import chance_of
 from eval.synthetic.draw import read_badge
+from eval.synthetic.task_oracle import task_odds, task_reply
 from eval.synthetic.world import claim_of
 
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
@@ -42,32 +44,8 @@ _LAID_OUT = re.compile(
 )
 _WITNESS = "as the witness answered"
 _SIGHT = "What badge is shown in the middle of the picture?"
+_USUAL = Ability()
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-@dataclass(frozen=True, slots=True)
-class Ability:
-    """Ability of the model: shares of memes, each in [0, 1].
-
-    Attributes:
-        harmful: Share of the harmful memes with a recognised badge that it judges rightly.
-        benign: Share of the other memes with a recognised badge that it judges rightly.
-        eyes: Share of all memes whose badge the Judge recognises by itself.
-        description: Further share with a description that names the right badge.
-        answers: Further share with arguments that rest on the Proposer's answers.
-        arguments: Further share with arguments that rest on the description alone.
-        precedents: Further share with precedents most of which are labelled by the rule.
-        seed: Another seed, other memes.
-    """
-
-    harmful: float = 0.9
-    benign: float = 0.85
-    eyes: float = 0.4
-    description: float = 0.2
-    answers: float = 0.2
-    arguments: float = 0.1
-    precedents: float = 0.2
-    seed: int = 0
 
 
 class Help(StrEnum):
@@ -127,7 +105,7 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
     helped += {Help.NONE: 0.0, Help.DESCRIPTION: ability.arguments, Help.ANSWERS: ability.answers}[shown.argued]
 
     def chance(what: str) -> float:
-        return _chance(ability.seed, what, shown.text, shown.badge or "")
+        return chance_of(ability.seed, what, shown.text, shown.badge or "")
 
     # Rounded: shares that make up a whole in decimals may fall short of it in binary.
     seen = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
@@ -177,15 +155,7 @@ def expected(
 
 def rounds_of(text: str) -> int:
     """Returns the number of rounds until a summary stays the same, unless settings end the examination before."""
-    return 2 + int(4 * _chance(0, "rounds", text, ""))
-
-
-def _chance(seed: int, what: str, text: str, badge: str) -> float:
-    """A number in [0, 1) that follows from its arguments."""
-    # Spacing and case aside: a text that is laid out or read differently has the same outcome.
-    words = " ".join(text.lower().split())
-    digest = hashlib.sha256(f"{seed}\0{what}\0{words}\0{badge}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+    return 2 + int(4 * chance_of(0, "rounds", text, ""))
 
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
@@ -202,7 +172,7 @@ def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
 class Oracle:
     """Speaks for every role: words and pictures in, words out. :func:`oracle` makes a chat model of it."""
 
-    ability: Ability = Ability()
+    ability: Ability = _USUAL
 
     def reply(self, system: str, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """The reply to a call; None for what is no part of a full trial or of a comparator's.
@@ -212,6 +182,9 @@ class Oracle:
             parts: The user message: texts, and pictures as PNG.
             wanted: Properties of the JSON schema that the reply must obey.
         """
+        asked = task_reply(parts, wanted, self.ability)
+        if asked is not None:
+            return asked
         if "description" in wanted:
             return {"description": f"A drawn scene with words. {self._sight(parts)}"}
         if "answer" in wanted:
@@ -232,7 +205,10 @@ class Oracle:
         return None
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
-        """Masses of the letters A and B, as the Judge's question for its label has them."""
+        """Masses of the letters that a question offers, as the Judge's for its label, or that for a task's."""
+        asked = task_odds(parts, self.ability)
+        if asked is not None:
+            return asked
         probability = judge(_shown(parts), self.ability).probability
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
@@ -285,7 +261,7 @@ class Oracle:
         }
 
 
-def oracle(ability: Ability = Ability(), *, name: str = "oracle") -> ScriptedModel:
+def oracle(ability: Ability = _USUAL, *, name: str = "oracle") -> ScriptedModel:
     """A chat model that speaks as the oracle; it also counts its calls.
 
     Args:

@@ -82,6 +82,7 @@ def calibrate(
     text_floors: Mapping[str, float] | None = None,
     error: float = ERROR,
     safeguards: Safeguards | None = None,
+    groups: NDArray[np.int64] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
     """The tuning of a library with these memes, with that for memes without a picture where it has pictures and texts.
@@ -94,20 +95,23 @@ def calibrate(
         text_floors: Minimum similarities of texts by script, where they were measured.
         error: Accepted share of wrong labels if the vote alone decides.
         safeguards: Safeguards of search and calibration; None for those that every library has.
+        groups: int64 of shape (n,): memes of a group, such as a template, are left out together and share a fold; None
+            for neighbours in the library.
         progress: Told how many of how many alphas are done.
     """
     calibrated = partial(
         _calibrate, text_dim=text_dim, floors=floors, text_floors=text_floors, error=error, safeguards=safeguards
     )
     alphas = _alphas(memes)
-    tuning = calibrated(rows, memes, alphas=alphas, progress=progress)
+    tuning = calibrated(rows, memes, groups=groups, alphas=alphas, progress=progress)
     # Without pictures this is the tuning of texts already; without texts there is none to choose.
     if len(alphas) == 1:
         return tuning
     places = [place for place, meme in enumerate(memes) if meme.has_text]
     if len(places) < len(memes):
         rows, memes = rows[places], [memes[place] for place in places]
-    alone = calibrated(rows, memes, alphas=(1.0,), progress=None)
+        groups = None if groups is None else groups[places]
+    alone = calibrated(rows, memes, groups=groups, alphas=(1.0,), progress=None)
     by_text = TextTuning(**{name: getattr(alone, name) for name in TextTuning.model_fields})
     return tuning.model_copy(update={"text_alone": by_text})
 
@@ -121,6 +125,7 @@ def _calibrate(
     text_floors: Mapping[str, float] | None,
     error: float,
     safeguards: Safeguards | None,
+    groups: NDArray[np.int64] | None,
     alphas: Sequence[float],
     progress: Callable[[int, int], None] | None,
 ) -> Tuning:
@@ -144,12 +149,21 @@ def _calibrate(
     if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
 
+    folds = (np.arange(n) // GROUP if groups is None else groups) % _FOLDS
     # What is chosen without a fold is tried on it.
     chosen: dict[int | None, _Choice] = {}
     tried: dict[float, Neighbours] = {}
     # One neighbour more than vote: it moves up where another is left out (safeguarded_votes).
     found = leave_one_out_neighbours(
-        rows, memes, text_dim, alphas=alphas, depth=max(_KS) + 1, limit=_MOST_TRIED, apart=True, safeguards=guarded
+        rows,
+        memes,
+        text_dim,
+        alphas=alphas,
+        depth=max(_KS) + 1,
+        limit=_MOST_TRIED,
+        apart=True,
+        safeguards=guarded,
+        groups=groups,
     )
     for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
         if min(near.labels.sum(), (~near.labels).sum()) < FEWEST_OF_A_LABEL:
@@ -157,7 +171,7 @@ def _calibrate(
         tried[alpha] = near
         logits, settings = _grid(near, prior)
         for left in (None, *range(_FOLDS)):
-            choice = _best(alpha, logits, settings=settings, labels=near.labels, chosen_by=_folds(near.rows) != left)
+            choice = _best(alpha, logits, settings=settings, labels=near.labels, chosen_by=folds[near.rows] != left)
             # More likely, not as likely: of equals the first, which is preferred, stays.
             if left not in chosen or choice.likelihood > chosen[left].likelihood:
                 chosen[left] = choice
@@ -167,7 +181,7 @@ def _calibrate(
     x_of, held_out = {}, {}
     for alpha in {choice.alpha for choice in chosen.values()}:
         x_of[alpha] = _features(rows, text_dim, alpha)
-        held_out[alpha] = _left_out(x_of[alpha], memes, tried[alpha], guarded)
+        held_out[alpha] = _left_out(x_of[alpha], memes, tried[alpha], safeguards=guarded, folds=folds)
     best = chosen[None]
     scales = {left: _scale(held_out[choice.alpha], left) for left, choice in chosen.items()}
 
@@ -259,11 +273,6 @@ def _settling(
     return done / n, wrong / done if done else None
 
 
-def _folds(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Fold of memes at these places, shape (n,): neighbours in the library share one."""
-    return rows // GROUP % _FOLDS
-
-
 def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray[np.float64]:
     """Vectors whose inner product is the fused similarity, shape (n, dim); halves without weight are zeros."""
     x = rows.astype(np.float64)
@@ -273,15 +282,20 @@ def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray
 
 
 def _left_out(
-    x: NDArray[np.float64], memes: Sequence[LabelledMeme], near: Neighbours, safeguards: Safeguards
+    x: NDArray[np.float64],
+    memes: Sequence[LabelledMeme],
+    near: Neighbours,
+    *,
+    safeguards: Safeguards,
+    folds: NDArray[np.int64],
 ) -> _LeftOut:
     sample, heard = _sample(memes, safeguards, near.rows)
     labels = np.array([memes[row].harmful for row in sample.tolist()])
     # A half without weight is columns of zeros, which only make the system larger.
     used = x[sample][:, x.any(axis=0)]
     # The sample holds every meme that was tried, in order: searchsorted finds the place of each.
-    z = cross_validated_log_odds(used, labels, _folds(sample), heard)
-    return _LeftOut(near, _folds(near.rows), z[:, np.searchsorted(sample, near.rows)])
+    z = cross_validated_log_odds(used, labels, folds[sample], heard)
+    return _LeftOut(near, folds[near.rows], z[:, np.searchsorted(sample, near.rows)])
 
 
 def _sample(

@@ -54,6 +54,7 @@ def leave_one_out_neighbours(
     twins_too: bool = True,
     apart: bool = False,
     safeguards: Safeguards | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> Iterator[Neighbours]:
     """Finds for each alpha the neighbours of each meme; of evenly spaced ones if there are more than ``limit``.
 
@@ -72,6 +73,8 @@ def leave_one_out_neighbours(
         apart: True to leave out, too, what is nearly the same (:data:`NEARLY`) and what stands in the same block of
             :data:`GROUP` memes, which a data set often took from one place.
         safeguards: The library's; None for those that every library has.
+        groups: int64 of shape (n,): blocks of memes in place of those of :data:`GROUP`, such as templates; None for
+            these.
     """
     n = len(memes)
     guarded = safeguards or Safeguards()
@@ -85,7 +88,7 @@ def leave_one_out_neighbours(
     silent, following = silent_memes(memes, guarded)
     # With a sign before it, since an empty key is equal to none: memes that name no source share one.
     sources = group_numbers(f"={meme.source}" for meme in memes)
-    groups = np.arange(n) // GROUP
+    groups = np.arange(n) // GROUP if groups is None else groups
 
     near = np.empty((len(alphas), tried.size, depth))
     harm = np.empty(near.shape, dtype=np.bool_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +38,12 @@ def pictures_per_prompt(trial: TrialSettings) -> int:
 
 
 async def connect_models(
-    settings: Settings, stack: AsyncExitStack, tell: Callable[[str], None], *, patient: bool = False
+    settings: Settings,
+    stack: AsyncExitStack,
+    tell: Callable[[str], None],
+    *,
+    patient: bool = False,
+    may_be_blind: Collection[RoleName] = (),
 ) -> RoleModels | None:
     """Connects to the model servers; None where the settings name none.
 
@@ -47,6 +52,7 @@ async def connect_models(
         stack: Closes the connections when it is closed.
         tell: Is told what a server can't do, and how the court gets along without it.
         patient: True to wait for a server that does not answer.
+        may_be_blind: Roles that will be shown no picture, although they are in a trial.
 
     Raises:
         BadRequest: A role has a server without a model, or the other way round.
@@ -98,7 +104,8 @@ async def connect_models(
                 thoughts=thoughts,
             )
             models[urls, name, key] = model
-        if role.partition(" ")[0] in _SEES and not model.capabilities.pictures:
+        seeing = role.partition(" ")[0]
+        if seeing in _SEES and seeing not in may_be_blind and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
         found = model.capabilities
         tokens = own.thinking if isinstance(own.thinking, int) else THOUGHT_TOKENS * (own.thinking == "on")

@@ -101,6 +101,9 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval arena export-judge": ("--arena", "{folder}", "--to", "{new}", "--hold-out", "f"),
     "memecourt-eval arena explain": ("{folder}", "--models", "{models}"),
     "memecourt-eval arena rate": ("{folder}",),
+    "memecourt-eval classify": (
+        *("--dataset", "climatememes", "--data", "{data}", "--task", "stance", "--out", "{new}"),
+    ),
     "memecourt-eval compare": ("{run}", "{run}"),
     "memecourt-eval datasets": (),
     "memecourt-eval datasets check": ("{data}",),

@@ -1,0 +1,272 @@
+"""``memecourt-eval classify``: asks a question of a data set's card of every meme of a split."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eval.commands.options import EXIT_UNFINISHED, dataset_of, patience_option, vllm_choice, vllm_options
+
+if TYPE_CHECKING:
+    from eval.datasets.known import Dataset
+    from eval.models.vllm_session import VllmSessions
+    from eval.runs.progress import Progress
+    from eval.runs.question import Question
+    from eval.runs.run import Plan
+
+
+@click.command()
+@click.option("--dataset", required=True, metavar="ID|FILE.toml", help="The data set's id, or its card.")
+@click.option("--data", required=True, type=click.Path(path_type=Path), help="The directory that it was unpacked in.")
+@click.option("--task", required=True, help="The task of its card, such as stance.")
+@click.option("--split", help="[default: the first one that is for testing]")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder of the run, or of the grid.")
+@click.option("--name", help="What to call the run. [default: the folder's name]")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="The model to ask at --llm-url; precedents for the vote of labelled memes, which asks none. [default: "
+    "precedents, unless --llm-url or --vllm is given]",
+)
+@click.option("--llm-url", metavar="URL", help="A chat-completions server: …/v1.")
+@vllm_options
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar="WORDS",
+    help="What is shown of a meme: picture, text, ocr, caption, description (the Proposer's), gold:TASK, parted by "
+    "commas. Given again, another row of a grid. [default: picture,text]",
+)
+@click.option(
+    "--shots",
+    default="0",
+    show_default=True,
+    metavar="N,…",
+    help="Labelled memes of the train split that are shown first, the nearest ones; several numbers make a grid.",
+)
+@click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
+@click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Repeats with other draws.")
+@click.option("--limit", type=click.IntRange(min=1), help="Ask about a sample of so many memes, stratified by label.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of that sample, and of draws.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of trials, such as call_s=60.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), help="Memes at once. [default: 4 precedents, 16 else]")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
+@click.option("--encoder", metavar="NAME", help="What labelled memes are searched by. [default: builtin]")
+@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that runs share.")
+@click.option("--server-name", default="", metavar="NAME", help="What to call the model servers in the store of calls.")
+@click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
+@click.option("--retry-failed", is_flag=True, help="Try again what failed for a reason that may pass.")
+@patience_option
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures as a page, too.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def classify(**given: Any) -> None:
+    """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.
+
+    One call of a model for each meme and order of the options, whose reply is bound to the card's labels; or, without
+    any model, the calibrated vote of labelled memes of the train split. Examples and voters are never near copies of
+    what is asked about. Called again, the same command goes on where it was.
+
+    Several --inputs, numbers of --shots or --repeats are runs side by side, each in a folder of its own below --out.
+
+    Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
+    run could not go on, 130 if it was interrupted.
+    """
+    from court.errors import CourtError, Unavailable
+    from eval.commands.options import run_watched
+    from eval.models.vllm_session import VllmSessions
+    from eval.runs.run import SERVER_GONE, UNFINISHED, run
+    from serving.models.connect import pictures_per_prompt
+
+    if given["config"]:
+        os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
+
+    async def run_all(progress: Progress) -> None:
+        if len(plans) == 1:
+            await run(plans[0], progress)
+            return
+        pictures = max(pictures_per_prompt(plan.settings.trial) for plan in plans)
+        async with VllmSessions(progress.tell, pictures=pictures, flags=given["vllm_flags"]) as sessions:
+            for plan in plans:
+                progress.tell(f"{plan.name} …")
+                await run(await _with_server(plan, sessions), progress)
+
+    try:
+        plans = _plans(given)
+        run_watched(run_all, "the same command goes on")
+    except Unavailable as error:
+        if error.reason not in (SERVER_GONE, UNFINISHED):
+            raise click.ClickException(error.message) from None
+        click.echo(f"Not finished. {error.message} What was answered is kept: the same command goes on.", err=True)
+        sys.exit(EXIT_UNFINISHED)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    _show(plans, given)
+
+
+async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
+    """The plan with the server that all runs of a grid share, started where one of them has something left to ask."""
+    from eval.runs.folder import MANIFEST, RunFolder
+
+    finished = (plan.out / MANIFEST).exists() and RunFolder(plan.out).manifest().finished is not None
+    if plan.vllm is None or (finished and not plan.retry_failed):
+        return plan
+    llm = (await sessions.serve(plan.vllm.model)).in_all_roles(plan.settings.llm)
+    return replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))
+
+
+def _plans(given: dict[str, Any]) -> list[Plan]:
+    """The plan of each run: one, or those of a grid. Raises BadRequest where something asked for there is none of."""
+    from eval.runs.folder import CALLS
+    from eval.runs.repeats import repeat_folder
+
+    dataset = dataset_of(given["dataset"])
+    questions = _questions(given, dataset)
+    plans: list[Plan] = []
+    alone = len(questions) * given["repeats"] == 1
+    for question in questions:
+        where = given["out"] if len(questions) == 1 else given["out"] / _folder_name(question)
+        for number in range(1, given["repeats"] + 1):
+            out = where if given["repeats"] == 1 else repeat_folder(where, number)
+            name = given["name"] or out.resolve().name
+            if not alone:
+                name = out.relative_to(given["out"]).as_posix().replace("/", ", ")
+            repeat = question.model_copy(update={"draw": number - 1})
+            plan = _plan(given, dataset, repeat, out=out, name=name)
+            # One store and one library for all: what they have in common is asked and prepared once.
+            first = next((one for one in plans if not one.without_library), None)
+            plan = replace(
+                plan,
+                calls=given["calls"] or (None if alone else given["out"] / CALLS),
+                library=None if first is None or plan.without_library else _library_of(first),
+            )
+            plans.append(plan)
+    return plans
+
+
+def _library_of(first: Plan) -> Path:
+    from eval.runs.folder import LIBRARY
+
+    return first.out / LIBRARY
+
+
+def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
+    from court.errors import BadRequest
+    from eval.runs.question import PRECEDENTS, Answerer, Question, parse_inputs
+
+    card = dataset.card
+    task = card.task(given["task"])
+    model = given["model"] or (None if given["llm_url"] or given["vllm"] else PRECEDENTS)
+    by = Answerer.PRECEDENTS if model == PRECEDENTS else Answerer.MODEL
+    if by is Answerer.PRECEDENTS and (given["rotate"] or given["odds"] or given["llm_url"] or given["vllm"]):
+        raise BadRequest(
+            "The vote of labelled memes asks no model: leave --rotate, --odds, --llm-url and --vllm out, or name a "
+            "model."
+        )
+    tasks = [one.id for one in card.all_tasks()]
+    inputs = [parse_inputs(said, tasks, task.id) for said in given["inputs"] or ("picture,text",)]
+    if by is Answerer.PRECEDENTS:
+        for words in inputs:
+            if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
+                raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
+    return [
+        Question(
+            task=task.id,
+            title=task.title,
+            kind=str(task.kind),
+            labels=task.labels,
+            define=task.define,
+            metrics=task.metrics,
+            official=task.official,
+            inputs=words,
+            shots=shots,
+            rotate=given["rotate"],
+            odds=given["odds"],
+            by=by,
+        )
+        for words in dict.fromkeys(inputs)
+        for shots in ((0,) if by is Answerer.PRECEDENTS else _shots(given["shots"]))
+    ]
+
+
+def _shots(said: str) -> tuple[int, ...]:
+    """Numbers of examples. Raises click.UsageError where they are none."""
+    try:
+        found = tuple(dict.fromkeys(int(one) for one in said.split(",") if one.strip()))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= one <= _MOST_SHOTS for one in found):
+        raise click.UsageError(f"--shots {said}: give numbers from 0 to {_MOST_SHOTS}, parted by commas.")
+    return found
+
+
+_MOST_SHOTS = 16
+
+
+def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: Path, name: str) -> Plan:
+    from court.events import Procedure
+    from court.settings import TrialSettings
+    from eval.commands.pages import command_line
+    from eval.commands.run import concurrency_for, settings_for, trial_settings_of
+    from eval.datasets.known import SplitRole
+    from eval.models.vllm_session import SERVER
+    from eval.runs.question import Answerer
+    from eval.runs.run import Plan
+
+    procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
+    trial = trial_settings_of(given["settings"])
+    if question.shots > TrialSettings.model_fields["exhibits"].default:
+        trial.setdefault("exhibits", question.shots)  # by which a vLLM is told how many pictures a prompt may have
+    model = given["model"] if question.by is Answerer.MODEL else None
+    asked = {"llm_url": given["llm_url"], "model": model, "policy": None, "encoder": given["encoder"]}
+    served = {name: given[name] for name in ("vllm", "vllm_flags")}
+    return Plan(
+        out=out,
+        name=name,
+        dataset=dataset,
+        data=given["data"],
+        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
+        procedure=procedure,
+        protocols=(),
+        settings=settings_for(asked, trial),
+        limit=given["limit"],
+        seed=given["seed"],
+        concurrency=given["concurrency"] or concurrency_for(procedure),
+        question=question,
+        command=command_line(),
+        server=given["server_name"] or (SERVER if given["vllm"] else ""),
+        allow_missing=given["allow_missing"],
+        retry_failed=given["retry_failed"],
+        patience_s=60 * given["patience"],
+        vllm=vllm_choice(**served, procedure=procedure, llm_url=given["llm_url"], model=model),
+    )
+
+
+def _folder_name(question: Question) -> str:
+    """Name of a run's folder in a grid: what is shown, and with how many examples."""
+    shown = "+".join(question.inputs).replace(":", "=").replace("/", "-")
+    return f"{shown},{question.shots}-shot" if question.by == "model" else shown
+
+
+def _show(plans: Sequence[Plan], given: dict[str, Any]) -> None:
+    from court.errors import CourtError
+    from eval.commands.pages import command_line, show_sections
+    from eval.reports import tasks
+    from eval.runs.results import read_results
+
+    try:
+        groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
+        lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
+        title = f"{given['task']} on {plans[0].dataset.title}"
+        figures = {"groups": tasks.as_json(groups)} if given["as_json"] else None
+        show_sections(title, lead, sections, page=given["html"], figures=figures, command=command_line())
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if not given["as_json"]:
+        click.echo(f"\n{given['out']} holds it. memecourt-eval report {given['out']} shows it again.")

@@ -1,0 +1,314 @@
+"""Report on runs that asked a card's question, as sections: for a terminal, as Markdown and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from court.errors import BadRequest
+from eval.datasets.card import DatasetCard, SplitRole, card_of
+from eval.datasets.known import find_dataset
+from eval.reports.sections import Section
+from eval.reports.words import plain
+from eval.runs.question import Answerer
+from eval.runs.results import Results
+from eval.scores.metrics import RESAMPLES
+from eval.scores.tables import figure
+from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
+from eval.scores.task_choice import rank_answers
+from eval.scores.task_compare import compare_tasks
+
+_BESIDE = 3
+"""Runs side by side, so that a line fits a terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """Runs that asked the same question of the same split.
+
+    Attributes:
+        dataset: Id of the data set.
+        split: Split of the data set.
+        runs: Each run with its figures, in the order in which they were given.
+        caveats: Caveats of the card about figures of the data set.
+        role: Purpose of the split; None where the card is not known.
+    """
+
+    dataset: str
+    split: str
+    runs: tuple[tuple[Results, TaskCard], ...]
+    caveats: tuple[str, ...]
+    role: SplitRole | None
+
+    @property
+    def first(self) -> TaskCard:
+        """Figures of the first run."""
+        return self.runs[0][1]
+
+
+_LABEL_HEAD = (
+    *("label", "gold", "said", "prevalence", "precision", "recall", "F1", "accuracy", "macro-F1 yes/no", "AUROC"),
+    *("always no: accuracy", "macro-F1"),
+)
+
+
+def gather_tasks(results: Sequence[Results], *, resamples: int = RESAMPLES) -> tuple[TaskGroup, ...]:
+    """Scores runs that asked questions, by data set, split, and task.
+
+    Raises:
+        BadRequest: A run can't be scored.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[Results, TaskCard]]] = {}
+    for one in results:
+        key = (one.dataset, one.split, str(question_of(one).material()))
+        groups.setdefault(key, []).append((one, task_card(one, resamples=resamples)))
+    return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
+
+
+def lead_of(groups: Sequence[TaskGroup]) -> list[str]:
+    """Sentences before the sections: which figures will change."""
+    unfinished = [plain(one.name) for group in groups for one, _ in group.runs if not one.finished]
+    return [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
+
+
+def sections_of(groups: Sequence[TaskGroup], *, resamples: int = RESAMPLES) -> list[Section]:
+    """Sections of all groups, in order."""
+    return [
+        section
+        for number, group in enumerate(groups, 1)
+        for section in (
+            *_figures(group, number),
+            *_grid(group, number),
+            *_choice(group, number, resamples),
+            *_labels(group, number),
+            *_confusions(group, number),
+            *_orders(group, number),
+            *_comparisons(group, number, resamples),
+        )
+    ]
+
+
+def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The sections as Markdown; names of strangers hold nothing that a table would take for its own."""
+    parts = [*lead]
+    for section in sections:
+        parts.append(f"## {_cell(section.title)}")
+        if section.rows:
+            head, *rest = section.rows
+            lines = [_row(head), _row(["---"] * len(head)), *map(_row, rest)]
+            parts.append("\n".join(lines))
+        parts += section.notes
+    return "\n\n".join(parts) + "\n"
+
+
+def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
+    """The figures for other programs."""
+    return [
+        {
+            "dataset": group.dataset,
+            "split": group.split,
+            "task": group.first.question.task,
+            "caveats": list(group.caveats),
+            "runs": [
+                {
+                    "run": str(one.root or ""),
+                    "name": one.name,
+                    "finished": one.finished,
+                    "question": card.question.model_dump(mode="json"),
+                    "card": asdict(replace(card, question=None)),  # type: ignore[arg-type]
+                }
+                for one, card in group.runs
+            ],
+        }
+        for group in groups
+    ]
+
+
+def how_asked(card: TaskCard) -> str:
+    """Describes in a few words how a run asked: what it showed, and with how many examples."""
+    question = card.question
+    said = [
+        "+".join(question.inputs),
+        f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
+    ]
+    if question.rotate:
+        said.append(f"{len(question.orders)} orders")
+    return ", ".join(said)
+
+
+def _card_of(results: Results) -> DatasetCard | None:
+    """The card that a run was asked by; None for one that came with another version."""
+    manifest = results.manifest
+    assert manifest is not None, "a run that asked a question has a manifest"
+    try:
+        return card_of(manifest.card, "manifest.json") if manifest.card else find_dataset(results.dataset).card
+    except BadRequest:  # its figures don't rest on the card, which a run has the question of
+        return None
+
+
+def _group(dataset: str, split: str, runs: Sequence[tuple[Results, TaskCard]]) -> TaskGroup:
+    card = _card_of(runs[0][0])
+    role = next((one.role for one in card.all_splits() if one.name == split), None) if card else None
+    return TaskGroup(dataset, split, tuple(runs), caveats=card.caveats if card else (), role=role)
+
+
+def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
+    first = group.first
+    question = first.question
+    title = f"{plain(group.dataset)}, {plain(group.split)}: {question.title or question.task}"
+    for start in range(0, len(group.runs), _BESIDE):
+        beside = group.runs[start : start + _BESIDE]
+        cards = [card for _, card in beside]
+        rows = [["", *(plain(one.name) for one, _ in beside), first.baseline_words]]
+        rows.append(["asked with", *map(how_asked, cards), ""])
+        rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
+        rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
+        for name in dict.fromkeys(name for card in cards for name in card.figures):
+            said = [figure(card.figures.get(name)) for card in cards]
+            if name in SCORED:
+                said = [_over(value, card) for value, card in zip(said, cards, strict=True)]
+            marked = f"{name} (official)" if name == question.official else name
+            rows.append([marked, *said, figure(first.baseline.get(name))])
+        last = start + _BESIDE >= len(group.runs)
+        yield Section(
+            key=f"task-{number}-figures-{start}",
+            title=title,
+            rows=tuple(map(tuple, rows)),
+            notes=_notes(group) if last else (),
+        )
+
+
+def _notes(group: TaskGroup) -> tuple[str, ...]:
+    first = group.first
+    drawn = f"groups of memes ({first.groups:,} of them)" if first.groups else "memes"
+    notes = [f"Intervals are 95 %, by bootstrap over {drawn}; a meme without an answer is wrong."]
+    notes += [f"On this data set: {plain(caveat)}." for caveat in group.caveats]
+    return tuple(notes)
+
+
+def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
+    """Shots x inputs, one table for each way that runs differ otherwise."""
+    official = group.first.official
+    kinds: dict[str, list[TaskCard]] = {}
+    for one, card in group.runs:
+        models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
+        asked = "each order of the options" if card.question.rotate else "one order"
+        kinds.setdefault(f"{models or card.question.by}, {asked}", []).append(card)
+    for name, cards in kinds.items():
+        by_votes = cards[0].question.by == Answerer.PRECEDENTS
+        shots = sorted({card.question.shots for card in cards})
+        inputs = list(dict.fromkeys("+".join(card.question.inputs) for card in cards))
+        if len(cards) < 2 or len(shots) * len(inputs) < 2:
+            continue
+        cells: dict[tuple[str, int], list[str]] = {}
+        for card in cards:
+            at = ("+".join(card.question.inputs), card.question.shots)
+            cells.setdefault(at, []).append(figure(card.figures[official]))
+        rows = [["inputs", *("vote" if by_votes else f"{n}-shot" for n in shots)]]
+        rows += [[shown, *("; ".join(cells.get((shown, n), ["–"])) for n in shots)] for shown in inputs]
+        yield Section(
+            key=f"task-{number}-grid-{len(rows)}-{len(shots)}",
+            title=f"{official} by inputs and examples: {plain(name)}",
+            rows=tuple(map(tuple, rows)),
+        )
+
+
+def _choice(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
+    """The best of several ways of asking, and how much it owes to having been picked."""
+    runs = [one for one, _ in group.runs if one.finished]
+    asked = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
+    # Repeats are no ways to choose from.
+    if len(runs) < 2 or len(asked) < len(runs):
+        return
+    choice = rank_answers(runs, resamples=resamples)
+    rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
+    for place, way in enumerate(choice.ways):
+        rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
+    best = choice.ways[0]
+    near = sum(way.within_noise for way in choice.ways) - 1
+    notes = [
+        f"{near:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
+        f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
+        f"expect about {best.value.value - choice.flattered_by:.3f} of it on others.",
+    ]
+    if group.role is SplitRole.TEST:
+        notes.append("This split is for testing: choose on another, and measure the choice here, once.")
+    yield Section(f"task-{number}-choice", "Best first", tuple(rows), notes=tuple(notes))
+
+
+def _labels(group: TaskGroup, number: int) -> Iterator[Section]:
+    for place, (one, card) in enumerate(group.runs):
+        rows: list[tuple[str, ...]] = [_LABEL_HEAD]
+        rows += [
+            (
+                plain(of.label),
+                f"{of.gold:,}",
+                f"{of.said:,}",
+                figure(of.prevalence),
+                *map(figure, (of.precision, of.recall, of.f1, of.accuracy, of.macro_f1, of.auroc)),
+                figure(of.baseline_accuracy),
+                figure(of.baseline_macro_f1),
+            )
+            for of in card.labels
+        ]
+        yield Section(f"task-{number}-labels-{place}", f"Labels, {plain(one.name)}", tuple(rows))
+
+
+def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
+    if group.first.question.multi:
+        return
+    for place, (one, card) in enumerate(group.runs):
+        _, arrays = arrays_of(one)
+        labels = card.question.labels
+        said = np.column_stack([arrays.said, ~arrays.answered]).astype(np.int64)
+        counts = arrays.gold.astype(np.int64).T @ said
+        rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
+        rows += [(plain(label), *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]
+        yield Section(f"task-{number}-confusion-{place}", f"Confusion, {plain(one.name)}", tuple(rows))
+
+
+def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
+    for place, (one, card) in enumerate(group.runs):
+        if not card.by_order:
+            continue
+        rows: list[tuple[str, ...]] = [("metric", "of most answers", "mean of the orders", "lowest", "highest")]
+        for name, value in card.figures.items():
+            each = [of[name] for of in card.by_order if of.get(name) is not None]
+            known = [value for value in each if value is not None]
+            if known:
+                rows.append((name, figure(value), *map(figure, (float(np.mean(known)), min(known), max(known)))))
+        title = f"By the order of the options, {plain(one.name)}: {len(card.by_order)} orders"
+        yield Section(f"task-{number}-orders-{place}", title, tuple(rows))
+
+
+def _comparisons(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
+    if len(group.runs) < 2:
+        return
+    (first, card), *others = group.runs
+    if not first.finished:
+        return
+    rows = [("run", f"{card.official} less {plain(first.name)}'s", "p of McNemar", "it is")]
+    for one, _ in others:
+        if not one.finished:
+            continue
+        held = compare_tasks(one, first, resamples=resamples)
+        difference = held.differences.get(held.official)
+        said = "within noise" if not held.sure else "better" if difference and difference.value > 0 else "worse"
+        rows.append((plain(one.name), figure(difference), f"{held.mcnemar_p:.2g}", said))
+    if len(rows) > 1:
+        yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows))
+
+
+def _over(value: str, card: TaskCard) -> str:
+    """A figure of probabilities, with the memes that have some where not all do."""
+    return value if value == "–" or card.scored == card.n else f"{value} of {card.scored:,}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"

@@ -1,0 +1,296 @@
+"""Embedded classifier of a question's labels: for each label a vote of labelled memes, as the court holds it on harm.
+
+Each label is asked about by itself: the memes of the train split that have it are one class, the others the other. So
+a label's settings are chosen, its vote calibrated and its regression fitted by the very code that does so for a library
+of the court (:mod:`retrieval.calibration.calibrate`), with memes that are nearly the same, or of one group, left out
+together. No model server is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from court.errors import BadRequest
+from court.precedents import LibraryIdentity
+from court.summary import vote_of
+from court.verdict import Label
+from eval.datasets.items import JudgedMeme
+from eval.runs.asking import DecodedMeme
+from eval.runs.prediction import TaskAnswer
+from eval.runs.question import TEXTS, Question, gold_of, words_of
+from retrieval.calibration.calibrate import FEWEST_OF_A_LABEL, calibrate
+from retrieval.calibration.leave_one_out import group_numbers
+from retrieval.calibration.thresholds import measure_min_similarity, measure_text_floors
+from retrieval.embed.encoder import Encoder
+from retrieval.index.exact import FusedIndex, Hits
+from retrieval.library.filters import Filter
+from retrieval.library.library import Library
+from retrieval.library.manifest import Counts, LabelledMeme, Tuning
+from retrieval.precedents.search import Query, SearchRequest, search_library
+
+LABELS = "labels.json"
+"""In a run's folder: what was chosen for each label, so that a resumed run need not choose it again."""
+_FEWEST_GROUPS = 20
+_LARGEST_GROUP = 0.2
+"""Groups of a card below which, and share of the memes in one above which, leaving groups out leaves too little."""
+_BATCH = 256
+"""Texts embedded at once."""
+
+
+class _Tunings(BaseModel):
+    """Content of ``labels.json``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: str
+    inputs: tuple[str, ...]
+    labels: dict[str, Tuning]
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelView:
+    """Labelled memes as a library of one label: a :class:`retrieval.library.ports.LibraryView`.
+
+    The court's word for the class that is asked about is "harmful": within this view, and nowhere else, it stands for
+    memes that have the label.
+    """
+
+    library: Library
+    index: FusedIndex
+    memes: Sequence[LabelledMeme]
+    places: Mapping[str, int]
+    tuning: Tuning
+    counts: Counts
+
+    @property
+    def identity(self) -> LibraryIdentity:
+        return self.library.identity
+
+    def rows_of(self, ids: Collection[str]) -> list[int]:
+        return [self.places[id_] for id_ in ids if id_ in self.places]
+
+    def count(self, where: Filter) -> int:
+        # No search here names a filter; a count of another number would go unnoticed.
+        raise NotImplementedError("labels are searched without filters")
+
+    def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
+        return [self.memes[row] for row in rows]
+
+    def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        found, text_dim = self.index.rows[list(rows)], self.index.text_dim
+        return found[:, :text_dim], found[:, text_dim:]
+
+    def search(
+        self,
+        text: NDArray[np.float32] | None,
+        picture: NDArray[np.float32] | None,
+        *,
+        alpha: float,
+        k: int,
+        exclude: Collection[int] = (),
+        where: Filter | None = None,
+        harmful: bool | None = None,
+    ) -> Hits:
+        among = None if harmful is None else np.array([meme.harmful == harmful for meme in self.memes])
+        return self.index.search(text, picture, alpha=alpha, k=k, exclude=exclude, among=among)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelVotes:
+    """Votes of labelled memes on each label of a question.
+
+    Attributes:
+        question: The question.
+        encoder: Encoder by which memes are compared.
+        views: View of each label.
+        notes: Limits of the votes, in sentences.
+    """
+
+    question: Question
+    encoder: Encoder
+    views: Mapping[str, _LabelView]
+    notes: tuple[str, ...] = field(default=())
+
+    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
+        """Probability of each label by itself; None where nothing of the meme can be compared."""
+        return await asyncio.to_thread(self._probabilities, shown)
+
+    def _probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
+        frames = shown.frames if "picture" in self.question.inputs else ()
+        text = _compared_text(shown.meme, self.question)
+        query = Query.embedded(self.encoder, text, frames, shown.pixels_sha256 if frames else "")
+        found = {}
+        for label, view in self.views.items():
+            held = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
+            if held is None:
+                return None
+            found[label] = held.probability
+        return found
+
+    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
+        """Gives each label that is likelier than not; of a task with one label a meme, the likeliest."""
+        if self.question.multi:
+            said = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
+            return TaskAnswer(labels=self.question.in_order(said), scores=dict(probabilities))
+        total = sum(probabilities.values())
+        shares = {label: p / total for label, p in probabilities.items()}
+        return TaskAnswer(labels=(max(shares, key=lambda label: shares[label]),), scores=shares)
+
+
+def open_label_votes(
+    folder: Path,
+    question: Question,
+    library: Library,
+    examples: Mapping[str, JudgedMeme],
+    encoder: Encoder,
+    progress: Callable[[str, int, int], None],
+) -> LabelVotes:
+    """Makes the classifier of a run, or finds there what was chosen for it before.
+
+    Args:
+        folder: The run's folder.
+        question: The question.
+        library: Labelled memes that are not too near to what is judged.
+        examples: Gold labels of these, by id.
+        encoder: Encoder that the library was made with.
+        progress: Told the step, how much of it is done, and of how much.
+
+    Raises:
+        BadRequest: No labelled meme has what is to be compared.
+    """
+    rows, memes = _compared(question, library, examples, encoder)
+    index = FusedIndex(rows, library.manifest.encoder.text_dim)
+    before = _read(folder / LABELS, question, library)
+    groups = _groups(memes, examples)
+    labelled = {label: _relabelled(memes, examples, question.task, label) for label in question.labels}
+    tunings: dict[str, Tuning] = {}
+    for number, (label, own) in enumerate(labelled.items()):
+        progress("labels", number, len(labelled))
+        tunings[label] = before.get(label) or _tuned(
+            rows, own, index.text_dim, encoder=encoder, library=library, groups=groups
+        )
+    progress("labels", len(labelled), len(labelled))
+    stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
+    new = folder / f"{LABELS}.new"
+    new.write_text(stored.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    new.replace(folder / LABELS)
+    places = {meme.id: place for place, meme in enumerate(memes)}
+    views = {
+        label: _LabelView(
+            library=library,
+            index=index,
+            memes=own,
+            places=places,
+            tuning=tunings[label],
+            counts=Counts.of(_flags(own), 0),
+        )
+        for label, own in labelled.items()
+    }
+    return LabelVotes(question, encoder, views, _notes(tunings, groups is not None))
+
+
+def _compared(
+    question: Question, library: Library, examples: Mapping[str, JudgedMeme], encoder: Encoder
+) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
+    """Vectors and memes of the library by what is compared of a meme alone: other words, or no picture."""
+    text_dim = library.manifest.encoder.text_dim
+    rows = np.array(library.rows, dtype=np.float32)
+    if "picture" not in question.inputs:
+        rows[:, text_dim:] = 0
+    texts = [_compared_text(examples[meme.id], question) for meme in library.memes]
+    for start in range(0, len(texts), _BATCH):
+        part = texts[start : start + _BATCH]
+        if part != [meme.text for meme in library.memes[start : start + _BATCH]]:
+            rows[start : start + len(part), :text_dim] = encoder.embed_texts(part).vectors
+    places, memes = [], []
+    for place, (meme, text) in enumerate(zip(library.memes, texts, strict=True)):
+        has_text, has_picture = bool(rows[place, :text_dim].any()), bool(rows[place, text_dim:].any())
+        if has_text or has_picture:
+            places.append(place)
+            changes = {"text": text, "has_text": has_text, "has_picture": has_picture, "kept": None}
+            memes.append(meme.model_copy(update=changes))
+    if not memes:
+        raise BadRequest(
+            f"No labelled meme has anything of {', '.join(question.inputs)} that can be compared.",
+            reason="NOTHING_TO_CITE",
+            field="inputs",
+        )
+    return np.ascontiguousarray(rows[places]), memes
+
+
+def _compared_text(meme: JudgedMeme, question: Question) -> str:
+    return "\n".join(words for kind in TEXTS if kind in question.inputs and (words := words_of(meme, kind)).strip())
+
+
+def _relabelled(
+    memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme], task: str, label: str
+) -> list[LabelledMeme]:
+    def has_label(meme: LabelledMeme) -> bool:
+        return label in (gold_of(examples[meme.id], task) or ())
+
+    return [
+        meme.model_copy(update={"label": Label.HARMFUL if has_label(meme) else Label.NOT_HARMFUL}) for meme in memes
+    ]
+
+
+def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -> NDArray[np.int64] | None:
+    """Number of each meme's group of the card; None where groups are too few, or one too large, to be left out."""
+    names = [examples[meme.id].group for meme in memes]
+    sizes = Counter(name for name in names if name)
+    if len(sizes) < _FEWEST_GROUPS or max(sizes.values()) > _LARGEST_GROUP * len(memes):
+        return None
+    # A meme without a group is one of its own.
+    return group_numbers(name or f"\0{place}" for place, name in enumerate(names))
+
+
+def _tuned(
+    rows: NDArray[np.float32],
+    memes: Sequence[LabelledMeme],
+    text_dim: int,
+    *,
+    encoder: Encoder,
+    library: Library,
+    groups: NDArray[np.int64] | None,
+) -> Tuning:
+    return calibrate(
+        rows,
+        memes,
+        text_dim,
+        measure_min_similarity(rows, memes, text_dim, encoder.floors),
+        text_floors=measure_text_floors(rows, memes, text_dim, encoder.floors),
+        safeguards=library.manifest.tuning.safeguards,
+        groups=groups,
+    )
+
+
+def _read(path: Path, question: Question, library: Library) -> Mapping[str, Tuning]:
+    """Reads the settings chosen before for the same library and inputs; none where a crash left none."""
+    try:
+        stored = _Tunings.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return {}
+    same = (stored.library, stored.inputs) == (library.digest, question.inputs)
+    return stored.labels if same else {}
+
+
+def _flags(memes: Sequence[LabelledMeme]) -> NDArray[np.uint8]:
+    return np.array([meme.flags for meme in memes], dtype=np.uint8)
+
+
+def _notes(tunings: Mapping[str, Tuning], grouped: bool) -> tuple[str, ...]:
+    few = [label for label, tuning in tunings.items() if not tuning.calibration.n]
+    notes = ["Labels were calibrated with memes of one group of the card left out together."] if grouped else []
+    if few:
+        notes.append(
+            f"Nothing could be chosen or calibrated for {', '.join(few)}, which takes {FEWEST_OF_A_LABEL} memes with "
+            "and without the label in the train split: the vote stands as the neighbours give it."
+        )
+    return tuple(notes)

@@ -1,0 +1,362 @@
+"""Answering a data set's question about each meme of a run: by a chat model, or by the vote of labelled memes."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import JsonValue
+from typing_extensions import override
+
+from court import replies
+from court.errors import BadInput, BadRequest
+from court.events import Role
+from court.meme import Frame
+from court.ports import PrecedentFinder
+from court.replies import Reply, UnusableReply
+from court.roles import Proposer
+from eval.datasets.items import JudgedMeme
+from eval.datasets.read_tasks import require_examples
+from eval.models.prompts import load
+from eval.runs.asking import PROMPTS, AttemptWithoutTrial, DecodedMeme, MemeCalls, messages_of
+from eval.runs.attempt import PICTURE_MISSING
+from eval.runs.label_votes import open_label_votes
+from eval.runs.prediction import Outcome, Prediction, TaskAnswer
+from eval.runs.progress import Progress
+from eval.runs.question import GOLD, TEXTS, Answerer, Question, gold_of, words_of
+from retrieval.precedents.finder import LibraryFinder
+
+NOTHING_COMPARABLE = "NOTHING_COMPARABLE"
+"""Reason of a prediction without an answer: nothing of the meme can be compared with labelled memes."""
+_WHAT = {"text": "Text", "ocr": "Words read off the picture", "caption": "Caption", "description": "Description"}
+_MOST_OPTIONS = len(string.ascii_uppercase)
+
+
+class LabelClassifier(Protocol):
+    """Gives each label of a question a probability, from labelled memes."""
+
+    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
+        """Probability of each label by itself; None where nothing of the meme can be compared."""
+        ...
+
+    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
+        """Returns the labels that follow from the probabilities."""
+        ...
+
+
+class _OneLabel(Reply):
+    label: str
+
+
+class _AnyLabels(Reply):
+    labels: dict[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAttempt(AttemptWithoutTrial):
+    """Answers a question about the memes of one run.
+
+    Attributes:
+        question: The question.
+        examples: Labelled memes of the train split, by id; empty where none are needed.
+        classifier: Embedded classifier that answers; None where a model does.
+    """
+
+    # A default for every field, since the fields of the base class have some.
+    question: Question = field(kw_only=True)
+    examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
+    classifier: LabelClassifier | None = None
+
+    @override
+    async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
+        shown = await self._seen(meme, picture)
+        if self.classifier is not None:
+            found = await self.classifier.probabilities(shown)
+            if found is None:
+                return Prediction(meme=meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
+            return self._answered(meme, self.classifier.answer(found))
+        asking = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
+        answer = await asking.answer(await self._shots(shown))
+        return self._answered(meme, answer).model_copy(update={"cost": asking.cost()})
+
+    def _answered(self, meme: JudgedMeme, answer: TaskAnswer) -> Prediction:
+        return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
+
+    async def _seen(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
+        """The meme as far as it is needed: without its picture where that is neither shown nor compared."""
+        if self.question.needs_picture:
+            return await self.shown(meme, picture)
+        if not self.question.shots:
+            return DecodedMeme(meme)
+        try:
+            return await self.shown(meme, picture)
+        except BadInput as error:
+            # Examples are then found by the text alone; anything else is a fault of the picture.
+            if error.reason != PICTURE_MISSING:
+                raise
+            return DecodedMeme(meme)
+
+    async def _shots(self, shown: DecodedMeme) -> list[_Shot]:
+        """The nearest labelled memes, nearest first, as the court finds precedents."""
+        if not self.question.shots:
+            return []
+        finder = self.house.court.finder
+        findings = await finder.find(
+            text=shown.meme.text,
+            frames=shown.frames,
+            pixels_sha256=shown.pixels_sha256,
+            exhibits=self.question.shots,
+            tally=0,
+            alpha=None,
+        )
+        ids = [exhibit.id for exhibit in findings.exhibits]
+        pictures = await finder.pictures(ids) if self.question.needs_picture else [None] * len(ids)
+        return [_Shot(self.examples[id_], picture) for id_, picture in zip(ids, pictures, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shot:
+    """A labelled meme that is shown before the one that is judged; without its picture where the library has none."""
+
+    meme: JudgedMeme
+    picture: Frame | None
+
+
+@dataclass(slots=True)
+class _LabelCalls(MemeCalls):
+    """The calls about one meme."""
+
+    question: Question
+
+    async def answer(self, shots: Sequence[_Shot]) -> TaskAnswer:
+        """Asks once for each order of the options, and for their odds where they are wanted."""
+        prompt = load(PROMPTS, "classify")
+        system = prompt.system(
+            title=self.question.title or self.question.task,
+            labels="\n".join(_defined(self.question, label) for label in self.question.labels),
+        )
+        parts = [*await self._examples(shots), *await self._material()]
+        turns: list[tuple[str, ...]] = []
+        for order in self.question.orders:
+            task = "multi" if self.question.multi else "single"
+            ask = prompt.task(task, options="\n".join(f"- {label}" for label in order))
+            read = partial(_read, self.question)
+            wanted = _wanted(self.question, order)
+            turns.append(await self.ask(prompt, task, [*parts, ask], read, system=system, wanted=wanted))
+        # Orders are asked one after the other for the server's prefix cache; none waits for another's answer.
+        self.chain += 1
+        scores = await self._odds(system, parts) if self.question.odds else None
+        return TaskAnswer(
+            labels=settle(self.question, turns), scores=scores or {}, rotations=tuple(turns) if len(turns) > 1 else ()
+        )
+
+    async def _examples(self, shots: Sequence[_Shot]) -> list[str | Frame]:
+        prompt, parts = load(PROMPTS, "classify"), list[str | Frame]()
+        for number, shot in enumerate(shots, 1):
+            named = {"number": str(number)}
+            if shot.picture is not None and "picture" in self.question.inputs:
+                parts += [shot.picture, prompt.task("example_picture", **named)]
+            words = [(kind, words_of(shot.meme, kind)) for kind in TEXTS if kind in self.question.inputs]
+            if "description" in self.question.inputs and shot.picture is not None:
+                words.append(("description", await self._described((shot.picture,))))
+            parts += [
+                prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(said), **named)
+                for kind, said in words
+                if said.strip()
+            ]
+            gold = gold_of(shot.meme, self.question.task) or frozenset()
+            # Behind what it rests on, so that the last thing that is read of an example is its label.
+            parts.append(prompt.task("example", labels=_listed(self.question.in_order(gold)), **named))
+        return parts
+
+    async def _material(self) -> list[str | Frame]:
+        prompt, shown, inputs = load(PROMPTS, "classify"), self.shown, self.question.inputs
+        with_picture = "picture" in inputs
+        parts: list[str | Frame] = [*shown.frames] if with_picture else []
+        parts.append(prompt.task("picture" if with_picture else "without"))
+        for kind in inputs:
+            words = ""
+            if kind in TEXTS:
+                words = words_of(shown.meme, kind)
+            elif kind == "description":
+                words = await self._described(shown.frames)
+            elif kind.startswith(GOLD):
+                known = gold_of(shown.meme, kind.removeprefix(GOLD))
+                if known is not None:
+                    labels = _listed(tuple(sorted(known)))
+                    parts.append(prompt.task("gold", task=kind.removeprefix(GOLD), labels=labels))
+            if words.strip():
+                parts.append(prompt.task(kind, words=self.fence.around(words)))
+        return parts
+
+    async def _described(self, frames: tuple[Frame, ...]) -> str:
+        """The Proposer's description, which the store of calls keeps for whoever asks again."""
+        said = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
+        self.chain += 1
+        return said.value
+
+    async def _odds(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
+        """Probability of each label; None where the server can't tell, or the options have next to no mass."""
+        asked = self._odds_of_labels if self.question.multi else self._odds_of_options
+        return await asked(system, parts)
+
+    async def _odds_of_options(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
+        prompt, sums = load(PROMPTS, "classify"), dict.fromkeys(self.question.labels, 0.0)
+        orders = self.question.orders
+        letters = string.ascii_uppercase[: len(self.question.labels)]
+        for order in orders:
+            options = "\n".join(f"{letter}) {label}" for letter, label in zip(letters, order, strict=True))
+            shares = await self._shares("odds", [*parts, prompt.task("odds", options=options)], letters, system)
+            if shares is None:
+                return None
+            for label, share in zip(order, shares, strict=True):
+                sums[label] += share / len(orders)
+        return {label: min(share, 1.0) for label, share in sums.items()}
+
+    async def _odds_of_labels(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
+        prompt, scores = load(PROMPTS, "classify"), dict[str, float]()
+        for label in self.question.labels:
+            sides = []
+            # Twice, with either answer first: the mean cancels a preference for the first letter, as in a trial.
+            for a, b in (("yes", "no"), ("no", "yes")):
+                ask = prompt.task("odds_of_label", label=label, a=a, b=b)
+                shares = await self._shares("odds_of_label", [*parts, ask], "AB", system)
+                if shares is None:
+                    return None
+                sides.append(shares[0 if a == "yes" else 1])
+            scores[label] = sum(sides) / len(sides)
+        return scores
+
+    async def _shares(
+        self, task: str, parts: Sequence[str | Frame], letters: str, system: str
+    ) -> tuple[float, ...] | None:
+        """Share of each letter in the probability of all of them."""
+        asked = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
+        odds = await self.speaker().odds(Role.JUDGE, asked, options=tuple(letters))
+        total = sum(odds.masses) if odds is not None else 0.0
+        # A model that is about to say something else says nothing about the options.
+        if odds is None or total <= 0 or total < self.court.settings.least_label_mass:
+            return None
+        return tuple(mass / total for mass in odds.masses)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """Question with all that answering it takes.
+
+    Attributes:
+        question: The question.
+        examples: Labelled memes of the train split, by id.
+        classifier: Embedded classifier; None where a model answers.
+    """
+
+    question: Question
+    examples: Mapping[str, JudgedMeme]
+    classifier: LabelClassifier | None
+
+    def attempt(self, **of_run: Any) -> QuestionAttempt:
+        """Makes the attempt of a run, whose fields are given."""
+        return QuestionAttempt(**of_run, question=self.question, examples=self.examples, classifier=self.classifier)
+
+
+def open_question(
+    question: Question,
+    folder: Path,
+    finder: PrecedentFinder,
+    *,
+    examples: Mapping[str, JudgedMeme],
+    progress: Progress,
+) -> OpenQuestion:
+    """Makes ready what answers a question.
+
+    Args:
+        question: The question.
+        folder: The run's folder.
+        finder: Finder of the labelled examples.
+        examples: Their gold labels, by id.
+        progress: Told how far it is.
+
+    Raises:
+        BadRequest: The library is none of these examples, or there are more labels than letters to ask odds by.
+    """
+    if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
+        raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
+    if not question.needs_examples:
+        return OpenQuestion(question, {}, None)
+    if not isinstance(finder, LibraryFinder):
+        raise BadRequest("Labelled examples are found in a library on disk.", field="library")
+    require_examples(finder.library.name, question)
+    unknown = [id_ for id_ in finder.ids if id_ not in examples]
+    if unknown:
+        raise BadRequest(
+            f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among them: it "
+            "was prepared for another task or other data. Leave --library out.",
+            reason="LIBRARY_FOR_OTHERS",
+        )
+    if question.by is Answerer.MODEL:
+        return OpenQuestion(question, examples, None)
+    votes = open_label_votes(
+        folder, question, finder.searched, examples=examples, encoder=finder.encoder, progress=progress.step
+    )
+    for note in votes.notes:
+        progress.tell(note)
+    return OpenQuestion(question, examples, votes)
+
+
+def settings_of_question(question: Question) -> dict[str, JsonValue]:
+    """Describes a question for the settings of its run."""
+    described: dict[str, JsonValue] = question.model_dump(mode="json")
+    if question.by is Answerer.MODEL:
+        prompt = load(PROMPTS, "classify")
+        described |= {"prompt": prompt.id, "prompt_digest": prompt.digest}
+    return described
+
+
+def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Makes one answer of those to several orders of the options.
+
+    Of a task with several labels, each that more than half of the answers gave; of others, the label that most gave,
+    and of equals the one that was said first: the card's own order was asked first.
+
+    Args:
+        question: The question.
+        turns: Labels of each answer, at least one.
+    """
+    counts = Counter(label for turn in turns for label in turn)
+    if question.multi:
+        return question.in_order({label for label, count in counts.items() if 2 * count > len(turns)})
+    return (counts.most_common(1)[0][0],)
+
+
+def _defined(question: Question, label: str) -> str:
+    meaning = question.define.get(label, "")
+    return f"- {label}: {meaning}" if meaning else f"- {label}"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels) or "none of the labels"
+
+
+def _wanted(question: Question, order: tuple[str, ...]) -> dict[str, Any]:
+    if question.multi:
+        return {"labels": replies.object_schema({label: {"type": "boolean"} for label in order})}
+    return {"label": {"type": "string", "enum": list(order)}}
+
+
+def _read(question: Question, text: str) -> tuple[str, ...]:
+    """The labels of a reply, in words of the card alone. Raises UnusableReply."""
+    if not question.multi:
+        label = replies.parse(_OneLabel, text).label
+        if label not in question.labels:
+            raise UnusableReply("REPLY_MALFORMED", f'"label" must be one of {", ".join(question.labels)}')
+        return (label,)
+    labels = replies.parse(_AnyLabels, text).labels
+    if labels.keys() != set(question.labels):
+        named = ", ".join(question.labels)
+        raise UnusableReply("REPLY_MALFORMED", f"it must say of each of {named} whether it fits, and of nothing else")
+    return question.in_order({label for label, fits in labels.items() if fits})

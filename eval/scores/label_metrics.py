@@ -1,0 +1,293 @@
+"""Metrics of a task's labels: functions of gold, answers and how often each meme is drawn.
+
+Every metric takes the weights of the memes, float of shape (resamples, memes), and gives one value for each resample,
+NaN where it has none. The value over all memes is the one with all weights 1, so that value and interval can't follow
+two definitions. A meme without an answer is wrong: never a hit, a miss of each of its gold labels, and neither a yes
+nor a no where labels are scored one by one. A quotient of nothing by nothing counts 0 in an F1, as in scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.scores.resampling import Floats
+
+Bools = NDArray[np.bool_]
+Metric = Callable[["TaskArrays", Floats], Floats]
+
+PER_LABEL = ("f1", "precision", "recall", "auroc", "binary-accuracy", "binary-macro-f1")
+"""Metrics of one label, named with a colon and the label: ``f1:skeptical``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskArrays:
+    """Gold labels and answers of a task, a row a meme and a column a label, in the card's order.
+
+    Attributes:
+        labels: Labels of the task.
+        gold: Boolean of shape (memes, labels).
+        said: Boolean of shape (memes, labels); all False where there is no answer.
+        answered: Boolean of shape (memes,).
+        scores: float64 of shape (memes, labels), probabilities of the labels; NaN where there are none.
+        votes: int64 of shape (memes, labels), annotators that gave each label; None where they are not known.
+    """
+
+    labels: tuple[str, ...]
+    gold: Bools
+    said: Bools
+    answered: Bools
+    scores: Floats
+    votes: NDArray[np.int64] | None = None
+
+    def replaced(self, said: Bools) -> TaskArrays:
+        """Returns the same memes with other answers, all of them given and none with scores."""
+        none = np.full(self.scores.shape, np.nan)
+        return replace(self, said=said, answered=np.ones_like(self.answered), scores=none)
+
+
+def metric_of(name: str, labels: Sequence[str]) -> Metric:
+    """Returns the metric of this name.
+
+    Args:
+        name: One of :data:`METRICS`, or one of :data:`PER_LABEL` with a colon and a label.
+        labels: Labels of the task.
+
+    Raises:
+        KeyError: There is no such metric, or the task has no such label.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    kind, colon, label = name.partition(":")
+    if not colon or kind not in PER_LABEL or label not in labels:
+        raise KeyError(name)
+    return partial(_PER_LABEL[kind], place=tuple(labels).index(label))
+
+
+def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
+    """Value of a metric over all memes; None where it has none."""
+    value = float(metric(arrays, np.ones((1, len(arrays.answered))))[0])
+    return None if np.isnan(value) else value
+
+
+def draw_weights(
+    groups: NDArray[np.int64] | None, memes: int, resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draws how often each meme comes up when memes, or whole groups of them, are drawn with replacement.
+
+    Args:
+        groups: int64 of shape (memes,), number of each meme's group from 0 on; None where each meme is its own.
+        memes: Number of memes.
+        resamples: Number of resamples.
+        rng: Source of the draws.
+
+    Returns:
+        float64 of shape (resamples, memes).
+    """
+    units = memes if groups is None else int(groups.max()) + 1
+    drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
+    return (counts if groups is None else counts[:, groups]).astype(np.float64)
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    """The quotient; NaN where the whole is 0."""
+    none = np.full(np.broadcast(part, whole).shape, np.nan)
+    return np.asarray(np.divide(part, whole, out=none, where=whole > 0))
+
+
+def _mean(weights: Floats, values: NDArray[np.generic]) -> Floats:
+    """Weighted mean of one value a meme."""
+    return _ratio(weights @ values.astype(np.float64), weights.sum(axis=1))
+
+
+def _counts(arrays: TaskArrays, weights: Floats) -> tuple[Floats, Floats, Floats]:
+    """Hits, answers and gold of each label, each of shape (resamples, labels)."""
+    both, said, gold = (each.astype(np.float64) for each in (arrays.gold & arrays.said, arrays.said, arrays.gold))
+    return weights @ both, weights @ said, weights @ gold
+
+
+def _f1(hits: Floats, said: Floats, gold: Floats) -> Floats:
+    return np.asarray(2 * hits / np.maximum(said + gold, 1e-12))
+
+
+def right_answers(arrays: TaskArrays) -> Bools:
+    """True for each meme whose answer is its gold, label for label."""
+    return np.asarray(arrays.answered & (arrays.gold == arrays.said).all(axis=1))
+
+
+def _accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
+    return _mean(weights, right_answers(arrays))
+
+
+def _macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
+    return np.asarray(_f1(*_counts(arrays, weights)).mean(axis=1))
+
+
+def _micro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
+    hits, said, gold = (each.sum(axis=1) for each in _counts(arrays, weights))
+    return _f1(hits, said, gold)
+
+
+def _weighted_f1(arrays: TaskArrays, weights: Floats) -> Floats:
+    hits, said, gold = _counts(arrays, weights)
+    return _ratio((_f1(hits, said, gold) * gold).sum(axis=1), gold.sum(axis=1))
+
+
+def _jaccards(arrays: TaskArrays) -> Floats:
+    """Jaccard similarity of answer and gold, shape (memes,); 1 where both are empty, 0 without an answer."""
+    both, either = (arrays.gold & arrays.said).sum(axis=1), (arrays.gold | arrays.said).sum(axis=1)
+    return np.asarray(np.where(either > 0, both / np.maximum(either, 1), 1.0) * arrays.answered)
+
+
+def _jaccard(arrays: TaskArrays, weights: Floats) -> Floats:
+    return _mean(weights, _jaccards(arrays))
+
+
+def _masi(arrays: TaskArrays, weights: Floats) -> Floats:
+    """MASI (Passonneau 2006): Jaccard times 1 for equal sets, 2/3 where one holds the other, 1/3 where they overlap."""
+    same = (arrays.gold == arrays.said).all(axis=1)
+    holds = ~(arrays.gold & ~arrays.said).any(axis=1) | ~(arrays.said & ~arrays.gold).any(axis=1)
+    return _mean(weights, _jaccards(arrays) * np.where(same, 1.0, np.where(holds, 2 / 3, 1 / 3)))
+
+
+def _binary_accuracies(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Share of memes of which each label was rightly given or denied, shape (resamples, labels)."""
+    right = (arrays.gold == arrays.said) & arrays.answered[:, None]
+    return _ratio(weights @ right.astype(np.float64), weights.sum(axis=1)[:, None])
+
+
+def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean of the F1 of yes and of no, of each label, shape (resamples, labels)."""
+    denied, absent = arrays.answered[:, None] & ~arrays.said, ~arrays.gold
+    no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
+    return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
+
+
+def _mean_binary_accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
+    return np.asarray(_binary_accuracies(arrays, weights).mean(axis=1))
+
+
+def _mean_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
+    return np.asarray(_binary_macro_f1s(arrays, weights).mean(axis=1))
+
+
+def _weighted_binary_macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean of the labels' macro-F1 of yes and no, weighted by the memes that have the label (MAMI, subtask B)."""
+    gold = weights @ arrays.gold.astype(np.float64)
+    return _ratio((_binary_macro_f1s(arrays, weights) * gold).sum(axis=1), gold.sum(axis=1))
+
+
+def _ranked(gold: Bools, scores: Floats, weights: Floats) -> Floats:
+    """Area under the ROC curve of weighted pairs, equal scores counted half; pairs without a score are left out."""
+    there = ~np.isnan(scores)
+    if not there.any():
+        return np.full(len(weights), np.nan)
+    gold, scores, weights = gold[there], scores[there], weights[:, there]
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    yes, no = (np.add.reduceat(weights[:, order] * of[order], starts, axis=1) for of in (gold, ~gold))
+    outranked = no.cumsum(axis=1) - no / 2
+    return _ratio((yes * outranked).sum(axis=1), yes.sum(axis=1) * no.sum(axis=1))
+
+
+def _auroc(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean over the labels; of two labels whose probabilities add up to 1, either's own."""
+    each = [_ranked(arrays.gold[:, place], arrays.scores[:, place], weights) for place in range(len(arrays.labels))]
+    return np.asarray(np.mean(each, axis=0))
+
+
+def _micro_auroc(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Over all pairs of a meme and a label, as one ranking."""
+    return _ranked(arrays.gold.ravel(), arrays.scores.ravel(), np.repeat(weights, len(arrays.labels), axis=1))
+
+
+def _brier(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Mean squared difference of probability and gold, over labels and over memes with scores."""
+    there = ~np.isnan(arrays.scores).any(axis=1)
+    squares = ((arrays.scores[there] - arrays.gold[there]) ** 2).mean(axis=1)
+    return _mean(weights[:, there], squares)
+
+
+def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Macro-averaged mean absolute error over answered memes, in steps (:func:`eval.scores.resampling.mmae`)."""
+    there = arrays.answered
+    gold, said = arrays.gold[there].argmax(axis=1), arrays.said[there].argmax(axis=1)
+    level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
+    weights = weights[:, there]
+    errors = _ratio(weights @ (level * np.abs(gold - said)[:, None]), weights @ level)
+    # Not nanmean: it warns of a resample in which no meme was drawn.
+    return _ratio(np.nansum(errors, axis=1), (~np.isnan(errors)).sum(axis=1).astype(np.float64))
+
+
+def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
+    """Accuracy of one annotator, drawn at random, against the majority of the rest; a tie counts by its share."""
+    if arrays.votes is None:
+        return np.full(len(weights), np.nan)
+    votes = arrays.votes.astype(np.float64)
+    # With one voice there is no rest to agree with.
+    there = votes.sum(axis=1) >= 2
+    votes, agree = votes[there], np.zeros(int(there.sum()))
+    for place in range(votes.shape[1]):
+        rest = votes.copy()
+        rest[:, place] -= 1
+        tops = rest == rest.max(axis=1, keepdims=True)
+        agree += votes[:, place] / votes.sum(axis=1) * np.where(tops[:, place], 1 / tops.sum(axis=1), 0.0)
+    return _mean(weights[:, there], agree)
+
+
+def _one(of: Callable[[TaskArrays, Floats], Floats], arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
+    """One column of a function that gives a column a label."""
+    return np.asarray(of(arrays, weights)[:, place])
+
+
+def _f1s(arrays: TaskArrays, weights: Floats) -> Floats:
+    return _f1(*_counts(arrays, weights))
+
+
+def _precisions(arrays: TaskArrays, weights: Floats) -> Floats:
+    hits, said, _ = _counts(arrays, weights)
+    return _ratio(hits, said)
+
+
+def _recalls(arrays: TaskArrays, weights: Floats) -> Floats:
+    hits, _, gold = _counts(arrays, weights)
+    return _ratio(hits, gold)
+
+
+def _label_auroc(arrays: TaskArrays, weights: Floats, *, place: int) -> Floats:
+    return _ranked(arrays.gold[:, place], arrays.scores[:, place], weights)
+
+
+_PER_LABEL: Mapping[str, Callable[..., Floats]] = {
+    "f1": partial(_one, _f1s),
+    "precision": partial(_one, _precisions),
+    "recall": partial(_one, _recalls),
+    "auroc": _label_auroc,
+    "binary-accuracy": partial(_one, _binary_accuracies),
+    "binary-macro-f1": partial(_one, _binary_macro_f1s),
+}
+METRICS: Mapping[str, Metric] = {
+    "accuracy": _accuracy,
+    "exact": _accuracy,
+    "macro-f1": _macro_f1,
+    "micro-f1": _micro_f1,
+    "weighted-f1": _weighted_f1,
+    "jaccard": _jaccard,
+    "masi": _masi,
+    "mean-binary-accuracy": _mean_binary_accuracy,
+    "mean-binary-macro-f1": _mean_binary_macro_f1,
+    "weighted-binary-macro-f1": _weighted_binary_macro_f1,
+    "auroc": _auroc,
+    "micro-auroc": _micro_auroc,
+    "brier": _brier,
+    "mmae": _mmae,
+    "agreement-ceiling": _agreement_ceiling,
+}
+"""Metrics by the names that cards have for them; ``exact`` is the accuracy of the whole set of labels."""
+BASELINE_FREE = frozenset({"auroc", "micro-auroc", "brier", "agreement-ceiling"})
+"""Metrics that labels alone don't have, so that always saying the same has none."""

@@ -1,0 +1,313 @@
+"""Figures of a run that asked a question: the authors' metrics with intervals, label by label, beside the baseline.
+
+Intervals are 95 %, by percentile bootstrap over memes; where the card names a group (a template, a source), whole
+groups are drawn, since memes of one group are no independent witnesses (Field & Welsh 2007). The baseline always says
+the same: the label that most memes have, or no label at all where a meme may have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
+from eval.runs.question import Question, gold_of
+from eval.runs.results import Judged, Results
+from eval.scores import resampling
+from eval.scores.label_metrics import BASELINE_FREE, METRICS, Metric, TaskArrays, draw_weights, metric_of, value_of
+from eval.scores.metrics import RESAMPLES, Figure, share_figure
+from eval.scores.resampling import Floats
+
+SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
+MULTI = (
+    "mean-binary-accuracy",
+    "mean-binary-macro-f1",
+    "macro-f1",
+    "micro-f1",
+    "weighted-f1",
+    "jaccard",
+    "masi",
+    "exact",
+)
+SCORED = ("auroc", "micro-auroc", "brier")
+"""Metrics of probabilities, which are added where there are some."""
+_SHARES = frozenset({"accuracy", "exact"})
+"""Shares of memes: where all resamples agree, their interval is the exact one."""
+_AT_ONCE = 1 << 21
+"""Weights held in memory at once, over all resamples."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFigures:
+    """Figures of one label.
+
+    Attributes:
+        label: The label.
+        gold: Memes that have it.
+        said: Memes that it was given.
+        prevalence: Share of the memes that have it.
+        precision: Share of hits among the memes that were given it; None where none was.
+        recall: Share of hits among the memes that have it; None where none has.
+        f1: Their harmonic mean; 0 where the label is neither there nor said.
+        accuracy: Share of the memes of which it was rightly given or denied.
+        macro_f1: Mean of the F1 of yes and of no.
+        auroc: Area under the ROC curve of its probabilities; None without them.
+        baseline_accuracy: Accuracy of always saying no.
+        baseline_macro_f1: Macro-F1 of the same.
+    """
+
+    label: str
+    gold: int
+    said: int
+    prevalence: float
+    precision: Figure | None
+    recall: Figure | None
+    f1: Figure
+    accuracy: Figure
+    macro_f1: Figure
+    auroc: Figure | None
+    baseline_accuracy: float
+    baseline_macro_f1: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCard:
+    """All figures of one set of answers.
+
+    Attributes:
+        question: The question.
+        n: Memes that have a gold label.
+        groups: Groups that intervals were drawn over; 0 where memes were.
+        unanswered: Memes without an answer, which count as wrong.
+        failed: Number of these that failed, instead of being left open.
+        scored: Memes with a probability of each label.
+        figures: Figures by metric, the official one first; None where there is no value.
+        baseline: Figures of always saying the same.
+        baseline_words: Words for what that is.
+        labels: Figures of each label, in the card's order.
+        by_order: Values of the metrics for each order of the options, where it was asked with several.
+    """
+
+    question: Question
+    n: int
+    groups: int
+    unanswered: int
+    failed: int
+    scored: int
+    figures: Mapping[str, Figure | None]
+    baseline: Mapping[str, float | None]
+    baseline_words: str
+    labels: tuple[LabelFigures, ...]
+    by_order: tuple[Mapping[str, float | None], ...]
+
+    @property
+    def official(self) -> str:
+        """Metric that the data set's authors rank by; the first where the card names none."""
+        return self.question.official or next(iter(self.figures))
+
+
+def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskCard:
+    """Scores the answers of a run.
+
+    Raises:
+        BadRequest: The run asked no question, no meme of it has a gold label, or a metric of the card is unknown.
+    """
+    question = question_of(results)
+    judged, arrays = arrays_of(results)
+    groups = group_numbers_of(judged)
+    names = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
+    per_label = [f"{kind}:{label}" for label in question.labels for kind in _LABEL_KINDS]
+    every = (*names, *per_label)
+    drawn = resampled(
+        [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
+    )
+    each = dict(zip(every, drawn, strict=True))
+    n = len(judged)
+
+    def figure(name: str) -> Figure | None:
+        value = value_of(metric_of(name, question.labels), arrays)
+        over = each[name][~np.isnan(each[name])]
+        if value is None or not over.size:
+            return None
+        # Of groups the number is not that of independent memes, and the exact interval would be too narrow.
+        if name in _SHARES and groups is None:
+            return share_figure(value, over, n)
+        return Figure(value, *resampling.interval(over))
+
+    always, words = baseline_of(question, arrays)
+    return TaskCard(
+        question=question,
+        n=n,
+        groups=0 if groups is None else int(groups.max()) + 1,
+        unanswered=int((~arrays.answered).sum()),
+        failed=sum(one.prediction.outcome == "FAILED" for one in judged),
+        scored=int((~np.isnan(arrays.scores).any(axis=1)).sum()),
+        figures={name: figure(name) for name in names},
+        baseline={
+            name: None if name in BASELINE_FREE else value_of(metric_of(name, question.labels), always)
+            for name in names
+        },
+        baseline_words=words,
+        labels=tuple(_label_figures(arrays, label, place, figure) for place, label in enumerate(question.labels)),
+        by_order=_by_order(judged, arrays, question, names),
+    )
+
+
+def question_of(results: Results) -> Question:
+    """The question that a run asked. Raises BadRequest where it held trials."""
+    question = results.question
+    if question is None:
+        raise BadRequest(f"{results.name} asked no question of a card: its verdicts are scored by protocols.")
+    return question
+
+
+def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
+    """Memes with a gold label and their answers, as arrays. Raises BadRequest where no meme has one."""
+    question = question_of(results)
+    judged = tuple(one for one in results.judged if gold_of(one.meme, question.task) is not None)
+    if not judged:
+        raise BadRequest(f"No meme of {results.name} has a gold label of {question.task}.", reason="NOTHING_TO_SCORE")
+    labels = question.labels
+    gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
+    answers = [one.prediction.said.get(question.task) for one in judged]
+    scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
+    return judged, TaskArrays(
+        labels=labels,
+        gold=_flags(gold, labels),
+        said=_flags([a.labels if a else () for a in answers], labels),
+        answered=np.array([a is not None for a in answers]),
+        scores=np.array(scores, dtype=np.float64),
+        votes=_votes_of([one.meme for one in judged], question),
+    )
+
+
+def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
+    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one."""
+    if not any(one.meme.group for one in judged):
+        return None
+    known: dict[str, int] = {}
+    keys = (one.meme.group or f"\0{one.meme.id}" for one in judged)
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
+def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
+    """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
+
+    Raises:
+        BadRequest: The card names a metric that there is none of.
+    """
+    usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
+    named = (*((question.official,) if question.official else ()), *question.metrics)
+    for name in named:
+        try:
+            metric_of(name, question.labels)
+        except KeyError:
+            raise BadRequest(
+                f"The card's task {question.task} names the metric {name!r}. There are: {', '.join(METRICS)}; and "
+                "f1, precision, recall or auroc with a label, such as f1:LABEL.",
+                reason="METRIC_UNKNOWN",
+            ) from None
+    also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
+    return tuple(dict.fromkeys((*named, *usual, *also)))
+
+
+def resampled(
+    metrics: Sequence[Metric],
+    arrays: TaskArrays,
+    groups: NDArray[np.int64] | None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[Floats]:
+    """Values of metrics over the same resamples, each of shape (resamples,), NaN where it has none."""
+    rng, n = np.random.default_rng(seed), len(arrays.answered)
+    step = max(1, _AT_ONCE // n)
+    parts: list[list[Floats]] = [[] for _ in metrics]
+    for start in range(0, resamples, step):
+        weights = draw_weights(groups, n, min(step, resamples - start), rng)
+        for part, metric in zip(parts, metrics, strict=True):
+            part.append(metric(arrays, weights))
+    return [np.concatenate(part) for part in parts]
+
+
+def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str]:
+    """Answers of always saying the same, and what that is in words."""
+    if question.multi:
+        return arrays.replaced(np.zeros_like(arrays.said)), "always none"
+    most = int(arrays.gold.sum(axis=0).argmax())
+    always = np.zeros_like(arrays.said)
+    always[:, most] = True
+    return arrays.replaced(always), f"always {question.labels[most]}"
+
+
+_LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc")
+
+
+def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
+    gold = arrays.gold[:, place]
+    never = arrays.replaced(np.zeros_like(arrays.said))
+    values: dict[str, Figure | None] = {kind: figure(f"{kind}:{label}") for kind in _LABEL_KINDS}
+
+    def baseline(kind: str) -> float:
+        found = value_of(metric_of(f"{kind}:{label}", arrays.labels), never)
+        assert found is not None, "shares of all memes have a value"
+        return found
+
+    f1, accuracy, macro_f1 = (values[kind] for kind in ("f1", "binary-accuracy", "binary-macro-f1"))
+    assert f1 is not None and accuracy is not None and macro_f1 is not None, "shares of all memes have a value"
+    return LabelFigures(
+        label=label,
+        gold=int(gold.sum()),
+        said=int(arrays.said[:, place].sum()),
+        prevalence=float(gold.mean()),
+        precision=values["precision"],
+        recall=values["recall"],
+        f1=f1,
+        accuracy=accuracy,
+        macro_f1=macro_f1,
+        auroc=values["auroc"],
+        baseline_accuracy=baseline("binary-accuracy"),
+        baseline_macro_f1=baseline("binary-macro-f1"),
+    )
+
+
+def _by_order(
+    judged: Sequence[Judged], arrays: TaskArrays, question: Question, names: Sequence[str]
+) -> tuple[Mapping[str, float | None], ...]:
+    """Metrics of the answers to each order of the options; a meme without an answer has none to any."""
+    turns = len(question.orders)
+    if turns == 1:
+        return ()
+    answers = [one.prediction.said.get(question.task) for one in judged]
+    found = []
+    for turn in range(turns):
+        said = _flags([a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels)
+        asked = replace(arrays, said=said, scores=np.full(arrays.scores.shape, np.nan))
+        found.append(
+            {name: value_of(metric_of(name, question.labels), asked) for name in names if name not in BASELINE_FREE}
+        )
+    return tuple(found)
+
+
+def _flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[str]) -> NDArray[np.bool_]:
+    return np.array([[label in one for label in labels] for one in sets], dtype=np.bool_)
+
+
+def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
+    """Votes of annotators by label, shape (memes, labels); None where no meme has several."""
+    if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
+        return None
+    return np.array(
+        [
+            [
+                round(meme.shares.get(question.task, {}).get(label, 0.0) * meme.annotators.get(question.task, 0))
+                for label in question.labels
+            ]
+            for meme in memes
+        ],
+        dtype=np.int64,
+    )

@@ -1,0 +1,108 @@
+"""Choosing among ways of asking a question: which is best, what is as good, and how much the best owes to luck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from court.errors import BadRequest
+from eval.runs.results import Results
+from eval.scores import resampling
+from eval.scores.label_metrics import draw_weights, metric_of, value_of
+from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.task_card import arrays_of, group_numbers_of, metrics_of, question_of
+
+_AT_ONCE = 500
+"""Resamples held in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWay:
+    """One way of asking.
+
+    Attributes:
+        run: Name of its run.
+        value: Official metric, with its interval.
+        behind: Lead of the best over it, paired bootstrap; 0 for the best itself.
+    """
+
+    run: str
+    value: Figure
+    behind: Figure
+
+    @property
+    def within_noise(self) -> bool:
+        """True if these memes can't tell it from the best."""
+        return self.behind.low <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Ways of asking, best first.
+
+    Attributes:
+        metric: Metric by which they are ordered.
+        ways: Best first, ties in the order given.
+        flattered_by: Part of the best one's value that is due to its having been picked as the best of all.
+    """
+
+    metric: str
+    ways: tuple[AskedWay, ...]
+    flattered_by: float
+
+
+def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: int = 0) -> Choice:
+    """Orders runs that asked the same question of the same memes.
+
+    What the picking adds is measured on the memes that a resample did not draw, as
+    :func:`eval.studies.sweeping.rank` measures it for settings of trials.
+
+    Raises:
+        BadRequest: They were not asked of the same memes, or one has no value of the official metric.
+    """
+    read = [arrays_of(run) for run in runs]
+    memes = [[one.meme.id for one in judged] for judged, _ in read]
+    if any(other != memes[0] for other in memes[1:]):
+        raise BadRequest("The runs did not ask about the same memes.", reason="MEMES_DIFFER")
+    question = question_of(runs[0])
+    name = question.official or metrics_of(question, scored=False, votes=False)[0]
+    metric = metric_of(name, question.labels)
+    arrays, groups = [each for _, each in read], group_numbers_of(read[0][0])
+    whole = [value_of(metric, each) for each in arrays]
+    values = np.array([np.nan if value is None else value for value in whole])
+    if np.isnan(values).any():
+        raise BadRequest(
+            f"{name} has no value on these memes: nothing can be chosen by it.", reason="TOO_FEW_TO_CHOOSE"
+        )
+    # Rounded, else the last bits of a sum would decide between ways that are equally good.
+    order = np.argsort(-values.round(12), kind="stable")
+    best, rng = int(order[0]), np.random.default_rng(seed)
+    inside, lost = [], []
+    for start in range(0, resamples, _AT_ONCE):
+        weights = draw_weights(groups, len(memes[0]), min(_AT_ONCE, resamples - start), rng)
+        left = (weights == 0).astype(np.float64)
+        drawn = np.stack([metric(each, weights) for each in arrays], axis=1)
+        outside = np.stack([metric(each, left) for each in arrays], axis=1)
+        inside.append(drawn)
+        each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
+        lost.append(outside[each_, best] - outside[each_, picked])
+    over, losses = np.concatenate(inside), np.concatenate(lost)
+    losses = losses[~np.isnan(losses)]
+
+    def figure(value: float, drawn: resampling.Floats) -> Figure:
+        return Figure(value, *resampling.interval(drawn[~np.isnan(drawn)]))
+
+    return Choice(
+        metric=name,
+        ways=tuple(
+            AskedWay(
+                run=runs[place].name,
+                value=figure(float(values[place]), over[:, place]),
+                behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
+            )
+            for place in order.tolist()
+        ),
+        flattered_by=max(0.0, float(losses.mean())) if losses.size else 0.0,
+    )

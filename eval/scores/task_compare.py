@@ -1,0 +1,188 @@
+"""Two runs that asked the same question of the same memes: which is better, and whether the memes can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from court.errors import BadRequest
+from eval.runs.question import gold_of
+from eval.runs.results import Judged, Results
+from eval.scores import resampling
+from eval.scores.compare import SURE, mcnemar, signed_interval
+from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
+from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.task_card import arrays_of, group_numbers_of, metrics_of, question_of, resampled
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedAnswer:
+    """A meme of which A and B did not say the same; None for no answer."""
+
+    meme: str
+    gold: tuple[str, ...]
+    a: tuple[str, ...] | None
+    b: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskComparison:
+    """A and B on the memes that both were asked about; a meme without an answer is wrong.
+
+    Attributes:
+        task: Task that was asked about.
+        name_a: Name of A.
+        name_b: Name of B.
+        n: Memes compared.
+        groups: Groups that intervals were drawn over; 0 where memes were.
+        only_one: Memes that one of the two alone was asked about; not compared.
+        official: Metric that the data set's authors rank by.
+        a: Figures of A by metric.
+        b: Figures of B.
+        differences: A less B by metric, with a 95 % interval by paired bootstrap.
+        only_a_right: Memes that A answered exactly as gold and B did not.
+        only_b_right: Memes the other way round.
+        mcnemar_p: Two-sided p-value of the exact McNemar test on these.
+        changed: Every meme of which they did not say the same, in the order of A.
+    """
+
+    task: str
+    name_a: str
+    name_b: str
+    n: int
+    groups: int
+    only_one: int
+    official: str
+    a: Mapping[str, float | None]
+    b: Mapping[str, float | None]
+    differences: Mapping[str, Figure]
+    only_a_right: int
+    only_b_right: int
+    mcnemar_p: float
+    changed: tuple[ChangedAnswer, ...]
+
+    @property
+    def sure(self) -> bool:
+        """True if the difference in the official metric is larger than its interval leaves to chance."""
+        difference = self.differences.get(self.official)
+        return difference is not None and not difference.low <= 0 <= difference.high
+
+
+def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskComparison:
+    """Compares A and B meme by meme, matched by id.
+
+    The bootstrap draws memes, or groups of them, with what both said of them.
+
+    Raises:
+        BadRequest: They asked different questions, share no meme, or disagree on the gold label of one.
+    """
+    asked_a, asked_b = question_of(a), question_of(b)
+    if asked_a.material() != asked_b.material():
+        raise BadRequest(
+            f"{a.name} asked for {asked_a.task} and {b.name} for {asked_b.task}, or with other labels: their answers "
+            "can't be compared.",
+            reason="NOTHING_SHARED",
+        )
+    task = asked_a.task
+    in_b = {one.meme.id: one for one in arrays_of(b)[0]}
+    pairs = [(one, in_b[one.meme.id]) for one in arrays_of(a)[0] if one.meme.id in in_b]
+    if not pairs:
+        raise BadRequest(f"{a.name} and {b.name} share no meme: there is nothing to compare.", reason="NOTHING_SHARED")
+    at_odds = [x.meme.id for x, y in pairs if gold_of(x.meme, task) != gold_of(y.meme, task)]
+    if at_odds:
+        raise BadRequest(
+            f"{a.name} and {b.name} disagree on the gold label of {len(at_odds):,} memes, {at_odds[0]} among them: "
+            "they were scored on different data, or different versions of it.",
+            reason="GOLD_DIFFERS",
+        )
+    (judged, of_a), (_, of_b) = (
+        arrays_of(replace(results, judged=tuple(pair[place] for pair in pairs))) for place, results in enumerate((a, b))
+    )
+    groups = group_numbers_of(judged)
+    scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
+    names = metrics_of(asked_a, scored=scored, votes=False)
+    figures = [{name: value_of(metric_of(name, asked_a.labels), of) for name in names} for of in (of_a, of_b)]
+    right_a, right_b = right_answers(of_a), right_answers(of_b)
+    only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
+    shared_ids = {x.meme.id for x, _ in pairs}
+    return TaskComparison(
+        task=task,
+        name_a=a.name,
+        name_b=b.name,
+        n=len(pairs),
+        groups=0 if groups is None else int(groups.max()) + 1,
+        only_one=sum(one.meme.id not in shared_ids for one in (*a.judged, *b.judged)),
+        official=asked_a.official or names[0],
+        a=figures[0],
+        b=figures[1],
+        differences=_differences(names, figures, (of_a, of_b), groups, resamples=resamples, seed=seed),
+        only_a_right=only_a,
+        only_b_right=only_b,
+        mcnemar_p=mcnemar(only_a, only_b),
+        changed=tuple(
+            ChangedAnswer(x.meme.id, asked_a.in_order(gold_of(x.meme, task) or frozenset()), said_a, said_b)
+            for x, y in pairs
+            if (said_a := _said(x, task)) != (said_b := _said(y, task))
+        ),
+    )
+
+
+def task_comparison_in_words(comparison: TaskComparison) -> list[str]:
+    """Describes the comparison, in sentences."""
+    a, b, official = comparison.name_a, comparison.name_b, comparison.official
+    over = f" in {comparison.groups:,} groups" if comparison.groups else ""
+    sentences = [
+        f"{comparison.task}, {comparison.n:,} memes{over}: {official} of {a} {_places(comparison.a[official])}, of {b} "
+        f"{_places(comparison.b[official])}."
+    ]
+    if comparison.only_one:
+        sentences.append(f"{comparison.only_one:,} memes that one alone was asked about are not compared.")
+    sentences.append(
+        f"{a} is right on {comparison.only_a_right:,} memes that {b} gets wrong, {b} on {comparison.only_b_right:,} "
+        f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}."
+    )
+    differences = [f"{signed_interval(figure)} in {name}" for name, figure in comparison.differences.items()]
+    if differences:
+        sentences.append(f"The difference ({a} less {b}) is {', '.join(differences)}.")
+    if comparison.sure:
+        better = a if comparison.differences[official].value > 0 else b
+        sentences.append(f"{better} is better in {official} by more than these memes leave to chance.")
+    else:
+        sentences.append(f"In {official} this is within noise: these memes can't tell the two apart.")
+    if comparison.mcnemar_p < SURE and not comparison.sure:
+        sentences.append("Whole answers differ by more than chance, the official figure does not.")
+    return sentences
+
+
+def _differences(
+    names: tuple[str, ...],
+    figures: list[dict[str, float | None]],
+    both: tuple[TaskArrays, TaskArrays],
+    groups: NDArray[np.int64] | None,
+    *,
+    resamples: int,
+    seed: int,
+) -> dict[str, Figure]:
+    found = {}
+    metrics = [metric_of(name, both[0].labels) for name in names]
+    # The same seed for both: the same memes are drawn.
+    drawn = [resampled(metrics, of, groups, resamples=resamples, seed=seed) for of in both]
+    for place, name in enumerate(names):
+        value_a, value_b = figures[0][name], figures[1][name]
+        over = drawn[0][place] - drawn[1][place]
+        over = over[~np.isnan(over)]
+        if value_a is not None and value_b is not None and over.size:
+            found[name] = Figure(value_a - value_b, *resampling.interval(over))
+    return found
+
+
+def _said(one: Judged, task: str) -> tuple[str, ...] | None:
+    answer = one.prediction.said.get(task)
+    return None if answer is None else answer.labels
+
+
+def _places(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

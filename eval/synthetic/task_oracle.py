@@ -1,0 +1,155 @@
+"""Answers of the model whose ability is known to the tasks of its world.
+
+As for harm, it goes by what it is shown and by nothing else: without a picture, a description or a caption it makes out
+no badge, and takes the group that is named for the one that is shown; each help makes it see more memes. Where it sees
+and slips, it gives the next label in order, or is wrong about whether the group is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.synthetic.ability import Ability, chance_of
+from eval.synthetic.draw import read_badge
+from eval.synthetic.tasks import SHOWN, SIGNS, TARGETS, signs_of, target_of
+from eval.synthetic.world import claim_of
+
+_BADGE = re.compile(r"the badge of (\w+)")
+_OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)
+_OF_LABEL = re.compile(r"Does this label fit the meme: (.+)\?")
+_LAID_OUT = re.compile(
+    r"(?P<heading>^(?:Above: (?:the meme that is judged|the picture of example \d+)\.|Text of example \d+:|"
+    r"Example \d+, a meme that people have labelled: [^\n]*|Text of the meme that is judged:|"
+    r"Description of its picture by the witness:|Caption that people wrote for it:))"
+    r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
+    re.DOTALL | re.MULTILINE,
+)
+_LABELLED = re.compile(r"Example (\d+), a meme that people have labelled: ([^\n]*)")
+_SURE = 0.9  # share of the probability that goes to the answer
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """Input of the model when it is asked about a task.
+
+    Attributes:
+        text: Text of the meme; empty where it is not shown.
+        badge: Badge on its picture; None where no picture is shown.
+        named: Badge that a description or caption names; None without either.
+        follow: True if most of the examples that are shown are labelled by the rule; False without any.
+    """
+
+    text: str
+    badge: str | None = None
+    named: str | None = None
+    follow: bool = False
+
+
+def answer_target(shown: TaskInput, ability: Ability) -> str:
+    """Answer to the task ``target``."""
+    badge, slips = _sight(shown, ability)
+    answer = target_of(shown.text, badge)
+    return TARGETS[(TARGETS.index(answer) + 1) % len(TARGETS)] if slips else answer
+
+
+def answer_signs(shown: TaskInput, ability: Ability) -> tuple[str, ...]:
+    """Answer to the task ``signs``."""
+    badge, slips = _sight(shown, ability)
+    answer = set(signs_of(shown.text, badge))
+    return tuple(sign for sign in SIGNS if sign in (answer ^ {SHOWN} if slips else answer))
+
+
+def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability: Ability) -> dict[str, Any] | None:
+    """Reply to a question for labels of a task; None for any other.
+
+    Args:
+        parts: The user message: texts, and pictures as PNG.
+        wanted: Properties of the JSON schema that the reply must obey.
+        ability: The model's.
+    """
+    if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
+        return {"label": answer_target(_shown(parts), ability)}
+    if set(wanted.get("labels", {}).get("properties", ())) == set(SIGNS):
+        said = answer_signs(_shown(parts), ability)
+        return {"labels": {label: label in said for label in wanted["labels"]["properties"]}}
+    return None
+
+
+def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float] | None:
+    """Masses of the letters that a question for labels of a task offers; None for any other question."""
+    last = next(part for part in reversed(parts) if isinstance(part, str))
+    options = dict(_OPTION.findall(last))
+    of_label = _OF_LABEL.search(last)
+    if of_label is not None:
+        answer = "yes" if of_label[1] in answer_signs(_shown(parts), ability) else "no"
+    elif set(options.values()) == set(TARGETS):
+        answer = answer_target(_shown(parts), ability)
+    else:
+        return None
+    rest = (1 - _SURE) / (len(options) - 1)
+    return {letter: 0.98 * (_SURE if label == answer else rest) for letter, label in options.items()}
+
+
+def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
+    """The badge that the model takes the meme to show, and True if it slips."""
+    badge = shown.badge or shown.named
+    claim = claim_of(shown.text)
+    helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)
+    helped += ability.precedents * shown.follow
+
+    def chance(what: str) -> float:
+        return chance_of(ability.seed, what, shown.text, badge or "")
+
+    # Rounded: shares that make up a whole in decimals may fall short of it in binary.
+    if badge is None or chance("eyes") >= round(helped, 9):
+        return (claim.group if claim else None), False
+    harmful = target_of(shown.text, badge) == badge
+    return badge, chance("slip") >= (ability.harmful if harmful else ability.benign)
+
+
+def _shown(parts: Sequence[str | bytes]) -> TaskInput:
+    """Parses the input as the prompt lays it out: pictures come before their captions."""
+    under: dict[str, str] = {}
+    pictures: dict[str, str | None] = {}
+    labelled: dict[str, str] = {}
+    before: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            before.append(part)
+            continue
+        heading = ""
+        for found in _LAID_OUT.finditer(part):
+            if found["fenced"] is not None:
+                under[heading] = found["fenced"]
+                continue
+            heading = found["heading"]
+            if example := _LABELLED.match(heading):
+                labelled[example[1]] = example[2]
+            if heading.startswith("Above:"):
+                pictures[heading] = next((read_badge(each) for each in before), None)
+                before = []
+    kept = [
+        _follows(under.get(f"Text of example {n}:", ""), pictures.get(f"Above: the picture of example {n}."), said)
+        for n, said in labelled.items()
+    ]
+    told = ("Description of its picture by the witness:", "Caption that people wrote for it:")
+    words = "".join(under.get(heading, "") for heading in told)
+    named = _BADGE.search(words)
+    return TaskInput(
+        text=under.get("Text of the meme that is judged:", ""),
+        badge=pictures.get("Above: the meme that is judged."),
+        named=named[1] if named else None,
+        follow=2 * sum(kept) > len(kept),
+    )
+
+
+def _follows(text: str, badge: str | None, said: str) -> bool:
+    """True if an example is labelled by the rule, as far as can be seen of it."""
+    claim = claim_of(text)
+    if claim is None:
+        return False
+    seen = badge or claim.group
+    return said in (target_of(text, seen), ", ".join(signs_of(text, seen)) or "none of the labels")

@@ -1,0 +1,51 @@
+"""Classify over sockets: a model of known ability behind a real server, with the built-in encoder and examples."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from eval.cli import cli
+from eval.runs.results import read_results
+from eval.synthetic.ability import Ability
+from eval.synthetic.make import CARD, Layout, make, read_key
+from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
+from eval.synthetic.tasks import SIGNS
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def url():
+    command = [sys.executable, "-m", "eval.perf.model_server.server", "--play", "synthetic", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield f"http://127.0.0.1:{json.loads(server.stdout.readline())['port']}/v1"
+        finally:
+            server.terminate()
+
+
+def test_tasks_over_sockets_come_to_the_oracles_answers(tmp_path, url, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MEMECOURT_PICTURE_WORKERS", "1")
+    data = make(tmp_path / "data", Layout.FHM, train=24, val=4, test=8, seed=2).root
+    key = {meme.id: meme for meme in read_key(data)}
+    asked = ("--dataset", data / CARD, "--data", data, "--llm-url", url, "--model", "stand-in", "--odds")
+    for task, shots in (("target", 0), ("signs", 2)):
+        words = [*asked, "--task", task, "--shots", shots, "--out", tmp_path / task, "--json"]
+        told = CliRunner().invoke(cli, ["classify", *map(str, words)])
+        assert told.exit_code == 0, told.output
+        (run,) = json.loads(told.stdout)["groups"][0]["runs"]
+        assert run["card"]["n"] == run["card"]["scored"] == 8
+        for one in read_results(tmp_path / task).judged:
+            meme, answer = key[one.meme.id], one.prediction.said[task]
+            if task == "target":
+                due = (answer_target(TaskInput(meme.text, meme.badge), Ability()),)
+                assert max(answer.scores, key=answer.scores.get) == due[0]
+            else:
+                due = answer_signs(TaskInput(meme.text, meme.badge, follow=True), Ability())
+                assert {sign for sign in SIGNS if answer.scores[sign] > 0.5} == set(due)
+            assert answer.labels == due
+            assert one.prediction.cost.tokens_in > 0

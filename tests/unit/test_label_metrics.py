@@ -1,0 +1,180 @@
+"""Metrics of labels beside scikit-learn and definitions written out meme by meme; and their intervals."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from eval.scores.label_metrics import METRICS, TaskArrays, draw_weights, metric_of, value_of
+from eval.scores.resampling import mmae
+
+LABELS = ("north", "south", "east", "west")
+
+
+def arrays_of(gold, said, scores=None, answered=None, votes=None, labels=LABELS):
+    gold, said = np.asarray(gold, dtype=bool), np.asarray(said, dtype=bool)
+    answered = np.ones(len(gold), dtype=bool) if answered is None else np.asarray(answered, dtype=bool)
+    scores = np.full(gold.shape, np.nan) if scores is None else np.asarray(scores, dtype=float)
+    return TaskArrays(labels[: gold.shape[1]], gold, said & answered[:, None], answered, scores, votes)
+
+
+def value(name, arrays):
+    return value_of(metric_of(name, arrays.labels), arrays)
+
+
+@pytest.fixture(params=range(6))
+def multi(request):
+    rng = np.random.default_rng(request.param)
+    gold = rng.random((60, 4)) < rng.uniform(0.1, 0.6, 4)
+    said = np.where(rng.random((60, 4)) < 0.3, ~gold, gold)
+    return arrays_of(gold, said, np.round(rng.random((60, 4)), 1))
+
+
+@pytest.fixture(params=range(6))
+def single(request):
+    rng = np.random.default_rng(request.param)
+    gold, said = rng.choice(4, 80, p=(0.6, 0.2, 0.15, 0.05)), rng.integers(0, 3, 80)
+    scores = rng.dirichlet(np.ones(4), 80)
+    return arrays_of(np.eye(4, dtype=bool)[gold], np.eye(4, dtype=bool)[said], scores)
+
+
+def test_multi_label_figures_are_those_of_scikit_learn(multi):
+    gold, said = multi.gold.astype(int), multi.said.astype(int)
+    for name in ("macro", "micro", "weighted"):
+        assert value(f"{name}-f1", multi) == pytest.approx(sk.f1_score(gold, said, average=name, zero_division=0))
+    assert value("exact", multi) == pytest.approx(sk.accuracy_score(gold, said))
+    assert value("micro-auroc", multi) == pytest.approx(sk.roc_auc_score(gold, multi.scores, average="micro"))
+    assert value("auroc", multi) == pytest.approx(sk.roc_auc_score(gold, multi.scores, average="macro"))
+    each = range(4)
+    accuracies = [sk.accuracy_score(gold[:, k], said[:, k]) for k in each]
+    f1s = [sk.f1_score(gold[:, k], said[:, k], labels=[0, 1], average="macro", zero_division=0) for k in each]
+    assert value("mean-binary-accuracy", multi) == pytest.approx(np.mean(accuracies))
+    assert value("mean-binary-macro-f1", multi) == pytest.approx(np.mean(f1s))
+    n = gold.sum(axis=0)
+    assert value("weighted-binary-macro-f1", multi) == pytest.approx((n * f1s).sum() / n.sum())
+    for k, label in enumerate(LABELS):
+        precision, recall, f1, _ = sk.precision_recall_fscore_support(
+            gold[:, k], said[:, k], average="binary", zero_division=np.nan
+        )
+        assert value(f"recall:{label}", multi) == pytest.approx(recall)
+        assert value(f"f1:{label}", multi) == pytest.approx(f1)
+        assert value(f"binary-accuracy:{label}", multi) == pytest.approx(accuracies[k])
+        assert value(f"binary-macro-f1:{label}", multi) == pytest.approx(f1s[k])
+        assert value(f"auroc:{label}", multi) == pytest.approx(sk.roc_auc_score(gold[:, k], multi.scores[:, k]))
+        if said[:, k].any():
+            assert value(f"precision:{label}", multi) == pytest.approx(precision)
+
+
+def test_figures_of_one_label_of_several_are_those_of_scikit_learn(single):
+    gold, said = single.gold.argmax(axis=1), single.said.argmax(axis=1)
+    assert value("accuracy", single) == pytest.approx(sk.accuracy_score(gold, said))
+    for name in ("macro", "micro", "weighted"):
+        # The labels are the card's: one that nobody has or says counts in a macro average all the same.
+        expected = sk.f1_score(gold, said, labels=range(4), average=name, zero_division=0)
+        assert value(f"{name}-f1", single) == pytest.approx(expected)
+    if len(set(gold)) == 4:
+        expected = sk.roc_auc_score(gold, single.scores, multi_class="ovr", average="macro")
+        assert value("auroc", single) == pytest.approx(expected)
+    cells = sk.confusion_matrix(gold, said, labels=range(4))
+    assert value("mmae", single) == pytest.approx(mmae(cells[None])[0])
+    squares = np.mean([np.mean((p - (g == np.arange(4))) ** 2) for p, g in zip(single.scores, gold, strict=True)])
+    assert value("brier", single) == pytest.approx(squares)
+
+
+def masi_by_hand(gold, said):
+    """Passonneau 2006, section 4, from sets."""
+    if gold == said:
+        return Fraction(1)
+    if not gold & said:
+        return Fraction(0)
+    worth = Fraction(2, 3) if gold < said or said < gold else Fraction(1, 3)
+    return Fraction(len(gold & said), len(gold | said)) * worth
+
+
+def test_jaccard_and_masi_are_their_definitions_set_by_set(multi):
+    pairs = [
+        ({LABELS[k] for k in np.flatnonzero(gold)}, {LABELS[k] for k in np.flatnonzero(said)})
+        for gold, said in zip(multi.gold, multi.said, strict=True)
+    ]
+    jaccards = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]
+    assert value("jaccard", multi) == pytest.approx(np.mean(jaccards))
+    assert value("masi", multi) == pytest.approx(float(sum(masi_by_hand(a, b) for a, b in pairs) / len(pairs)))
+
+
+def test_a_meme_without_an_answer_is_wrong_and_neither_yes_nor_no():
+    gold = [[1, 0], [0, 1], [0, 0], [1, 1]]
+    said = [[1, 0], [0, 1], [0, 0], [1, 1]]
+    all_right = arrays_of(gold, said)
+    one_silent = arrays_of(gold, said, answered=[1, 1, 0, 1])
+    assert value("exact", all_right) == value("jaccard", all_right) == value("mean-binary-macro-f1", all_right) == 1
+    # The silent meme has no label at all: a "none of them" that nobody said is no hit.
+    assert value("exact", one_silent) == value("jaccard", one_silent) == value("masi", one_silent) == 0.75
+    assert value("mean-binary-accuracy", one_silent) == 0.75
+    # Yes: F1 1. No: one of two hits, one said: 2 * 1 / (1 + 2).
+    assert value("mean-binary-macro-f1", one_silent) == pytest.approx((1 + 2 / 3) / 2)
+
+
+@pytest.mark.parametrize(
+    ("votes", "expected"),
+    [
+        ([[3, 0]], 1.0),
+        # A "yes" of two against one: its rest is 1 to 1 (half right); the "no" meets two yeses (wrong).
+        ([[2, 1]], 2 / 3 * 0.5),
+        ([[1, 1]], 0.0),
+        ([[3, 0], [1, 1]], 0.5),
+        # One voice alone says nothing of agreement.
+        ([[1, 0], [3, 0]], 1.0),
+        # Of five: a "yes" has a rest of 2:2, a "no" one of 3:1.
+        ([[3, 2]], 3 / 5 * 0.5),
+        ([[4, 1]], 4 / 5),
+    ],
+)
+def test_the_ceiling_is_one_annotator_against_the_majority_of_the_rest(votes, expected):
+    arrays = arrays_of(np.zeros((len(votes), 2)), np.zeros((len(votes), 2)), votes=np.array(votes))
+    assert value("agreement-ceiling", arrays) == pytest.approx(expected)
+
+
+def test_what_can_not_be_measured_has_no_value():
+    arrays = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]])
+    for name in ("auroc", "micro-auroc", "brier", "agreement-ceiling", "precision:south", "recall:south"):
+        assert value(name, arrays) is None
+    one_class = arrays_of([[1, 0], [1, 0]], [[1, 0], [1, 0]], scores=[[0.5, 0.5], [0.7, 0.3]])
+    assert value("auroc", one_class) is None
+    with pytest.raises(KeyError):
+        metric_of("f1:nowhere", LABELS)
+    with pytest.raises(KeyError):
+        metric_of("kappa", LABELS)
+
+
+def test_weights_are_repetition(multi):
+    """Drawn twice, a meme counts as two memes would, in every metric."""
+    rng = np.random.default_rng(5)
+    weights = rng.integers(0, 4, (3, len(multi.answered)))
+    silent = TaskArrays(
+        multi.labels, multi.gold, multi.said & (np.arange(60) % 7 > 0)[:, None], np.arange(60) % 7 > 0, multi.scores
+    )
+    for name, metric in METRICS.items():
+        drawn = metric(silent, weights.astype(float))
+        for row, result in zip(weights, drawn, strict=True):
+            repeated = np.repeat(np.arange(60), row)
+            twice = TaskArrays(
+                silent.labels,
+                silent.gold[repeated],
+                silent.said[repeated],
+                silent.answered[repeated],
+                silent.scores[repeated],
+            )
+            expected = value(name, twice)
+            assert math.isnan(result) if expected is None else result == pytest.approx(expected), name
+
+
+def test_groups_are_drawn_whole():
+    groups = np.array([0, 0, 1, 2, 2, 2])
+    weights = draw_weights(groups, 6, 500, np.random.default_rng(0))
+    assert (weights[:, 0] == weights[:, 1]).all() and (weights[:, 3] == weights[:, 5]).all()
+    assert (weights[:, [0, 2, 3]].sum(axis=1) == 3).all()
+    assert weights[:, 2].mean() == pytest.approx(1, abs=0.15)
+    alone = draw_weights(None, 6, 500, np.random.default_rng(0))
+    assert (alone.sum(axis=1) == 6).all() and alone.var(axis=0) == pytest.approx(5 / 6, abs=0.25)

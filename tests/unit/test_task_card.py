@@ -1,0 +1,147 @@
+"""Figures of answers: intervals over groups, the ceiling of annotators, comparisons, and the choice among many."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from court.errors import BadRequest
+from eval.datasets.items import JudgedMeme
+from eval.runs.folder import RunManifest
+from eval.runs.label_votes import _groups
+from eval.runs.prediction import Outcome, Prediction, TaskAnswer
+from eval.runs.question import Question
+from eval.runs.question_attempt import settle
+from eval.runs.results import Judged, Results
+from eval.scores.task_card import task_card
+from eval.scores.task_choice import rank_answers
+from eval.scores.task_compare import compare_tasks, task_comparison_in_words
+from retrieval.library.manifest import LabelledMeme
+
+QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
+
+
+def meme(number, gold, **fields):
+    return JudgedMeme(
+        id=f"m{number}",
+        split="test",
+        line=number,
+        image="",
+        text="words",
+        harmful=None,
+        source_label="",
+        tasks={"stance": (gold,)},
+        **fields,
+    )
+
+
+def results(pairs, name="run", question=QUESTION, **fields):
+    """Results of a run from pairs of gold and answer, None for a failure."""
+    judged = []
+    for number, (gold, said) in enumerate(pairs):
+        own = {key: value[number] for key, value in fields.items()}
+        prediction = Prediction(meme=f"m{number}", outcome=Outcome.FAILED, reason="REPLY_CUT")
+        if said is not None:
+            answer = TaskAnswer(labels=(said,))
+            prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
+        judged.append(Judged(meme(number, gold, **own), prediction))
+    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={})
+    return Results(name, "d", "test", (), tuple(judged), manifest)
+
+
+PAIRS = [("for", "for")] * 12 + [("against", "for")] * 4 + [("against", "against")] * 4 + [("neither", None)] * 2
+
+
+def test_what_has_no_answer_is_wrong_and_the_baseline_says_the_most_frequent_label():
+    card = task_card(results(PAIRS), resamples=500)
+    assert (card.n, card.unanswered, card.failed, card.groups) == (22, 2, 2, 0)
+    assert card.figures["accuracy"].value == pytest.approx(16 / 22)
+    assert card.figures["accuracy"].low < 16 / 22 < card.figures["accuracy"].high
+    assert (card.baseline_words, card.baseline["accuracy"]) == ("always for", pytest.approx(12 / 22))
+    against = card.labels[1]
+    assert (against.gold, against.said, against.recall.value, against.precision.value) == (8, 4, 0.5, 1.0)
+    assert against.baseline_accuracy == pytest.approx(14 / 22)
+    assert card.labels[2].precision is None and card.labels[2].f1.value == 0
+
+
+def test_memes_of_one_group_are_drawn_together_which_widens_the_interval():
+    alone = task_card(results(PAIRS), resamples=2000).figures["accuracy"]
+    # As if each kind of pair were one template.
+    groups = ["a"] * 12 + ["b"] * 4 + ["c"] * 4 + [""] * 2
+    card = task_card(results(PAIRS, group=groups), resamples=2000)
+    assert card.groups == 5  # a meme without a group is its own
+    grouped = card.figures["accuracy"]
+    assert grouped.value == alone.value and grouped.high - grouped.low > 1.3 * (alone.high - alone.low)
+
+
+def test_the_ceiling_is_of_the_annotators_votes_and_absent_without_them():
+    shares = [{"stance": {"for": 2 / 3, "against": 1 / 3}}] * 22
+    card = task_card(results(PAIRS, shares=shares, annotators=[{"stance": 3}] * 22), resamples=200)
+    # A "for" of two to one meets one for and one against: half right; the "against" meets two fors.
+    assert card.figures["agreement-ceiling"].value == pytest.approx(2 / 3 / 2)
+    assert "agreement-ceiling" not in task_card(results(PAIRS), resamples=200).figures
+
+
+def test_a_metric_that_a_card_misspells_is_an_error():
+    wrong = QUESTION.model_copy(update={"metrics": ("f1:nobody",)})
+    with pytest.raises(BadRequest, match="f1:nobody"):
+        task_card(results(PAIRS, question=wrong), resamples=10)
+    named = QUESTION.model_copy(update={"metrics": ("f1:against",), "official": "f1:against"})
+    assert next(iter(task_card(results(PAIRS, question=named), resamples=10).figures)) == "f1:against"
+
+
+def test_a_comparison_is_by_meme_and_its_difference_is_that_of_the_figures():
+    better = [(gold, gold) for gold, _ in PAIRS]
+    held = compare_tasks(results(better, "a"), results(PAIRS, "b"), resamples=500)
+    assert (held.n, held.only_a_right, held.only_b_right, len(held.changed)) == (22, 6, 0, 6)
+    assert held.differences["accuracy"].value == pytest.approx(6 / 22) and held.differences["accuracy"].low > 0
+    assert held.sure and held.mcnemar_p == pytest.approx(2 * 0.5**6)
+    assert "a is better in accuracy" in " ".join(task_comparison_in_words(held))
+    same = compare_tasks(results(PAIRS, "a"), results(PAIRS, "b"), resamples=100)
+    assert not same.sure and same.changed == () and "within noise" in " ".join(task_comparison_in_words(same))
+    other = QUESTION.model_copy(update={"task": "mood"})
+    with pytest.raises(BadRequest, match="can't be compared"):
+        compare_tasks(results(PAIRS), results(PAIRS, question=other))
+    swapped = [("against", said) for _, said in PAIRS]
+    with pytest.raises(BadRequest, match="disagree on the gold label"):
+        compare_tasks(results(PAIRS), results(swapped))
+
+
+def test_the_best_of_many_that_guess_is_flattered_and_not_sure():
+    rng = np.random.default_rng(3)
+    gold = rng.choice(QUESTION.labels, 40)
+    guesses = [
+        results([(g, str(s)) for g, s in zip(gold, rng.choice(QUESTION.labels, 40), strict=True)], f"r{n}")
+        for n in range(6)
+    ]
+    choice = rank_answers(guesses, resamples=1000)
+    values = [way.value.value for way in choice.ways]
+    assert values == sorted(values, reverse=True) and choice.ways[0].behind.value == 0
+    assert choice.flattered_by > 0.01 and choice.ways[1].within_noise
+    right = results([(str(g), str(g)) for g in gold], "right")
+    sure = rank_answers([*guesses, right], resamples=500)
+    assert sure.ways[0].run == "right" and sure.flattered_by == 0
+    assert not any(way.within_noise for way in sure.ways[1:])
+    with pytest.raises(BadRequest, match="same memes"):
+        rank_answers([right, replace(right, judged=right.judged[1:])])
+
+
+def test_most_answers_decide_and_the_first_of_equals():
+    assert settle(QUESTION, [("against",), ("for",), ("for",)]) == ("for",)
+    assert settle(QUESTION, [("against",), ("for",)]) == ("against",)
+    several = QUESTION.model_copy(update={"kind": "multi"})
+    assert settle(several, [("for", "against"), ("for",), ("neither", "for")]) == ("for",)
+    assert settle(several, [("for",), ()]) == ()
+
+
+def test_groups_are_left_out_together_where_there_are_enough_of_them():
+    memes = [LabelledMeme(id=f"m{n}", label="HARMFUL", has_text=True, has_picture=False) for n in range(60)]
+
+    def groups(names):
+        return _groups(memes, {f"m{n}": meme(n, "for", group=name) for n, name in enumerate(names)})
+
+    found = groups([f"g{n % 30}" for n in range(60)])
+    assert found.tolist() == [n % 30 for n in range(60)]
+    assert groups([f"g{n % 5}" for n in range(60)]) is None  # too few
+    assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one holds half of the memes
+    assert len(set(groups([f"g{n}" for n in range(25)] + [""] * 35).tolist())) == 60
