@@ -27,6 +27,7 @@ from serving.access.tls import Certificates
 from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
+from serving.docket.retention import keep_retention, retention_periods
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
@@ -43,7 +44,7 @@ from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
-from serving.wiring import corrections_for, open_court, readiness_checks
+from serving.wiring import corrections_for, forget_by, open_court, readiness_checks
 
 _TOLD_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
@@ -144,6 +145,9 @@ async def serve(
             if settings.metrics:
                 house.docket.transactions.written = telemetry.docket_written
                 _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
+            if retention_periods(settings):
+                forget = forget_by(house)
+                _beside(stack, keep_retention(house.docket, settings, forget=forget, told=telemetry.expired))
             if receivers:
                 _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:

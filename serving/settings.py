@@ -252,6 +252,18 @@ class WebhookSettings(BaseModel):
         return self
 
 
+Days = Annotated[int, Field(ge=1, le=36_500)]
+
+
+class NamespaceSettings(BaseModel):
+    """Settings for the content of one namespace; those that are not given are as for all content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    retention_days: Days | Literal["unlimited"] | None = None
+    """Days after which its trials are erased; ``unlimited`` for never."""
+
+
 class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -332,6 +344,8 @@ class Settings(BaseSettings):
     """A verdict whose score puts the probability of its own label below this comes to the desk."""
     review_share: float = Field(default=0.01, ge=0, le=1)
     """Share of all verdicts that chance brings to the desk: by these it is known how good verdicts are."""
+    retention_days: Days | None = None
+    """Days after which a trial is erased, from when it was opened; never if not given."""
     fonts: tuple[Path, ...] = ()
     """Font files for records as PDF, of scripts that the packaged fonts lack: Chinese, Japanese, Korean and others."""
     reflection: bool = True
@@ -355,6 +369,8 @@ class Settings(BaseSettings):
     trial: TrialSettings = Field(default_factory=TrialSettings)
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers that are told what happens, each a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
+    namespaces: dict[str, NamespaceSettings] = Field(default_factory=dict)
+    """What is otherwise for some content: a table ``[namespaces.NAME]`` for each namespace."""
 
     @field_validator("webhooks")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +34,8 @@ from retrieval.open import choose_encoder, load_encoder_for, open_writer, open_w
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
-from serving.docket.review.corrections import Corrections, Overrulings
+from serving.docket.retention import WHO
+from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent
 from serving.docket.review.projection import Rules
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
@@ -304,6 +305,24 @@ def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | N
         return None
     overrulings = Overrulings(settings.overrulings)
     return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings)
+
+
+async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, why: str) -> bool:
+    """Takes a precedent out of the library that the settings name, for good; returns whether it had anything of it."""
+    library = settings.library or _starter(settings)
+    return library is not None and await forget_precedent(lambda: open_writer(library), precedent_id, who=who, why=why)
+
+
+def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
+    """Returns what takes precedents of trials erased by age out of the library; None if that can't be changed."""
+    finder = house.court.finder
+    if not isinstance(finder, LibraryFinder | PgvectorFinder):
+        return None
+
+    async def forget(name: str) -> bool:
+        return await forget_precedent(lambda: open_writer_of(finder), name, who=WHO, why="The trial was erased.")
+
+    return forget
 
 
 def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:

@@ -13,13 +13,13 @@ import click
 from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
 from serving.cli.hashes import hashes
+from serving.cli.retention import expire
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.backup import Backup
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
-    from serving.settings import Settings
 
 EXIT_CLEAN = 0
 EXIT_VIOLATED = 1
@@ -167,6 +167,9 @@ def erase(
         click.echo("The precedent that its overruling became is out of the library.")
 
 
+docket.add_command(expire)
+
+
 @docket.command("erase-precedent")
 @click.argument("precedent_id", metavar="ID")
 @click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
@@ -281,20 +284,9 @@ async def _erased_precedent(
 
 
 async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:
-    from retrieval.open import open_writer
-    from serving.docket.review.corrections import forget_precedent
+    from serving.wiring import forget_in_library
 
-    settings = settings_of(library=library)
-    place = settings.library or _starter(settings)
-    return place is not None and await forget_precedent(lambda: open_writer(place), precedent_id, who=who, why=why)
-
-
-def _starter(settings: Settings) -> Path | None:
-    """The starter library that was used here last; None where none has been made."""
-    from retrieval.library.storage import CURRENT
-
-    made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
-    return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
+    return await forget_in_library(settings_of(library=library), precedent_id, who=who, why=why)
 
 
 def _progress(entries: int) -> None:

@@ -113,6 +113,8 @@ class TrialFilter:
         namespace: Namespace of the content; the empty one is a namespace too.
         namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
         pixels_sha256: SHA-256 of the meme's picture; of a text that was sent alone, the text's digest.
+        erased: True for erased trials, False for others.
+        other_than: The namespace is none of these.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -124,6 +126,8 @@ class TrialFilter:
     namespace: str | None = None
     namespaces: frozenset[str] | None = None
     pixels_sha256: str | None = None
+    erased: bool | None = None
+    other_than: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,6 +587,15 @@ class Eraser(Protocol):
             TrialUnknown: There is none of that id.
             Unavailable: The erasure can't be done now; or it is done, and files or the place of pictures still hold
                 something of it (``ERASURE_UNFINISHED``): ask once more.
+        """
+        ...
+
+    async def erase_all(
+        self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
+    ) -> Sequence[Erased]:
+        """Erases several trials, each with the precedents that it was made into; as :meth:`erase`, with one clean-up.
+
+        Where one of them is unknown, the others are erased all the same before the error is raised.
         """
         ...
 

@@ -157,6 +157,11 @@ class Telemetry:
         if self._metrics:
             self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
 
+    def expired(self, erased: int, overdue: int) -> None:
+        """Trials were erased by age; some may be overdue that could not be."""
+        if self._metrics:
+            self._metrics.state.expired(erased, overdue)
+
     def anchored(self, entries: int) -> None:
         """A checkpoint is kept outside that covers so many entries; 0 before the first is."""
         if self._metrics:
