@@ -96,7 +96,8 @@ async def serve(
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
-        await asyncio.to_thread(require_library, settings.library)
+        for place in (settings.library, *(each.library for each in settings.namespaces.values())):
+            await asyncio.to_thread(require_library, place)
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))

@@ -260,6 +260,16 @@ class NamespaceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    policy: Path | None = None
+    """The file of the policy that it is judged by."""
+    library: Place | None = None
+    """The library of precedents that are cited for it, made with the encoder of the court's own."""
+    review_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of its verdicts that chance brings to the desk."""
+    trials_per_minute: int | None = Field(default=None, ge=1)
+    """Trials that are begun for it within any minute, at each server."""
+    trials_per_day: int | None = Field(default=None, ge=1)
+    """Trials that are begun for it within any 24 hours, at each server; those of before its start count too."""
     retention_days: Days | Literal["unlimited"] | None = None
     """Days after which its trials are erased; ``unlimited`` for never."""
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -112,13 +113,13 @@ async def open_court(
         encoder: Encoder = (await asyncio.gather(loading, warming))[0]
         if isinstance(encoder, EncoderProcess):
             stack.callback(encoder.close)
-        finder = await open_finder(settings, encoder, pictures, tell)
-        stack.callback(finder.close)
-        if isinstance(finder, LibraryFinder):
-            await asyncio.to_thread(finder.warm, _warming(tell))
-            if follow_library:
-                following = asyncio.create_task(follow(finder, tell))
-                stack.push_async_callback(_cancelled, following)
+        finders: dict[Path | Address | None, LibraryFinder | PgvectorFinder] = {}
+        # The court's own first; those of namespaces, each once.
+        for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
+            if place not in finders:
+                own = settings.model_copy(update={"library": place})
+                finders[place] = await _open_followed(own, encoder, pictures, tell, stack, follow_library)
+        finder = finders[settings.library]
         chairs = await connect_models(settings, stack, tell, patient=patient)
         court = Court(
             finder=finder,
@@ -132,9 +133,36 @@ async def open_court(
         )
         # At the start and not with the first request: without models there is no full procedure.
         court.require(settings.procedure)
+        courts = {
+            name: replace(
+                court,
+                policy=Policy.load(each.policy) if each.policy else policy,
+                finder=finders[each.library] if each.library else finder,
+            )
+            for name, each in settings.namespaces.items()
+            if each.policy or each.library
+        }
         if near is not None:
             await near.catch_up()
-        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near)
+        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near, courts=courts)
+
+
+async def _open_followed(
+    settings: Settings,
+    encoder: Encoder,
+    pictures: PictureReader,
+    tell: Callable[[str], None],
+    stack: AsyncExitStack,
+    follow_library: bool,
+) -> LibraryFinder | PgvectorFinder:
+    """Opens a finder, warm, until the stack is left."""
+    finder = await open_finder(settings, encoder, pictures, tell)
+    stack.callback(finder.close)
+    if isinstance(finder, LibraryFinder):
+        await asyncio.to_thread(finder.warm, _warming(tell))
+        if follow_library:
+            stack.push_async_callback(_cancelled, asyncio.create_task(follow(finder, tell)))
+    return finder
 
 
 def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
@@ -227,7 +255,8 @@ def _duplicate_index(docket: Docket, settings: Settings) -> NearDuplicateIndex:
 
 def rules_of(settings: Settings) -> Rules:
     """Returns the rules that bring a verdict to review without its asking."""
-    return Rules(sure=settings.review_below, sampled=settings.review_share)
+    shares = {name: each.review_share for name, each in settings.namespaces.items() if each.review_share is not None}
+    return Rules(sure=settings.review_below, sampled=settings.review_share, sampled_in=shares)
 
 
 def parts_beside(
@@ -285,7 +314,8 @@ async def parts_alone(
             return load_encoder_for(library, settings.encoder)
 
         overrulings = Overrulings(settings.overrulings)
-        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings)
+        own = {name: partial(open_writer, each.library) for name, each in settings.namespaces.items() if each.library}
+        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings, own=own)
     try:
         yield parts
     finally:
@@ -304,23 +334,40 @@ def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | N
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         return None
     overrulings = Overrulings(settings.overrulings)
-    return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings)
+    own = {
+        name: partial(open_writer_of, court.finder)
+        for name, court in house.courts.items()
+        if court.finder is not finder and isinstance(court.finder, LibraryFinder | PgvectorFinder)
+    }
+    return Corrections(
+        lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings, own=own
+    )
 
 
 async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, why: str) -> bool:
-    """Takes a precedent out of the library that the settings name, for good; returns whether it had anything of it."""
-    library = settings.library or _starter(settings)
-    return library is not None and await forget_precedent(lambda: open_writer(library), precedent_id, who=who, why=why)
+    """Takes a precedent out of all libraries that the settings name, for good; True if there was anything of it."""
+    # In all of them: a namespace may have had another library when the trial was overruled.
+    places = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {None}
+    found = False
+    for place in sorted(places, key=str):
+        assert place is not None
+        found |= await forget_precedent(partial(open_writer, place), precedent_id, who=who, why=why)
+    return found
 
 
 def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
-    """Returns what takes precedents of trials erased by age out of the library; None if that can't be changed."""
-    finder = house.court.finder
-    if not isinstance(finder, LibraryFinder | PgvectorFinder):
+    """Returns what takes precedents of trials erased by age out of the libraries; None if none can be changed."""
+    finders = {id(court.finder): court.finder for court in (house.court, *house.courts.values())}
+    changeable = [each for each in finders.values() if isinstance(each, LibraryFinder | PgvectorFinder)]
+    if not changeable:
         return None
 
     async def forget(name: str) -> bool:
-        return await forget_precedent(lambda: open_writer_of(finder), name, who=WHO, why="The trial was erased.")
+        found = False
+        for finder in changeable:
+            opened = partial(open_writer_of, finder)
+            found |= await forget_precedent(opened, name, who=WHO, why="The trial was erased.")
+        return found
 
     return forget
 

@@ -31,7 +31,7 @@ def expire(dry_run: bool, yes: bool, docket: Path | Address | None, library: Pat
     erase` takes, and what stays stays.
     """
     settings = settings_of(docket=docket, library=library)
-    if not any(each.retention_days for each in (settings, *settings.namespaces.values())):
+    if not any((settings.retention_days, *(each.retention_days for each in settings.namespaces.values()))):
         raise click.UsageError("No period is set: give retention_days in the file of settings, or for a namespace.")
     if dry_run or not yes:
         found = run(_found(settings))

@@ -368,6 +368,10 @@ class TrialIndex(Protocol):
         """
         ...
 
+    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
+        """Counts the trials of a namespace that were opened from a time on, by the minute; erased ones too."""
+        ...
+
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Ids of all trials by the request that they were opened for, the first opened first."""
         ...

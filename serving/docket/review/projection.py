@@ -7,7 +7,7 @@ import json
 import logging
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -101,14 +101,20 @@ class Rules:
     Attributes:
         sure: A score that puts the probability of the given label below this is low; in (0.5, 1).
         sampled: Share of all verdicts that chance picks; in [0, 1].
+        sampled_in: Share in namespaces where it is another.
     """
 
     sure: float = 0.6
     sampled: float = 0.01
+    sampled_in: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.sure <= 1 or not 0 <= self.sampled <= 1:
+        if not 0.5 <= self.sure <= 1 or not all(0 <= each <= 1 for each in (self.sampled, *self.sampled_in.values())):
             raise ValueError("sure lies in [0.5, 1] and sampled in [0, 1]")
+
+    def share_of(self, namespace: str) -> float:
+        """Share of the verdicts of a namespace that chance picks."""
+        return self.sampled_in.get(namespace, self.sampled)
 
 
 USUAL: Final = Rules()
@@ -122,7 +128,7 @@ def is_sampled(trial_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
-def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
+def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "") -> Reasons:
     """Why a person should look at a verdict, the most urgent first; nothing where nobody has to."""
     found: list[tuple[ReviewPriority, str]] = []
     undecided = verdict.label is Label.UNDECIDED
@@ -147,8 +153,9 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
         if own < rules.sure:
             label = word(verdict.label)
             found.append((ReviewPriority.LOW_SCORE, f"The score puts the probability of {label} at {own:.2f}."))
-    if is_sampled(trial_id, rules.sampled):
-        found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {rules.sampled:.1%} of all verdicts are."))
+    share = rules.share_of(namespace)
+    if is_sampled(trial_id, share):
+        found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {share:.1%} of all verdicts are."))
     return tuple(sorted(found, key=lambda each: each[0].urgency))
 
 
@@ -233,9 +240,10 @@ class _Case:
         row["state"], row["label"], row["holds"] = TrialState.DECIDED, str(verdict.label), str(verdict.label)
         row["score"] = verdict.harm_score
         row["category"] = verdict.finding.category if verdict.finding else ""
-        row["drawn"] = is_sampled(event.trial_id, rules.sampled)
+        namespace = row.get("namespace", "")
+        row["drawn"] = is_sampled(event.trial_id, rules.share_of(namespace))
         row["rationale"] = folded(verdict.rationale)
-        reasons = reasons_of(verdict, event.trial_id, rules)
+        reasons = reasons_of(verdict, event.trial_id, rules, namespace)
         if reasons:
             self._waits(reasons)
 
