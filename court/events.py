@@ -263,6 +263,8 @@ class TrialOpened(Event):
     which it is known. No part of the settings' digest: replies are the same."""
     fence_mark: str = ""
     """With what the posts around untrusted text were marked; empty where no model is asked."""
+    of_trial: str = ""
+    """Id of the trial whose meme is tried here once more, by other means; empty for a trial of its own."""
 
 
 class TextRead(Event):

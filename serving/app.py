@@ -37,6 +37,7 @@ from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
+from serving.runner.shadow import Shadow
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
 from serving.telemetry.docket_state import measure_docket
@@ -44,7 +45,7 @@ from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
-from serving.wiring import corrections_for, forget_by, open_court, readiness_checks
+from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks
 
 _TOLD_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
@@ -162,6 +163,7 @@ async def serve(
                 stopping=stopping,
                 resume=resume,
                 ready=ready,
+                tell=tell,
             )
         health.end()
         await server.stop(_LAST_S)
@@ -238,6 +240,7 @@ async def _hold_court(
     stopping: asyncio.Event,
     resume: bool,
     ready: Callable[[], None],
+    tell: Callable[[str], None],
 ) -> None:
     """From when asks are heard until the last of them has its answer."""
     court, docket, precedents = services
@@ -249,6 +252,12 @@ async def _hold_court(
         court.open(house, reception)
         docket.open(house, reception.forget, corrections_for(house, settings))
         precedents.open(house, reception.decoders)
+        if settings.shadow is not None:
+            candidate = await stack.enter_async_context(open_shadow(house, settings, tell))
+            shadow = Shadow(house, reception.admission, candidate, telemetry.shadow_tried)
+            house.feed.subscribe(shadow.note)
+            _beside(stack, shadow.run())
+            _beside(stack, shadow.follow_erasures())
         _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
         # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
         resuming = {_beside(last, reception.resume_cut_off())} if resume else set()

@@ -252,6 +252,29 @@ class WebhookSettings(BaseModel):
         return self
 
 
+class ShadowSettings(BaseModel):
+    """A candidate that judges beside the court, without any effect: another library, prompts, models or policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    docket: Place | None = None
+    """Where its trials are recorded; ``home/shadow.sqlite`` if not given."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the court's verdicts after which it tries the same meme."""
+    waiting: int = Field(default=1000, ge=1, le=100_000)
+    """Memes that wait for it; beyond, the oldest is passed over."""
+    procedure: Procedure | None = None
+    """How it tries; as the court did, if not given."""
+    library: Place | None = None
+    """Its library of precedents, made with the same encoder; the court's, if not given."""
+    policy: Path | None = None
+    """The file of its policy; the court's, if not given."""
+    prompts: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Words in which its models are asked; the court's, if not given."""
+    llm: ModelSettings | None = None
+    """Its chat models; the court's, if not given."""
+
+
 Days = Annotated[int, Field(ge=1, le=36_500)]
 
 
@@ -381,6 +404,8 @@ class Settings(BaseSettings):
     """Receivers that are told what happens, each a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
     namespaces: dict[str, NamespaceSettings] = Field(default_factory=dict)
     """What is otherwise for some content: a table ``[namespaces.NAME]`` for each namespace."""
+    shadow: ShadowSettings | None = None
+    """A candidate that judges beside the court, without any effect: a table ``[shadow]``."""
 
     @field_validator("webhooks")
     @classmethod
@@ -388,6 +413,12 @@ class Settings(BaseSettings):
         if len({hook.name for hook in hooks}) < len(hooks):
             raise ValueError("each webhook has a name of its own")
         return hooks
+
+    @model_validator(mode="after")
+    def _records_apart(self) -> Self:
+        if self.shadow is not None and str(self.shadow_docket_place) == str(self.docket_place):
+            raise ValueError("shadow.docket is another docket than the court's: what the shadow says is recorded apart")
+        return self
 
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
@@ -443,6 +474,11 @@ class Settings(BaseSettings):
     def docket_place(self) -> Path | Address:
         """Place of the docket."""
         return self.docket or self.home / "docket.sqlite"
+
+    @property
+    def shadow_docket_place(self) -> Path | Address:
+        """Place of the docket of the shadow."""
+        return (self.shadow and self.shadow.docket) or self.home / "shadow.sqlite"
 
     @property
     def docket_key_place(self) -> Path | None:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
@@ -42,6 +43,7 @@ from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
 from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.runner.shadow import ShadowCourt
 from serving.settings import Settings
 from serving.version import SOFTWARE
 
@@ -118,7 +120,9 @@ async def open_court(
         for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
             if place not in finders:
                 own = settings.model_copy(update={"library": place})
-                finders[place] = await _open_followed(own, encoder, pictures, tell, stack, follow_library)
+                finders[place] = await _open_followed(
+                    own, encoder, pictures, tell=tell, stack=stack, following=follow_library
+                )
         finder = finders[settings.library]
         chairs = await connect_models(settings, stack, tell, patient=patient)
         court = Court(
@@ -151,18 +155,65 @@ async def _open_followed(
     settings: Settings,
     encoder: Encoder,
     pictures: PictureReader,
+    *,
     tell: Callable[[str], None],
     stack: AsyncExitStack,
-    follow_library: bool,
+    following: bool,
 ) -> LibraryFinder | PgvectorFinder:
     """Opens a finder, warm, until the stack is left."""
     finder = await open_finder(settings, encoder, pictures, tell)
     stack.callback(finder.close)
     if isinstance(finder, LibraryFinder):
         await asyncio.to_thread(finder.warm, _warming(tell))
-        if follow_library:
+        if following:
             stack.push_async_callback(_cancelled, asyncio.create_task(follow(finder, tell)))
     return finder
+
+
+@asynccontextmanager
+async def open_shadow(
+    house: TrialExecutor, settings: Settings, tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[ShadowCourt]:
+    """Opens the candidate that the settings name, beside a court that is open.
+
+    Raises:
+        As :func:`open_court`.
+    """
+    assert settings.shadow is not None
+    own = settings.shadow
+    changes: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        place = settings.shadow_docket_place
+        if isinstance(place, Path) and not place.exists():
+            tell(f"Making a docket for the shadow at {place} …")
+        key = None if isinstance(place, Path) else settings.home / "shadow.key"
+        docket = await asyncio.to_thread(partial(Docket.open, place, key=key))
+        stack.push_async_callback(docket.close)
+        await docket.log.sign()
+        if own.policy:
+            changes["policy"] = Policy.load(own.policy)
+        if own.library:
+            main = house.court.finder
+            assert isinstance(main, LibraryFinder | PgvectorFinder), "opened by open_court"
+            changed = settings.model_copy(update={"library": own.library})
+            changes["finder"] = await _open_followed(
+                changed, main.encoder, house.pictures, tell=tell, stack=stack, following=True
+            )
+        trial = settings.trial.model_copy(update={"prompts": own.prompts} if own.prompts else {})
+        if own.prompts:
+            changes |= {"prompts": open_set(own.prompts), "settings": trial}
+        if own.llm:
+            models = settings.model_copy(update={"llm": own.llm, "trial": trial})
+            changes["chairs"] = await connect_models(models, stack, tell, patient=True)
+        court = replace(house.court, **changes)
+        court.require(own.procedure or settings.procedure)
+        yield ShadowCourt(
+            docket=docket,
+            court_of=lambda namespace: replace(house.court_of(namespace), **changes),
+            share=own.share,
+            waiting=own.waiting,
+            procedure=own.procedure,
+        )
 
 
 def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -107,6 +107,11 @@ class Admission:
         """Callers that wait, patient ones included."""
         return self._waiting + self._waiting_patiently
 
+    @property
+    def has_room(self) -> bool:
+        """True if at most half of the turns are taken, and nobody waits: then there is room for what nobody needs."""
+        return 2 * self._running <= self._most and not self.waiting
+
     @asynccontextmanager
     async def acquire(
         self, namespace: str, *, within_s: float | None = None, patient: bool = False

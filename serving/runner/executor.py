@@ -107,6 +107,7 @@ class TrialExecutor:
             # The deadline runs from the request: what decoding has taken comes off.
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
             batch=batch,
+            of_trial=ask.of_trial,
         )
         record = await court.hear(case, self._storing(picture, ask.namespace, ask=ask))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)

@@ -122,6 +122,11 @@ class Telemetry:
         if self._metrics:
             self._metrics.reviewed(outcome)
 
+    def shadow_tried(self, outcome: str) -> None:
+        """The shadow tried a meme, or passed it over: ``decided``, ``failed`` or ``dropped``."""
+        if self._metrics:
+            self._metrics.shadow_tried(outcome)
+
     def webhook_attempted(self, hook: str, outcome: str) -> None:
         """A message was sent to a receiver of webhooks: ``delivered``, ``failed``, or ``given_up`` besides."""
         if self._metrics:

@@ -125,6 +125,8 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     yield Fact("opened", f"{event.at:%Y-%m-%d %H:%M:%S} UTC")
     yield Fact("procedure", word(event.procedure))
     yield Fact("request", event.request_id)
+    if event.of_trial:
+        yield Fact("once more", f"the meme of trial {event.of_trial}")
     if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
         yield Fact("content", whose)
     if meme.picture_given:

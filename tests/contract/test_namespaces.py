@@ -18,7 +18,7 @@ from retrieval.open import open_writer
 from serving.docket.review.corrections import Corrections, Overrulings, name_of
 from serving.docket.review.projection import ReviewPriority, Rules
 from serving.settings import Settings
-from serving.wiring import forget_in_library, open_court, rules_of
+from serving.wiring import forget_in_library, open_court, open_shadow, rules_of
 from tests.contract.real_court import IMAGE, real_court
 from tests.support.desks import play, verdict
 from tests.support.dockets import NOON, append_all, events_of, place_of
@@ -197,13 +197,26 @@ def test_a_court_is_opened_with_the_libraries_and_policies_of_namespaces(tmp_pat
         writer = LibraryWriter.open(tmp_path / "own")
         writer.remove(next(iter(writer.library.ids())), who="ada", why="so that it differs")
         settings = Settings(
-            home=tmp_path, reader="none", namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}}
+            home=tmp_path,
+            reader="none",
+            namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}},
+            shadow={"library": tmp_path / "own"},
         )
         async with open_court(settings, read_text=False) as house:
             records = {}
             for namespace in ("", "shop"):
                 ask = TrialRequest(image=b"", text="people from Blueland are late", namespace=namespace)
                 records[namespace] = (await house.hear(ask)).record
+            async with open_shadow(house, settings) as candidate:
+                shadows = {namespace: candidate.court_of(namespace) for namespace in records}
+                assert await candidate.docket.log.size() == 0 and (tmp_path / "shadow.sqlite").exists()
+                # What the table does not name is the court's, that of the namespace where it has one.
+                assert {name: each.policy.id for name, each in shadows.items()} == {
+                    "": records[""].opened.policy.id,
+                    "shop": "shop",
+                }
+                own = records["shop"].opened.versions.library
+                assert {each.finder.library.digest for each in shadows.values()} == {own}
             return records
 
     records = asyncio.run(scene())
