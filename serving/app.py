@@ -40,12 +40,12 @@ from serving.runner.runner import TrialRunner
 from serving.runner.shadow import Shadow
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
-from serving.telemetry.docket_state import measure_docket
+from serving.telemetry.docket_state import measure_docket, measure_sample
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
-from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks
+from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks, rules_of
 
 _TOLD_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
@@ -147,6 +147,8 @@ async def serve(
             if settings.metrics:
                 house.docket.transactions.written = telemetry.docket_written
                 _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
+                queue, wanted = house.docket.review_queue(rules_of(settings)), settings.trial.review_risk
+                _beside(stack, measure_sample(telemetry, queue, house.docket.trials, wanted=wanted))
             if retention_periods(settings):
                 forget = forget_by(house)
                 _beside(stack, keep_retention(house.docket, settings, forget=forget, told=telemetry.expired))

@@ -162,6 +162,11 @@ class Telemetry:
         if self._metrics:
             self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
 
+    def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
+        """The random sample of reviews was looked at."""
+        if self._metrics:
+            self._metrics.state.sample_measured(reviewed=reviewed, error=error, low=low, expected=expected)
+
     def expired(self, erased: int, overdue: int) -> None:
         """Trials were erased by age; some may be overdue that could not be."""
         if self._metrics:
