@@ -534,6 +534,18 @@ class SecondOpinionAsked(Event):
     reason: str = Field(min_length=1)
 
 
+class AppealOpened(Event):
+    """Somebody whom a verdict concerns contests it: a person who has not reviewed it is to look."""
+
+    kind: Literal["AppealOpened"] = "AppealOpened"
+    by: str = Field(min_length=1)
+    """Who hands it in: a platform, or a person at it."""
+    statement: str = Field(min_length=1)
+    """What they say who contest it."""
+    reference: str = ""
+    """What the platform calls the appeal; opened again under the same, it is the same."""
+
+
 AnyEvent: TypeAlias = Annotated[
     TrialOpened
     | TextRead
@@ -551,12 +563,13 @@ AnyEvent: TypeAlias = Annotated[
     | TrialFailed
     | TrialResumed
     | VerdictReviewed
-    | SecondOpinionAsked,
+    | SecondOpinionAsked
+    | AppealOpened,
     # By its name alone: otherwise an event would be read as the first type that fits.
     Field(discriminator="kind"),
 ]
 
-AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked)
+AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked, AppealOpened)
 """What people do once a trial has a verdict."""
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from court.errors import CourtError
-from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
@@ -115,6 +115,7 @@ class TrialFilter:
         pixels_sha256: SHA-256 of the meme's picture; of a text that was sent alone, the text's digest.
         erased: True for erased trials, False for others.
         other_than: The namespace is none of these.
+        content_id: Caller's id of the content.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -128,6 +129,7 @@ class TrialFilter:
     pixels_sha256: str | None = None
     erased: bool | None = None
     other_than: frozenset[str] = frozenset()
+    content_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +542,18 @@ class ReviewStore(Protocol):
             TrialUnknown: There is none of that id.
             NotDecided: The trial has no verdict.
             Unavailable: The review can't be stored now.
+        """
+        ...
+
+    async def open_appeal(
+        self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
+    ) -> AppealOpened:
+        """Appends an appeal to a decided trial; once more under the same reference, it is the one that stands.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict that could be contested.
+            Unavailable: The appeal can't be stored now.
         """
         ...
 

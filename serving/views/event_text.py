@@ -107,6 +107,11 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.SecondOpinionAsked():
             yield Fact("asked by", event.by)
             yield Speech(event.reason)
+        case e.AppealOpened():
+            yield Fact("handed in by", event.by)
+            if event.reference:
+                yield Fact("reference", event.reference)
+            yield Speech(event.statement)
         case _:
             # A new kind of event fails the type check here, and is not passed over in silence.
             assert_never(event)

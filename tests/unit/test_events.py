@@ -21,6 +21,7 @@ KINDS = {
     "TrialResumed",
     "VerdictReviewed",
     "SecondOpinionAsked",
+    "AppealOpened",
 }
 
 RESTED = (

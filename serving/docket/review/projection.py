@@ -16,6 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 from court.display import word
 from court.events import (
     AnyEvent,
+    AppealOpened,
     Described,
     SecondOpinionAsked,
     TextRead,
@@ -47,6 +48,7 @@ KINDS: Final = frozenset(
         "TrialResumed",
         "VerdictReviewed",
         "SecondOpinionAsked",
+        "AppealOpened",
         ERASED,
     }
 )
@@ -56,6 +58,8 @@ KINDS: Final = frozenset(
 class ReviewPriority(StrEnum):
     """Why a person should look at a verdict; the most urgent first."""
 
+    APPEAL = "APPEAL"
+    """Somebody whom the verdict concerns contests it."""
     REVIEWERS_DISAGREE = "REVIEWERS_DISAGREE"
     """Two reviewers found it to be different things."""
     SECOND_OPINION = "SECOND_OPINION"
@@ -76,11 +80,12 @@ class ReviewPriority(StrEnum):
 
     @property
     def urgency(self) -> int:
-        """1 for what is taken first."""
+        """0 for what is taken first."""
         return _URGENCY[self]
 
 
-_URGENCY = {why: place for place, why in enumerate(ReviewPriority, 1)}
+# From 0: appeals came to those that dockets already hold by their numbers.
+_URGENCY = {why: place for place, why in enumerate(ReviewPriority)}
 _VOTES = {
     ReviewReason.JUDGES_DISAGREE,
     ReviewReason.VOTE_DISAGREES,
@@ -232,6 +237,8 @@ class _Case:
             case SecondOpinionAsked():
                 row["asked_by"] = event.by
                 self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
+            case AppealOpened():
+                self._waits(((ReviewPriority.APPEAL, f"{event.by} hands in an appeal: {event.statement}"),))
             case _:
                 self.changed = False
 
@@ -249,6 +256,7 @@ class _Case:
 
     def _reviewed(self, event: VerdictReviewed, number: int, connection: Connection) -> None:
         row = self.row
+        said_before = event.reviewer in _last_words(connection, event.trial_id)
         connection.execute(
             insert(t.reviews),
             {
@@ -265,6 +273,8 @@ class _Case:
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
         if row.get("asked_by") == event.reviewer:
             return  # one's own is no second opinion
+        if said_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
+            return  # nor does who reviewed a verdict decide on an appeal against it
         row["asked_by"], row["waiting"] = "", False
         given = _last_words(connection, event.trial_id)
         if len(given) == 2 and len(set(given.values())) == 2:

@@ -88,6 +88,8 @@ class SqlTrialIndex(SqlStore, TrialIndex):
                 query = query.where(_row.opened_at < t.stamp(which.opened_until))
             if which.erased is not None:
                 query = query.where(_row.erased if which.erased else not_(_row.erased))
+            if which.content_id is not None:
+                query = query.where(_row.content_id == which.content_id)
             if which.other_than:
                 query = query.where(_row.namespace.not_in(sorted(which.other_than)))
             # Reviews are the rarest of all, which SQLite can't know. What is wrapped so is not looked up in an index.
