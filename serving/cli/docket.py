@@ -14,6 +14,7 @@ from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
 from serving.cli.hashes import hashes
 from serving.cli.retention import expire
+from serving.cli.rotation import rotate_key
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -128,10 +129,14 @@ def checkpoint(docket: Path | Address | None) -> None:
     metavar="FILE",
     help="Make a private key instead, for a docket that is not there yet, and print its public key.",
 )
+@click.option("--all", "every", is_flag=True, help="Also those before it, the first one first: a file for --key.")
 @docket_option
-def key(new: Path | None, docket: Path | Address | None) -> None:
+def key(new: Path | None, every: bool, docket: Path | Address | None) -> None:
     """Prints the public key of the docket. Keep it elsewhere: it is what everything is checked against."""
-    click.echo(_new_key(new) if new else run(_key(docket)))
+    click.echo(_new_key(new) if new else "\n".join(run(_keys(docket, every=every))))
+
+
+docket.add_command(rotate_key)
 
 
 def _new_key(path: Path) -> str:
@@ -255,9 +260,9 @@ async def _checkpoint(place: Path | Address | None) -> str:
         return await store.log.checkpoint()
 
 
-async def _key(place: Path | Address | None) -> str:
+async def _keys(place: Path | Address | None, *, every: bool) -> Sequence[str]:
     async with docket_in(settings_of(docket=place)) as store:
-        return await store.log.vkey()
+        return [str(each) for each in await store.log.keys()] if every else [await store.log.vkey()]
 
 
 async def _erased(

@@ -19,6 +19,7 @@ from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from serving.docket.log.entries import Entry, Erased, PrecedentChanged
+from serving.docket.log.notes import SigningKey, VerifierKey
 
 
 class DocketError(CourtError):
@@ -509,6 +510,29 @@ class TransparencyLog(Protocol):
 
     async def vkey(self) -> str:
         """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
+        ...
+
+    async def keys(self) -> Sequence[VerifierKey]:
+        """All public keys that its checkpoints were ever signed with, the first one first. Raises DocketError too."""
+        ...
+
+    async def rotate(
+        self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
+    ) -> int:
+        """Has checkpoints signed with another key from now on, which the signer must have; the number of the entry.
+
+        Args:
+            old: Key of the docket.
+            new: Key that takes its place, of the same name.
+            who: Person or system that wants it.
+            why: Why.
+            compromised: True if others may have the old key.
+            at: Time of the request.
+
+        Raises:
+            DocketError: The docket has another key by now, or the new one is not where keys lie (``DOCKET_KEY``).
+            Unavailable: The change can't be stored now.
+        """
         ...
 
     async def receipt(self, trial_id: str) -> Receipt:
