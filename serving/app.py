@@ -151,7 +151,7 @@ async def serve(
                 _beside(stack, measure_sample(telemetry, queue, house.docket.trials, wanted=wanted))
             if retention_periods(settings):
                 forget = forget_by(house)
-                _beside(stack, keep_retention(house.docket, settings, forget=forget, told=telemetry.expired))
+                _beside(stack, keep_retention(house.docket, settings, forget=forget, report=telemetry.expired))
             if receivers:
                 _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:

@@ -158,7 +158,7 @@ async def keep_retention(
     settings: Settings,
     *,
     forget: Forget | None,
-    told: Callable[[int, int], None],
+    report: Callable[[int, int], None],
     every_s: float = EVERY_S,
 ) -> None:
     """Erases what has expired, pass by pass, until it is cancelled. Several servers of a docket may do so.
@@ -167,7 +167,7 @@ async def keep_retention(
         docket: Docket of the trials.
         settings: Settings with the periods.
         forget: Takes a precedent out of the library; None where there is none that can be changed.
-        told: Is told after each pass how many were erased, and how many are overdue.
+        report: Is told after each pass how many were erased, and how many are overdue.
         every_s: Seconds between two passes.
     """
     periods = retention_periods(settings)
@@ -182,7 +182,7 @@ async def keep_retention(
         else:
             unfinished = done.unfinished
             count = sum(done.erased.values())
-            told(count, done.overdue)
+            report(count, done.overdue)
             if count:
                 _log.info("erased by age: trials=%d", count)
         await asyncio.sleep(every_s)

@@ -49,7 +49,7 @@ class Rejudged:
         new: Record of the new one; None where none was held.
         reason: Why there is no new verdict, for machines; empty where there is one.
         message: The same for people.
-        held: True if it was held by this call, and not by an earlier one.
+        is_new: True if it was held by this call, and not by an earlier one.
     """
 
     old: TrialRecord
@@ -57,7 +57,7 @@ class Rejudged:
     new: TrialRecord | None = None
     reason: str = ""
     message: str = ""
-    held: bool = False
+    is_new: bool = False
 
 
 class Rejudging:
@@ -86,16 +86,16 @@ class Rejudging:
         if self.is_unchanged(old):
             return Rejudged(old, RejudgeOutcome.UNCHANGED)
         try:
-            record, held = await self._held(old)
-            if held:
+            record, is_new = await self._try_once_more(old)
+            if is_new:
                 await self._known.learn(record)
         except CourtError as error:
             return Rejudged(old, RejudgeOutcome.FAILED, reason=error.reason, message=error.message)
         assert old.verdict is not None and record.verdict is not None, "both have ended in one"
         same = old.verdict.label is record.verdict.label
-        return Rejudged(old, RejudgeOutcome.SAME if same else RejudgeOutcome.DIFFERENT, record, held=held)
+        return Rejudged(old, RejudgeOutcome.SAME if same else RejudgeOutcome.DIFFERENT, record, is_new=is_new)
 
-    async def _held(self, old: TrialRecord) -> tuple[TrialRecord, bool]:
+    async def _try_once_more(self, old: TrialRecord) -> tuple[TrialRecord, bool]:
         """The record of the new trial, and whether it was held, or taken up, only now."""
         for attempt in itertools.count():
             trial_id = self._id_of(old, attempt)

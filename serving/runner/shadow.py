@@ -68,7 +68,7 @@ class Shadow:
     """Tries after the court what the court has tried. Used from one event loop."""
 
     def __init__(
-        self, live: TrialExecutor, admission: Admission, shadow: ShadowCourt, told: Callable[[str], None]
+        self, live: TrialExecutor, admission: Admission, shadow: ShadowCourt, report: Callable[[str], None]
     ) -> None:
         """Waits for verdicts.
 
@@ -76,12 +76,12 @@ class Shadow:
             live: The court.
             admission: Turns of the court, which go before.
             shadow: Means by which the shadow tries.
-            told: Is told what came of each meme: ``decided``, ``failed`` or ``dropped``.
+            report: Is told what came of each meme: ``decided``, ``failed`` or ``dropped``.
         """
         self._live = live
         self._admission = admission
         self._shadow = shadow
-        self._told = told
+        self._report = report
         self._waiting: deque[str] = deque()
         self._some = asyncio.Event()
 
@@ -91,7 +91,7 @@ class Shadow:
             return
         if len(self._waiting) >= self._shadow.waiting:
             self._waiting.popleft()
-            self._told("dropped")
+            self._report("dropped")
         self._waiting.append(event.trial_id)
         self._some.set()
 
@@ -142,9 +142,9 @@ class Shadow:
         except CourtError as error:
             # Also a trial that failed: its record says so, and the shadow goes on with the next.
             _log.warning("trial=%s not tried by the shadow: reason=%s", trial_id, error.reason)
-            self._told("failed")
+            self._report("failed")
         else:
-            self._told("decided")
+            self._report("decided")
 
     async def _hear(self, record: TrialRecord) -> None:
         shadow, opened, text = self._shadow, record.opened, record.text

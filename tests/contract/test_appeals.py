@@ -67,7 +67,7 @@ def test_it_comes_first_and_not_to_who_reviewed_and_the_verdict_stays_hidden_fro
         await opened(it.docket, "sure")
         queues = {who: await it.waiting(who) for who in ("ada", "ben")}
         only = await it.waiting("ben", why=ReviewPriority.APPEAL)
-        hidden = {who: await it.desk.kept_from(who, ["sure"]) for who in ("ada", "ben")}
+        hidden = {who: await it.desk.hidden_from(who, ["sure"]) for who in ("ada", "ben")}
         with pytest.raises(AnotherWanted):
             await it.desk.take("sure", "ada")
         # Nor does a review over the wire by the same person close it.

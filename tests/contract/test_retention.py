@@ -153,7 +153,7 @@ def test_the_server_s_job_goes_on_after_a_docket_that_was_away(using):
             done.set()
 
         job = asyncio.create_task(
-            keep_retention(replace(docket, index=Index()), SETTINGS, forget=None, told=told, every_s=0.01)
+            keep_retention(replace(docket, index=Index()), SETTINGS, forget=None, report=told, every_s=0.01)
         )
         await asyncio.wait_for(done.wait(), 30)
         job.cancel()

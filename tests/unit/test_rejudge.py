@@ -50,13 +50,13 @@ def test_each_gets_a_new_trial_that_names_the_old_one_and_repeating_it_holds_non
 
     first, before, done, again, after, ids = on_one_server(town, scene)
     assert before == after and len(ids) == 4
-    assert [each.outcome for each in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(each.held for each in done)
+    assert [each.outcome for each in done] == [RejudgeOutcome.DIFFERENT] * 2 and all(each.is_new for each in done)
     new = next(each.new for each in done if each.old.trial_id == first.trial_id)
     assert new.opened.of_trial == first.trial_id and new.opened.policy.version == "2"
     assert new.verdict.label is Label.NOT_HARMFUL is not first.verdict.label
     assert new.opened.meme.model_dump(exclude={"frames"}) == first.opened.meme.model_dump(exclude={"frames"})
     assert [each.new.trial_id for each in again] == [each.new.trial_id for each in done]
-    assert not any(each.held for each in again)
+    assert not any(each.is_new for each in again)
 
 
 def test_where_nothing_has_changed_nothing_is_tried(town):
@@ -94,8 +94,8 @@ def test_a_failure_is_told_and_the_next_call_is_another_attempt(town):
 
     failed, mended, again, states = on_one_server(town, scene)
     assert (failed.outcome, failed.reason, failed.new) == (RejudgeOutcome.FAILED, "INTERNAL", None)
-    assert mended.outcome is RejudgeOutcome.SAME and mended.held
-    assert again.new.trial_id == mended.new.trial_id and not again.held
+    assert mended.outcome is RejudgeOutcome.SAME and mended.is_new
+    assert again.new.trial_id == mended.new.trial_id and not again.is_new
     assert states == [TrialState.DECIDED, TrialState.DECIDED, TrialState.FAILED]
 
 
@@ -114,7 +114,7 @@ def test_one_that_was_cut_off_goes_on_where_it_was(town):
         return done
 
     done = on_one_server(town, scene)
-    assert done.outcome is RejudgeOutcome.SAME and done.held
+    assert done.outcome is RejudgeOutcome.SAME and done.is_new
     assert [event.kind for event in done.new.events].count("TrialResumed") == 1
 
 

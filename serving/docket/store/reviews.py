@@ -121,7 +121,7 @@ def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | C
 
 def _appeal(connection: Connection, drafts: Sequence[AppealOpened]) -> Sequence[Said | CourtError]:
     open_appender(connection)  # as above
-    return [_same_appeal(connection, draft) or keep_said(connection, draft) for draft in drafts]
+    return [_same_appeal(connection, draft) or append_review(connection, draft) for draft in drafts]
 
 
 def _same_appeal(connection: Connection, draft: AppealOpened) -> AppealOpened | None:
