@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from court.errors import BadRequest, NotLoaded, Unavailable
+from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
@@ -35,6 +35,7 @@ from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
+from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.runner.shadow import Shadow
@@ -97,8 +98,8 @@ async def serve(
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
-        for place in (settings.library, *(each.library for each in settings.namespaces.values())):
-            await asyncio.to_thread(require_library, place)
+        for own in (settings, *settings.namespaces.values(), *([settings.shadow] if settings.shadow else [])):
+            await asyncio.to_thread(require_library, own.library)
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
@@ -165,7 +166,6 @@ async def serve(
                 stopping=stopping,
                 resume=resume,
                 ready=ready,
-                tell=tell,
             )
         health.end()
         await server.stop(_LAST_S)
@@ -232,6 +232,17 @@ def _console(
     )
 
 
+async def _run_shadow(house: TrialExecutor, settings: Settings, admission: Admission, telemetry: Telemetry) -> None:
+    """Opens the shadow and lets it try, until this is cancelled; the court neither waits for it nor ends with it."""
+    try:
+        async with open_shadow(house, settings, _log.info) as candidate:
+            shadow = Shadow(house, admission, candidate, telemetry.shadow_tried)
+            house.feed.subscribe(shadow.note)
+            await asyncio.gather(shadow.run(), shadow.follow_erasures())
+    except CourtError as error:
+        _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)
+
+
 async def _hold_court(
     house: TrialExecutor,
     settings: Settings,
@@ -242,7 +253,6 @@ async def _hold_court(
     stopping: asyncio.Event,
     resume: bool,
     ready: Callable[[], None],
-    tell: Callable[[str], None],
 ) -> None:
     """From when asks are heard until the last of them has its answer."""
     court, docket, precedents = services
@@ -255,11 +265,7 @@ async def _hold_court(
         docket.open(house, reception.forget, corrections_for(house, settings))
         precedents.open(house, reception.decoders)
         if settings.shadow is not None:
-            candidate = await stack.enter_async_context(open_shadow(house, settings, tell))
-            shadow = Shadow(house, reception.admission, candidate, telemetry.shadow_tried)
-            house.feed.subscribe(shadow.note)
-            _beside(stack, shadow.run())
-            _beside(stack, shadow.follow_erasures())
+            _beside(stack, _run_shadow(house, settings, reception.admission, telemetry))
         _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
         # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
         resuming = {_beside(last, reception.resume_cut_off())} if resume else set()
