@@ -39,7 +39,13 @@ _OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
     (WebhookSettings, "[[webhooks]]", "A receiver that is told what happens; the table may come again:"),
 )
 """Models of tables that are not there by themselves, with the head of each and a line about it."""
-_SHOWN_APART = {(ModelSettings, "roles"), (ModelSettings, "guard"), (ModelSettings, "judges"), (Settings, "webhooks")} | {(Settings, "namespaces")}
+_SHOWN_APART = {
+    (ModelSettings, "roles"),
+    (ModelSettings, "guard"),
+    (ModelSettings, "judges"),
+    (Settings, "webhooks"),
+    (Settings, "namespaces"),
+}
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 """A key that TOML takes without quotes."""
 _MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
