@@ -265,6 +265,8 @@ class TrialOpened(Event):
     which it is known. No part of the settings' digest: replies are the same."""
     fence_mark: str = ""
     """With what the posts around untrusted text were marked; empty where no model is asked."""
+    of_trial: str = ""
+    """Id of the trial whose meme is tried here once more, by other means; empty for a trial of its own."""
 
 
 class TextRead(Event):
@@ -679,6 +681,18 @@ class SecondOpinionAsked(Event):
     reason: str = Field(min_length=1)
 
 
+class AppealOpened(Event):
+    """Somebody whom a verdict concerns contests it: a person who has not reviewed it is to look."""
+
+    kind: Literal["AppealOpened"] = "AppealOpened"
+    by: str = Field(min_length=1)
+    """Who hands it in: a platform, or a person at it."""
+    statement: str = Field(min_length=1)
+    """What they say who contest it."""
+    reference: str = ""
+    """What the platform calls the appeal; opened again under the same, it is the same."""
+
+
 AnyEvent: TypeAlias = Annotated[
     TrialOpened
     | TextRead
@@ -701,12 +715,13 @@ AnyEvent: TypeAlias = Annotated[
     | TrialFailed
     | TrialResumed
     | VerdictReviewed
-    | SecondOpinionAsked,
+    | SecondOpinionAsked
+    | AppealOpened,
     # By its name alone: otherwise an event would be read as the first type that fits.
     Field(discriminator="kind"),
 ]
 
-AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked)
+AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked, AppealOpened)
 """What people do once a trial has a verdict."""
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])

@@ -70,6 +70,7 @@ class TrialCase:
         trace_id: W3C trace id, 32 hex digits, or empty.
         within_s: Seconds until the caller's deadline, or None. When they run short, the sides rest early.
         batch: True if it is one of many for which nobody waits singly: model servers work on others first.
+        of_trial: Id of the trial whose meme is tried once more; empty for a trial of its own.
     """
 
     trial_id: str
@@ -81,6 +82,7 @@ class TrialCase:
     trace_id: str = ""
     within_s: float | None = None
     batch: bool = False
+    of_trial: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +398,7 @@ class Court:
             "servers": {} if asks_nobody or self.chairs is None else self.chairs.pinned(case.meme.digest).servers,
             "prefix_cache": {} if asks_nobody or self.chairs is None else self.chairs.prefix_cache,
             "fence_mark": "" if asks_nobody else fence.mark,
+            "of_trial": case.of_trial,
         }
 
 

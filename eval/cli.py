@@ -16,6 +16,7 @@ from eval.commands.report import report
 from eval.commands.reproduce import reproduce
 from eval.commands.run import run
 from eval.commands.score import score
+from eval.commands.shadow import shadow
 from eval.commands.steering import steering
 from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
@@ -44,6 +45,7 @@ for command in (
     reproduce,
     run,
     score,
+    shadow,
     steering,
     sweep,
     synthetic,

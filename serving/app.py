@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from court.errors import BadRequest, NotLoaded, Unavailable
+from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
@@ -27,6 +27,7 @@ from serving.access.tls import Certificates
 from serving.access.tokens import WHAT as TOKENS
 from serving.access.tokens import Tokens
 from serving.docket.audit.anchoring import keep_anchored, open_witness
+from serving.docket.retention import keep_retention, retention_periods
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.health import COURT, DOCKET, PRECEDENTS, SERVING, Health, run_health_checks
@@ -34,16 +35,18 @@ from serving.rpc.judge import CourtService
 from serving.rpc.methods import Methods
 from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
+from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
+from serving.runner.shadow import Shadow
 from serving.settings import Settings
 from serving.telemetry import Telemetry, open_telemetry
-from serving.telemetry.docket_state import measure_docket
+from serving.telemetry.docket_state import measure_docket, measure_sample
 from serving.webhooks.attempts import Receiver
 from serving.webhooks.messages import PRECEDENT_CHANGED
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
-from serving.wiring import corrections_for, open_court, readiness_checks
+from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks, rules_of
 
 _TOLD_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
@@ -95,7 +98,8 @@ async def serve(
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
-        await asyncio.to_thread(require_library, settings.library)
+        for own in (settings, *settings.namespaces.values(), *([settings.shadow] if settings.shadow else [])):
+            await asyncio.to_thread(require_library, own.library)
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
@@ -144,6 +148,11 @@ async def serve(
             if settings.metrics:
                 house.docket.transactions.written = telemetry.docket_written
                 _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
+                queue, wanted = house.docket.review_queue(rules_of(settings)), settings.trial.review_risk
+                _beside(stack, measure_sample(telemetry, queue, house.docket.trials, wanted=wanted))
+            if retention_periods(settings):
+                forget = forget_by(house)
+                _beside(stack, keep_retention(house.docket, settings, forget=forget, report=telemetry.expired))
             if receivers:
                 _tell_receivers(stack, house, receivers, telemetry)
             if settings.console:
@@ -223,6 +232,17 @@ def _console(
     )
 
 
+async def _run_shadow(house: TrialExecutor, settings: Settings, admission: Admission, telemetry: Telemetry) -> None:
+    """Opens the shadow and lets it try, until this is cancelled; the court neither waits for it nor ends with it."""
+    try:
+        async with open_shadow(house, settings, _log.info) as candidate:
+            shadow = Shadow(house, admission, candidate, telemetry.shadow_tried)
+            house.feed.subscribe(shadow.note)
+            await asyncio.gather(shadow.run(), shadow.follow_erasures())
+    except CourtError as error:
+        _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)
+
+
 async def _hold_court(
     house: TrialExecutor,
     settings: Settings,
@@ -244,6 +264,8 @@ async def _hold_court(
         court.open(house, reception)
         docket.open(house, reception.forget, corrections_for(house, settings))
         precedents.open(house, reception.decoders)
+        if settings.shadow is not None:
+            _beside(stack, _run_shadow(house, settings, reception.admission, telemetry))
         _beside(stack, run_health_checks(health, readiness_checks(house, settings)))
         # Ends with the reception: cancelled before, what it holds would be ended as if its caller had left.
         resuming = {_beside(last, reception.resume_cut_off())} if resume else set()

@@ -315,6 +315,51 @@ class EvidenceSettings(BaseModel):
         return self
 
 
+class ShadowSettings(BaseModel):
+    """A candidate that judges beside the court, without any effect: another library, prompts, models or policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    docket: Place | None = None
+    """Where its trials are recorded; ``home/shadow.sqlite`` if not given."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the court's verdicts after which it tries the same meme."""
+    waiting: int = Field(default=1000, ge=1, le=100_000)
+    """Memes that wait for it; beyond, the oldest is passed over."""
+    procedure: Procedure | None = None
+    """How it tries; as the court did, if not given."""
+    library: Place | None = None
+    """Its library of precedents, made with the same encoder; the court's, if not given."""
+    policy: Path | None = None
+    """The file of its policy; the court's, if not given."""
+    prompts: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Words in which its models are asked; the court's, if not given."""
+    llm: ModelSettings | None = None
+    """Its chat models; the court's, if not given."""
+
+
+Days = Annotated[int, Field(ge=1, le=36_500)]
+
+
+class NamespaceSettings(BaseModel):
+    """Settings for the content of one namespace; those that are not given are as for all content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Path | None = None
+    """The file of the policy that it is judged by."""
+    library: Place | None = None
+    """The library of precedents that are cited for it, made with the encoder of the court's own."""
+    review_share: float | None = Field(default=None, ge=0, le=1)
+    """Share of its verdicts that chance brings to the desk."""
+    trials_per_minute: int | None = Field(default=None, ge=1)
+    """Trials that are begun for it within any minute, at each server."""
+    trials_per_day: int | None = Field(default=None, ge=1)
+    """Trials that are begun for it within any 24 hours, at each server; those of before its start count too."""
+    retention_days: Days | Literal["unlimited"] | None = None
+    """Days after which its trials are erased; ``unlimited`` for never."""
+
+
 class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -395,6 +440,8 @@ class Settings(BaseSettings):
     """A verdict whose score puts the probability of its own label below this comes to the desk."""
     review_share: float = Field(default=0.01, ge=0, le=1)
     """Share of all verdicts that chance brings to the desk: by these it is known how good verdicts are."""
+    retention_days: Days | None = None
+    """Days after which a trial is erased, from when it was opened; never if not given."""
     fonts: tuple[Path, ...] = ()
     """Font files for records as PDF, of scripts that the packaged fonts lack: Chinese, Japanese, Korean and others."""
     reflection: bool = True
@@ -423,6 +470,10 @@ class Settings(BaseSettings):
     """Where the expert witness finds evidence; it is called as ``trial.expert`` says."""
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers that are told what happens, each a table ``[[webhooks]]`` of the file (docs/webhooks.md)."""
+    namespaces: dict[str, NamespaceSettings] = Field(default_factory=dict)
+    """What is otherwise for some content: a table ``[namespaces.NAME]`` for each namespace."""
+    shadow: ShadowSettings | None = None
+    """A candidate that judges beside the court, without any effect: a table ``[shadow]``."""
 
     @field_validator("webhooks")
     @classmethod
@@ -435,6 +486,12 @@ class Settings(BaseSettings):
     def roles(self) -> tuple[RoleName, ...]:
         """Roles that have a model in full trials."""
         return tuple(name for name in get_args(RoleName) if name != "expert" or self.trial.expert != "off")
+
+    @model_validator(mode="after")
+    def _records_apart(self) -> Self:
+        if self.shadow is not None and str(self.shadow_docket_place) == str(self.docket_place):
+            raise ValueError("shadow.docket is another docket than the court's: what the shadow says is recorded apart")
+        return self
 
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
@@ -490,6 +547,11 @@ class Settings(BaseSettings):
     def docket_place(self) -> Path | Address:
         """Place of the docket."""
         return self.docket or self.home / "docket.sqlite"
+
+    @property
+    def shadow_docket_place(self) -> Path | Address:
+        """Place of the docket of the shadow."""
+        return (self.shadow and self.shadow.docket) or self.home / "shadow.sqlite"
 
     @property
     def docket_key_place(self) -> Path | None:

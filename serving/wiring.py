@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from court.backends.ocr.reader import open_reader
 from court.backends.pictures.reader import GuardedPictureReader
@@ -36,13 +38,15 @@ from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.no_library import NoLibrary
 from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.open import Docket, open_docket
-from serving.docket.review.corrections import Corrections, Overrulings
+from serving.docket.retention import WHO
+from serving.docket.review.corrections import Corrections, Overrulings, forget_precedent
 from serving.docket.review.projection import Rules
 from serving.evidence import open_evidence
 from serving.models.connect import connect_models
 from serving.rpc.health import COURT, DOCKET, DOCKET_WITHIN_S, OVERALL, PRECEDENTS, ModelProbe, ReadinessCheck
 from serving.runner.executor import TrialExecutor
 from serving.runner.near_duplicates import NearDuplicateIndex
+from serving.runner.shadow import ShadowCourt
 from serving.settings import RoleName, Settings
 from serving.version import SOFTWARE
 
@@ -111,7 +115,7 @@ async def open_court(
             stack.push_async_callback(text_reader.aclose)
         reads = text_reader is not None and read_text
         warm = [part.warm for part in (text_reader if reads else None, near) if part is not None]
-        finder: LibraryFinder | PgvectorFinder | NoLibrary = NoLibrary()
+        finders: dict[Path | Address | None, LibraryFinder | PgvectorFinder] = {}
         encoder: Encoder | None = None
         if search:
             load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
@@ -121,15 +125,16 @@ async def open_court(
             encoder = (await asyncio.gather(loading, warming))[0]
             if isinstance(encoder, EncoderProcess):
                 stack.callback(encoder.close)
-            finder = await open_finder(settings, encoder, pictures, tell)
+            # The court's own first; those of namespaces, each once.
+            for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
+                if place not in finders:
+                    own = settings.model_copy(update={"library": place})
+                    finders[place] = await _open_followed(
+                        own, encoder, pictures, tell=tell, stack=stack, following=follow_library
+                    )
         else:
             await asyncio.gather(*(begin() for begin in warm))
-        stack.callback(finder.close)
-        if isinstance(finder, LibraryFinder):
-            await asyncio.to_thread(finder.warm, _warming(tell))
-            if follow_library:
-                following = asyncio.create_task(follow(finder, tell))
-                stack.push_async_callback(_cancelled, following)
+        finder = finders.get(settings.library, NoLibrary())
         chairs = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
         entailment = None
         if settings.entailment is not None and settings.trial.expert == "always":
@@ -154,9 +159,83 @@ async def open_court(
         )
         # At the start and not with the first request: without models there is no full procedure.
         court.require(settings.procedure)
+        courts = {
+            name: replace(
+                court,
+                policy=Policy.load(each.policy) if each.policy else policy,
+                finder=finders.get(each.library, finder) if each.library else finder,
+            )
+            for name, each in settings.namespaces.items()
+            if each.policy or each.library
+        }
         if near is not None:
             await near.catch_up()
-        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near)
+        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near, courts=courts)
+
+
+async def _open_followed(
+    settings: Settings,
+    encoder: Encoder,
+    pictures: PictureReader,
+    *,
+    tell: Callable[[str], None],
+    stack: AsyncExitStack,
+    following: bool,
+) -> LibraryFinder | PgvectorFinder:
+    """Opens a finder, warm, until the stack is left."""
+    finder = await open_finder(settings, encoder, pictures, tell)
+    stack.callback(finder.close)
+    if isinstance(finder, LibraryFinder):
+        await asyncio.to_thread(finder.warm, _warming(tell))
+        if following:
+            stack.push_async_callback(_cancelled, asyncio.create_task(follow(finder, tell)))
+    return finder
+
+
+@asynccontextmanager
+async def open_shadow(
+    house: TrialExecutor, settings: Settings, tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[ShadowCourt]:
+    """Opens the candidate that the settings name, beside a court that is open.
+
+    Raises:
+        As :func:`open_court`.
+    """
+    assert settings.shadow is not None
+    own = settings.shadow
+    changes: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        place = settings.shadow_docket_place
+        if isinstance(place, Path) and not place.exists():
+            tell(f"Making a docket for the shadow at {place} …")
+        key = None if isinstance(place, Path) else settings.home / "shadow.key"
+        docket = await asyncio.to_thread(partial(Docket.open, place, key=key))
+        stack.push_async_callback(docket.close)
+        await docket.log.sign()
+        if own.policy:
+            changes["policy"] = Policy.load(own.policy)
+        if own.library:
+            main = house.court.finder
+            assert isinstance(main, LibraryFinder | PgvectorFinder), "opened by open_court"
+            changed = settings.model_copy(update={"library": own.library})
+            changes["finder"] = await _open_followed(
+                changed, main.encoder, house.pictures, tell=tell, stack=stack, following=True
+            )
+        trial = settings.trial.model_copy(update={"prompts": own.prompts} if own.prompts else {})
+        if own.prompts:
+            changes |= {"prompts": open_set(own.prompts), "settings": trial}
+        if own.llm:
+            models = settings.model_copy(update={"llm": own.llm, "trial": trial})
+            changes["chairs"] = await connect_models(models, stack, tell, patient=True)
+        court = replace(house.court, **changes)
+        court.require(own.procedure or settings.procedure)
+        yield ShadowCourt(
+            docket=docket,
+            court_of=lambda namespace: replace(house.court_of(namespace), **changes),
+            share=own.share,
+            waiting=own.waiting,
+            procedure=own.procedure,
+        )
 
 
 def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
@@ -249,7 +328,8 @@ def _duplicate_index(docket: Docket, settings: Settings) -> NearDuplicateIndex:
 
 def rules_of(settings: Settings) -> Rules:
     """Returns the rules that bring a verdict to review without its asking."""
-    return Rules(sure=settings.review_below, sampled=settings.review_share)
+    shares = {name: each.review_share for name, each in settings.namespaces.items() if each.review_share is not None}
+    return Rules(sure=settings.review_below, sampled=settings.review_share, sampled_in=shares)
 
 
 def parts_beside(
@@ -307,7 +387,8 @@ async def parts_alone(
             return load_encoder_for(library, settings.encoder)
 
         overrulings = Overrulings(settings.overrulings)
-        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings)
+        own = {name: partial(open_writer, each.library) for name, each in settings.namespaces.items() if each.library}
+        parts[RULINGS] = Corrections(lambda: open_writer(library), encoder, docket.trials, overrulings, own=own)
     try:
         yield parts
     finally:
@@ -326,7 +407,42 @@ def corrections_for(house: TrialExecutor, settings: Settings) -> Corrections | N
     if not isinstance(finder, LibraryFinder | PgvectorFinder):
         return None
     overrulings = Overrulings(settings.overrulings)
-    return Corrections(lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings)
+    own = {
+        name: partial(open_writer_of, court.finder)
+        for name, court in house.courts.items()
+        if court.finder is not finder and isinstance(court.finder, LibraryFinder | PgvectorFinder)
+    }
+    return Corrections(
+        lambda: open_writer_of(finder), lambda: finder.encoder, house.docket.trials, overrulings, own=own
+    )
+
+
+async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, why: str) -> bool:
+    """Takes a precedent out of all libraries that the settings name, for good; True if there was anything of it."""
+    # In all of them: a namespace may have had another library when the trial was overruled.
+    places = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {None}
+    found = False
+    for place in sorted(places, key=str):
+        assert place is not None
+        found |= await forget_precedent(partial(open_writer, place), precedent_id, who=who, why=why)
+    return found
+
+
+def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
+    """Returns what takes precedents of trials erased by age out of the libraries; None if none can be changed."""
+    finders = {id(court.finder): court.finder for court in (house.court, *house.courts.values())}
+    changeable = [each for each in finders.values() if isinstance(each, LibraryFinder | PgvectorFinder)]
+    if not changeable:
+        return None
+
+    async def forget(name: str) -> bool:
+        found = False
+        for finder in changeable:
+            opened = partial(open_writer_of, finder)
+            found |= await forget_precedent(opened, name, who=WHO, why="The trial was erased.")
+        return found
+
+    return forget
 
 
 def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequence[ReadinessCheck]]:

@@ -143,6 +143,10 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.review`."""
         return (await self._call(self._docket.ReviewVerdict, request, timeout, changes=True)).summary
 
+    async def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
+        """See :meth:`memecourt.client.Client.appeal`."""
+        return await self._call(self._docket.OpenAppeal, request, timeout, changes=not request.reference)
+
     async def reviews(
         self, from_entry: int | None = None, *, overruled_only: bool = False
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:

@@ -230,6 +230,10 @@ class Client:
         """
         return self._call(self._docket.ReviewVerdict, request, timeout, changes=True).summary
 
+    def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
+        """Opens an appeal against a verdict; with a ``reference`` it may be asked again, and is opened once."""
+        return self._call(self._docket.OpenAppeal, request, timeout, changes=not request.reference)
+
     def reviews(
         self, from_entry: int | None = None, *, overruled_only: bool = False
     ) -> Generator[wire.WatchReviewsResponse, None, None]:

@@ -33,7 +33,7 @@ FORMAT = "memecourt-bundle/1"
 """Of bundles; stands in each."""
 COUNT = "memecourt-count/1"
 """First line of the note that says how many entries a trial has."""
-OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged"})
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
 """Kinds of entries that are no events of a trial."""
 
 _NOT_WHOLE = "This file is not what it has to be: "

@@ -13,13 +13,14 @@ import click
 from serving.access.private_files import hand_on
 from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
 from serving.cli.hashes import hashes
+from serving.cli.retention import expire
+from serving.cli.rotation import rotate_key
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
     from serving.docket.backup import Backup
     from serving.docket.log.entries import Erased
     from serving.docket.log.verify import Report
-    from serving.settings import Settings
 
 EXIT_CLEAN = 0
 EXIT_VIOLATED = 1
@@ -128,10 +129,14 @@ def checkpoint(docket: Path | Address | None) -> None:
     metavar="FILE",
     help="Make a private key instead, for a docket that is not there yet, and print its public key.",
 )
+@click.option("--all", "every", is_flag=True, help="Also those before it, the first one first: a file for --key.")
 @docket_option
-def key(new: Path | None, docket: Path | Address | None) -> None:
+def key(new: Path | None, every: bool, docket: Path | Address | None) -> None:
     """Prints the public key of the docket. Keep it elsewhere: it is what everything is checked against."""
-    click.echo(_new_key(new) if new else run(_key(docket)))
+    click.echo(_new_key(new) if new else "\n".join(run(_keys(docket, every=every))))
+
+
+docket.add_command(rotate_key)
 
 
 def _new_key(path: Path) -> str:
@@ -165,6 +170,9 @@ def erase(
     click.echo(f"{len(erased.numbers)} entries of trial {printable(trial_id)} are erased.")
     if precedent:
         click.echo("The precedent that its overruling became is out of the library.")
+
+
+docket.add_command(expire)
 
 
 @docket.command("erase-precedent")
@@ -270,9 +278,9 @@ async def _checkpoint(place: Path | Address | None) -> str:
         return await store.log.checkpoint()
 
 
-async def _key(place: Path | Address | None) -> str:
+async def _keys(place: Path | Address | None, *, every: bool) -> Sequence[str]:
     async with docket_in(settings_of(docket=place)) as store:
-        return await store.log.vkey()
+        return [str(each) for each in await store.log.keys()] if every else [await store.log.vkey()]
 
 
 async def _erased(
@@ -307,20 +315,9 @@ async def _erased_document(place: Path | Address | None, document_id: str, *, wh
 
 
 async def _out_of_library(library: Path | Address | None, precedent_id: str, who: str, why: str) -> bool:
-    from retrieval.open import open_writer
-    from serving.docket.review.corrections import forget_precedent
+    from serving.wiring import forget_in_library
 
-    settings = settings_of(library=library)
-    place = settings.library or _starter(settings)
-    return place is not None and await forget_precedent(lambda: open_writer(place), precedent_id, who=who, why=why)
-
-
-def _starter(settings: Settings) -> Path | None:
-    """The starter library that was used here last; None where none has been made."""
-    from retrieval.library.storage import CURRENT
-
-    made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
-    return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
+    return await forget_in_library(settings_of(library=library), precedent_id, who=who, why=why)
 
 
 def _progress(entries: int) -> None:

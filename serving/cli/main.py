@@ -29,6 +29,8 @@ _COMMANDS = {
     "records": ("serving.cli.records", "List trials, show them step by step, resume those that were cut off."),
     "prompts": ("serving.cli.prompts", "Show, check and compare the words in which models are asked."),
     "docket": ("serving.cli.docket", "Check what is kept, hand trials over with proofs, erase."),
+    "rejudge": ("serving.cli.rejudge", "Try memes of stored trials once more, after policy or library have changed."),
+    "drift": ("serving.cli.drift", "Show the error of verdicts that chance brought to the desk, week by week."),
     "settings": ("serving.cli.settings", "Show the settings that are in force."),
     "upgrade": ("serving.cli.upgrade", "See what an earlier version left, and bring the docket to this one's format."),
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),

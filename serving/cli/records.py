@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from serving.cli.exports import export
 from serving.cli.replay import replay_records
 
 if TYPE_CHECKING:
-    from court.events import AnyEvent
+    from court.events import AnyEvent, AppealOpened
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
     from serving.docket.ports import DocketLine
@@ -95,6 +96,21 @@ def resume_record(
     """
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     click.echo(render(run(_resumed(settings, trial_id, watch))))
+
+
+@records.command("appeal")
+@click.argument("trial_id", metavar="ID")
+@click.option("--by", required=True, help="Who hands it in; stands in the record.")
+@click.option("--statement", required=True, help="What those say who contest the verdict.")
+@click.option("--reference", default="", help="What you call the appeal; opened again under it, it is the same.")
+@docket_option
+def appeal_record(trial_id: str, by: str, statement: str, reference: str, docket: Path | Address | None) -> None:
+    """Opens an appeal against the verdict of a trial: it comes to the desk as the most urgent.
+
+    Whoever has reviewed the verdict can't decide on it, and whoever does sees it only afterwards.
+    """
+    event = run(_appealed(docket, trial_id, by=by, statement=statement, reference=reference))
+    click.echo(f"Event {event.seq} of trial {printable(trial_id)}, opened {event.at:%Y-%m-%d %H:%M:%S}Z.")
 
 
 async def show_event(event: AnyEvent) -> None:
@@ -165,6 +181,16 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
         if watch:
             courthouse.feed.subscribe(show_event)
         return await courthouse.resume(trial_id)
+
+
+async def _appealed(
+    docket: Path | Address | None, trial_id: str, *, by: str, statement: str, reference: str
+) -> AppealOpened:
+    if not by.strip() or not statement.strip():
+        raise click.UsageError("--by and --statement are not empty.")
+    async with docket_in(settings_of(docket=docket)) as store:
+        at = datetime.now(UTC)
+        return await store.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=at)
 
 
 async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:

@@ -15,7 +15,15 @@ import click
 from pydantic import BaseModel
 
 from serving.cli.common import settings_of
-from serving.settings import GuardSettings, ModelSettings, RoleName, RoleSettings, Settings, WebhookSettings
+from serving.settings import (
+    GuardSettings,
+    ModelSettings,
+    NamespaceSettings,
+    RoleName,
+    RoleSettings,
+    Settings,
+    WebhookSettings,
+)
 
 if TYPE_CHECKING:
     from serving.presets import Preset
@@ -27,10 +35,19 @@ _OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
         "[[llm.judges]]",
         "A further judge; the table may come again. What one does not name is as the Judge's:",
     ),
+    (NamespaceSettings, "[namespaces.NAME]", "What is otherwise for the content of one namespace:"),
     (WebhookSettings, "[[webhooks]]", "A receiver that is told what happens; the table may come again:"),
 )
 """Models of tables that are not there by themselves, with the head of each and a line about it."""
-_SHOWN_APART = {(ModelSettings, "roles"), (ModelSettings, "guard"), (ModelSettings, "judges"), (Settings, "webhooks")}
+_SHOWN_APART = {
+    (ModelSettings, "roles"),
+    (ModelSettings, "guard"),
+    (ModelSettings, "judges"),
+    (Settings, "webhooks"),
+    (Settings, "namespaces"),
+}
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML takes without quotes."""
 _MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
 
 
@@ -83,7 +100,7 @@ def _toml(values: dict[str, Any], table: str = "") -> list[str]:
     before = f"{table}." if table else ""
     for name, value in values.items():
         if isinstance(value, dict):
-            inner = _toml(value, before + name)
+            inner = _toml(value, before + (name if _BARE.fullmatch(name) else json.dumps(name)))
             lines += ["", *inner] if inner else []
     for name, value in tables.items():
         for each in value:

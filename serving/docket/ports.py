@@ -14,11 +14,12 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from court.errors import CourtError
-from court.events import AnyEvent, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, Procedure, ReviewOutcome, TrialFailed, VerdictReviewed
 from court.meme import Picture
 from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from serving.docket.log.entries import Entry, Erased, PrecedentChanged
+from serving.docket.log.notes import SigningKey, VerifierKey
 
 
 class DocketError(CourtError):
@@ -113,6 +114,9 @@ class TrialFilter:
         namespace: Namespace of the content; the empty one is a namespace too.
         namespaces: The namespace is one of these: what a caller may see. An empty set is no trial at all.
         pixels_sha256: SHA-256 of the meme's picture; of a text that was sent alone, the text's digest.
+        erased: True for erased trials, False for others.
+        other_than: The namespace is none of these.
+        content_id: Caller's id of the content.
     """
 
     labels: frozenset[Label] = frozenset()
@@ -124,6 +128,9 @@ class TrialFilter:
     namespace: str | None = None
     namespaces: frozenset[str] | None = None
     pixels_sha256: str | None = None
+    erased: bool | None = None
+    other_than: frozenset[str] = frozenset()
+    content_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +371,10 @@ class TrialIndex(Protocol):
         """
         ...
 
+    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
+        """Counts the trials of a namespace that were opened from a time on, by the minute; erased ones too."""
+        ...
+
     async def requests(self) -> Mapping[str, Sequence[str]]:
         """Ids of all trials by the request that they were opened for, the first opened first."""
         ...
@@ -501,6 +512,29 @@ class TransparencyLog(Protocol):
         """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
         ...
 
+    async def keys(self) -> Sequence[VerifierKey]:
+        """All public keys that its checkpoints were ever signed with, the first one first. Raises DocketError too."""
+        ...
+
+    async def rotate(
+        self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
+    ) -> int:
+        """Has checkpoints signed with another key from now on, which the signer must have; the number of the entry.
+
+        Args:
+            old: Key of the docket.
+            new: Key that takes its place, of the same name.
+            who: Person or system that wants it.
+            why: Why.
+            compromised: True if others may have the old key.
+            at: Time of the request.
+
+        Raises:
+            DocketError: The docket has another key by now, or the new one is not where keys lie (``DOCKET_KEY``).
+            Unavailable: The change can't be stored now.
+        """
+        ...
+
     async def receipt(self, trial_id: str) -> Receipt:
         """Shows that a verdict is in the log; the same each time.
 
@@ -532,6 +566,18 @@ class ReviewStore(Protocol):
             TrialUnknown: There is none of that id.
             NotDecided: The trial has no verdict.
             Unavailable: The review can't be stored now.
+        """
+        ...
+
+    async def open_appeal(
+        self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
+    ) -> AppealOpened:
+        """Appends an appeal to a decided trial; once more under the same reference, it is the one that stands.
+
+        Raises:
+            TrialUnknown: There is none of that id.
+            NotDecided: The trial has no verdict that could be contested.
+            Unavailable: The appeal can't be stored now.
         """
         ...
 
@@ -583,6 +629,15 @@ class Eraser(Protocol):
             TrialUnknown: There is none of that id.
             Unavailable: The erasure can't be done now; or it is done, and files or the place of pictures still hold
                 something of it (``ERASURE_UNFINISHED``): ask once more.
+        """
+        ...
+
+    async def erase_all(
+        self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
+    ) -> Sequence[Erased]:
+        """Erases several trials, each with the precedents that it was made into; as :meth:`erase`, with one clean-up.
+
+        Where one of them is unknown, the others are erased all the same before the error is raised.
         """
         ...
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 
 from court.display import split_hidden, word
 from court.errors import BadRequest, NotLoaded
-from court.events import AnyEvent, NearDuplicatesFound, PrecedentsCited, SecondOpinionAsked, Side, VerdictReviewed
+from court.events import (
+    AnyEvent,
+    AppealOpened,
+    NearDuplicatesFound,
+    PrecedentsCited,
+    SecondOpinionAsked,
+    Side,
+    VerdictReviewed,
+)
 from court.precedents import Precedent
 from serving.export.source import ExportSource, Pictures
 from serving.views.blur import blurred
@@ -175,7 +183,7 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     paper.fact("Took", seconds(record.seconds))
     paper.events(told.given, *told.told.failures)
     for event in record.events:
-        if isinstance(event, VerdictReviewed | SecondOpinionAsked):
+        if isinstance(event, VerdictReviewed | SecondOpinionAsked | AppealOpened):
             paper.heading(kind(event.kind).capitalize())
             paper.events(event)
     for differences in told.differences.values():

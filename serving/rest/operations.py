@@ -125,6 +125,7 @@ OPERATIONS: Sequence[Operation] = (
     _operation(
         "POST /v1/trials/{trial_id}/review", "Docket.ReviewVerdict", "Upholds or overrules a verdict.", **_OF_TRIAL
     ),
+    _operation("POST /v1/appeals", "Docket.OpenAppeal", "Opens an appeal against a verdict."),
     _operation(
         "GET /v1/reviews/events", "Docket.WatchReviews", "Reviews as people make them.", continued_by="from_entry"
     ),

@@ -26,6 +26,7 @@ SCOPES: dict[str, Scope] = {
     "/memecourt.v1.Docket/ListTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ExportTrials": Scope.REVIEW,
     "/memecourt.v1.Docket/ReviewVerdict": Scope.REVIEW,
+    "/memecourt.v1.Docket/OpenAppeal": Scope.JUDGE,
     # Who asks for verdicts must hear which do not hold any more.
     "/memecourt.v1.Docket/WatchReviews": Scope.JUDGE,
     "/memecourt.v1.Precedents/SearchPrecedents": Scope.JUDGE,

@@ -11,12 +11,12 @@ import grpc
 
 from court.errors import BadRequest, CourtError
 from court.events import ReviewOutcome, VerdictReviewed
-from court.record import TrialRecord
+from court.record import TrialRecord, TrialState
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import check_in_force, current
 from serving.docket.open import Docket
-from serving.docket.ports import NotDecided, TrialErased, TrialReader, TrialUnknown
+from serving.docket.ports import NotDecided, TrialErased, TrialFilter, TrialReader, TrialUnknown
 from serving.rpc.calls import Session, changing, streaming, unary
 from serving.rpc.convert import MOST_WHY, found_to_be, number, required, signed, within
 from serving.rpc.listings import line_of, place_of, summary_of, token_of, trial_of, which_of
@@ -35,7 +35,7 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Docket"].full_name
 _PAGE, _MOST_A_PAGE = 50, 1000
 _EXPORT_PAGE = 100
 """Trials whose ids are held at once while they are exported; of their records, one."""
-_MOST_ID, _MOST_CLAUSE = 200, 200
+_MOST_ID, _MOST_CLAUSE, _MOST_CONTENT = 200, 200, 256
 
 _log = logging.getLogger("memecourt.service")
 
@@ -98,6 +98,7 @@ class DocketService:
                 "ListTrials": unary(wire.ListTrialsRequest, self.list_trials, self._memory),
                 "ExportTrials": streaming(wire.ExportTrialsRequest, self.export_trials, self._memory),
                 "ReviewVerdict": unary(wire.ReviewVerdictRequest, self.review_verdict, self._memory),
+                "OpenAppeal": unary(wire.OpenAppealRequest, self.open_appeal, self._memory),
                 "WatchReviews": streaming(wire.WatchReviewsRequest, self.watch_reviews, self._memory),
             },
         )
@@ -191,6 +192,21 @@ class DocketService:
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 
+    async def open_appeal(self, request: wire.OpenAppealRequest, _: ServiceCall) -> wire.OpenAppealResponse:
+        """Opens an appeal against a verdict."""
+        with self._session.call() as docket:
+            statement = required(request.statement, MOST_WHY, "statement")
+            reference = within(request.reference, _MOST_ID, "reference")
+            by = signed(request.by, "by")
+            record = await _contested(docket, request)
+            with changing():
+                event = await docket.reviews.open_appeal(
+                    record.trial_id, by=by, statement=statement, reference=reference, at=datetime.now(UTC)
+                )
+            opened = wire.OpenAppealResponse(trial_id=event.trial_id, seq=event.seq)
+            opened.opened_at.FromDatetime(event.at)
+            return opened
+
     def reviewed(self, event: VerdictReviewed) -> None:
         """A review was kept in this process by another way than a call: in the console that is served beside."""
         if event.outcome is ReviewOutcome.OVERRULED:
@@ -237,6 +253,24 @@ async def _visible_record(trials: TrialReader, trial_id: str) -> TrialRecord:
     except TrialUnknown:
         pass
     raise TrialUnknown("There is no trial of that id. ListTrials names those that there are.", field="trial_id")
+
+
+async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRecord:
+    """The record of the verdict that an appeal is against."""
+    if request.WhichOneof("verdict") != "content":
+        return await _visible_record(docket.trials, request.trial_id)
+    content_id = required(request.content.id, _MOST_CONTENT, "content.id")
+    namespace = request.content.namespace
+    if current().sees(namespace):
+        which = TrialFilter(
+            states=frozenset({TrialState.DECIDED}), namespace=namespace, content_id=content_id, erased=False
+        )
+        for line in await docket.index.list(limit=1, which=which):
+            return await _visible_record(docket.trials, line.trial_id)
+    raise TrialUnknown(
+        "No trial of that content has a verdict. Where it was given that of an earlier trial, name its verdict_id.",
+        field="content",
+    )
 
 
 def _label(request: wire.ReviewVerdictRequest, outcome: ReviewOutcome, record: TrialRecord) -> Label:

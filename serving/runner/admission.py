@@ -12,11 +12,12 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from serving.errors import Busy, not_in_session
+from serving.runner.quotas import Quota
 
 _WEIGHT = 0.1
 """Of the last trial in the mean time that a trial takes."""
@@ -61,14 +62,23 @@ class _NamespaceQueue:
 class Admission:
     """Gives turns. Used from one event loop."""
 
-    def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most: int,
+        most_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        quotas: Mapping[str, Quota] | None = None,
+    ) -> None:
         """Starts with no caller.
 
         Args:
             most: Turns that may be taken at once.
             most_waiting: Callers that may wait for theirs, patient ones aside.
             clock: Seconds.
+            quotas: Turns that namespaces may take in some time.
         """
+        self._quotas = quotas or {}
         self._most = most
         self._most_waiting = most_waiting
         self._clock = clock
@@ -97,6 +107,11 @@ class Admission:
         """Callers that wait, patient ones included."""
         return self._waiting + self._waiting_patiently
 
+    @property
+    def has_room(self) -> bool:
+        """True if at most half of the turns are taken, and nobody waits: then there is room for what nobody needs."""
+        return 2 * self._running <= self._most and not self.waiting
+
     @asynccontextmanager
     async def acquire(
         self, namespace: str, *, within_s: float | None = None, patient: bool = False
@@ -110,15 +125,22 @@ class Admission:
                 such as a stream.
 
         Raises:
-            Busy: The queue is full, or no slot is free in time; ``retry_after`` is when one should be.
+            Busy: The queue is full, no slot is free in time, or the namespace has used up its quota (QuotaExceeded);
+                ``retry_after`` is when one should be.
             Unavailable: The court closes.
         """
         if self._closed:
             raise not_in_session()
-        if self._running < self._most and not self._lines:
-            began = self._begin(namespace, self._start_of(namespace))
+        if (quota := self._quotas.get(namespace)) is not None:
+            # Also of patient callers: they wait for room, and a quota makes none for hours.
+            taken = quota.take()
+            try:
+                began = await self._enter(namespace, within_s, patient)
+            except BaseException:
+                quota.give_back(taken)
+                raise
         else:
-            began = await self._wait(namespace, within_s, patient)
+            began = await self._enter(namespace, within_s, patient)
         try:
             yield
         finally:
@@ -126,10 +148,18 @@ class Admission:
             self._mean_s = took if self._mean_s is None else self._mean_s + _WEIGHT * (took - self._mean_s)
             self._end(began)
 
+    async def _enter(self, namespace: str, within_s: float | None, patient: bool) -> float:
+        """Takes a turn, or waits for it; the time at which it begins."""
+        if self._running < self._most and not self._lines:
+            return self._begin(namespace, self._start_of(namespace))
+        return await self._wait(namespace, within_s, patient)
+
     def check(self, namespace: str, *, within_s: float | None = None, patient: bool = False) -> None:
         """Raises what :meth:`acquire` would raise at once: for callers with work to do before they ask for theirs."""
         if self._closed:
             raise not_in_session()
+        if (quota := self._quotas.get(namespace)) is not None:
+            quota.check()
         if not patient and (self._running >= self._most or self._lines):
             self._giving_way_to(namespace, within_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from court.errors import CantResume
@@ -44,6 +45,7 @@ class TrialExecutor:
         docket: Keeps.
         near: Learns what each meme that was tried looks like; None where nobody wants to know.
         feed: Is told of every event once the docket has stored it.
+        courts: Courts of namespaces that have a policy or a library of their own.
     """
 
     court: Court
@@ -51,6 +53,11 @@ class TrialExecutor:
     docket: Docket
     near: NearDuplicateIndex | None = None
     feed: EventFeed = field(default_factory=EventFeed)
+    courts: Mapping[str, Court] = field(default_factory=dict)
+
+    def court_of(self, namespace: str) -> Court:
+        """The court that tries content of a namespace."""
+        return self.courts.get(namespace, self.court)
 
     async def hear(
         self,
@@ -80,7 +87,8 @@ class TrialExecutor:
         if ask.text is not None:
             check_text(ask.text)  # before the picture: it costs nothing
         check_present(ask.text, picture=not ask.text_alone)
-        self.court.require(ask.procedure, text_given=ask.text is not None)
+        court = self.court_of(ask.namespace)
+        court.require(ask.procedure, text_given=ask.text is not None)
         if picture is None and not ask.text_alone:
             picture = await self.pictures.read(ask.image)
         decoded = time.perf_counter()
@@ -99,8 +107,9 @@ class TrialExecutor:
             # The deadline runs from the request: what decoding has taken comes off.
             within_s=None if within_s is None else within_s - (time.perf_counter() - began),
             batch=batch,
+            of_trial=ask.of_trial,
         )
-        record = await self.court.hear(case, self._storing(picture, ask.namespace, ask=ask))
+        record = await court.hear(case, self._storing(picture, ask.namespace, ask=ask))
         return TrialResult(record, picture_seconds=decoded - began, total_seconds=time.perf_counter() - began)
 
     async def resume(
@@ -132,7 +141,8 @@ class TrialExecutor:
                 raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
             picture = picture_of(record.opened.meme, kept)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
-        return await self.court.resume(record, picture, storing, within_s=within_s, batch=batch)
+        court = self.court_of(record.opened.meme.namespace)
+        return await court.resume(record, picture, storing, within_s=within_s, batch=batch)
 
     def _storing(
         self,

@@ -259,6 +259,7 @@ class TrialRequest:
         pins: Versions that it must be tried with.
         try_anew: True to try it even if the verdict of an earlier trial would serve.
         policy: The policy that it must be tried by; None for whichever is loaded.
+        of_trial: Id of the trial whose meme is tried once more; empty for a trial of its own.
     """
 
     image: bytes
@@ -272,6 +273,7 @@ class TrialRequest:
     pins: RequiredVersions = ANY_VERSIONS
     try_anew: bool = False
     policy: RequiredPolicy | None = None
+    of_trial: str = ""
 
     @property
     def text_alone(self) -> bool:

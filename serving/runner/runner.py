@@ -36,6 +36,7 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.heartbeat import Heartbeat
 from serving.runner.in_flight import RunningTrial, TrialsInFlight, UnstoredEnd
 from serving.runner.quarantine import Quarantine
+from serving.runner.quotas import quotas_of
 from serving.runner.reaper import Reaper
 from serving.runner.request import (
     ANY_VERSIONS,
@@ -97,7 +98,7 @@ class TrialRunner:
         self._telemetry = telemetry
         self._pulse = pulse or Heartbeat(house.docket.heartbeats, uuid.uuid4().hex)
         self._claims = LeaseTable(house.docket.leases, house.docket.trials, self._pulse)
-        self._known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court, settings)
+        self._known = VerdictCache(house.docket.verdict_keys, house.docket.trials, house.court_of, settings)
         self._quarantine = Quarantine(house.docket.index)
         self.decoders = DecodingPool(
             house.pictures, self._quarantine, settings.picture_workers, telemetry=telemetry, memory=memory
@@ -105,7 +106,10 @@ class TrialRunner:
         self._hearings = TrialsInFlight(
             house=house, known=self._known, quarantine=self._quarantine, telemetry=telemetry, decoders=self.decoders
         )
-        self.admission = admission or Admission(settings.concurrent_trials, settings.waiting_trials)
+        self._quotas = quotas_of(settings)
+        self.admission = admission or Admission(
+            settings.concurrent_trials, settings.waiting_trials, quotas=self._quotas
+        )
         self._memory = memory or UncountedPictures()
         # In this order: what a trial was before it was taken up must be known to who counts what comes of it.
         house.feed.subscribe(self._hearings.note)
@@ -130,6 +134,9 @@ class TrialRunner:
         """
         # Before the first claim: the claims of a server that no other has seen count soon pass for those of a dead one.
         await self._pulse.beat()
+        for namespace, quota in self._quotas.items():
+            # A server that is started again must not begin the day anew.
+            quota.count_before(await self._house.docket.index.count_opened(namespace, quota.since()))
         self._beside = [asyncio.create_task(work) for work in (self._pulse.run(), self._loose_ends.run())]
         self._open = True
         return self
@@ -228,7 +235,7 @@ class TrialRunner:
             Unavailable: The docket is not there now, or the court is not in session.
         """
         # The same object means the same versions: this compares them all without a digest.
-        if not self._open or self._known.versions_in_use(given.ask.procedure) is not given.held:
+        if not self._open or self._known.versions_in_use(given.ask) is not given.held:
             return None
         self._quarantine.require(given.file, text_given=given.ask.text is not None)
         record = await self._known.at_hand(given.key)
@@ -304,16 +311,17 @@ class TrialRunner:
 
         Not asked of what has its verdict already, which is given whatever is loaded by now.
         """
-        self._house.court.require(ask.procedure, text_given=ask.text is not None)
+        court = self._house.court_of(ask.namespace)
+        court.require(ask.procedure, text_given=ask.text is not None)
         if ask.pins != ANY_VERSIONS or ask.policy is not None:
-            ask.require(self._known.versions(ask.procedure), self._house.court.policy)
+            ask.require(self._known.versions(ask), court.policy)
 
     async def _at_hand(self, call: Call) -> Answer | None:
         """The answer where everything needed is in memory: nothing is decoded, and one claim is written at most."""
         digest = self._digest_at_hand(call)
         if digest is None:
             return None
-        held, key = self._known.versions_in_use(call.ask.procedure), self._known.key(call.ask, digest)
+        held, key = self._known.versions_in_use(call.ask), self._known.key(call.ask, digest)
         record = await self._known.at_hand(key)
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
@@ -362,7 +370,7 @@ class TrialRunner:
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
         # Only after the picture is decoded: what is loaded may change while this call waits for that.
-        key, held = self._key(call, digest), self._known.versions_in_use(call.ask.procedure)
+        key, held = self._key(call, digest), self._known.versions_in_use(call.ask)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             # The same request has come to another server first: both give the answer of the trial that is claimed.

@@ -86,7 +86,7 @@ class VerdictCache:
         self,
         keys: VerdictKeys,
         trials: TrialReader,
-        court: Court,
+        court_of: Callable[[str], Court],
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,27 +95,27 @@ class VerdictCache:
         Args:
             keys: Which trial answers which key.
             trials: Records of those trials.
-            court: Court that runs the trials.
+            court_of: Gives the court that tries content of a namespace.
             settings: Settings: whose verdicts are reused.
             clock: Monotonic, in seconds.
         """
         self._keys = keys
         self._trials = trials
-        self._court = court
+        self._court_of = court_of
         self._everywhere = settings.reuse == "everywhere"
         self._off = settings.reuse == "off"
         self._clock = clock
-        self._held: dict[Procedure, _VersionsKey] = {}
+        self._held: dict[tuple[int, Procedure], _VersionsKey] = {}
         self._pixels: LRUCache[bytes, str] = LRUCache(_MOST_PICTURES)
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
-    def versions(self, procedure: Procedure) -> Versions:
-        """Returns the versions with which a trial that began now would be run."""
-        return self._now(procedure).versions
+    def versions(self, ask: TrialRequest) -> Versions:
+        """Returns the versions with which a trial of a request that began now would be run."""
+        return self._now(ask).versions
 
-    def versions_in_use(self, procedure: Procedure) -> object:
-        """Returns the same object for as long as a new trial would be run with the same versions."""
-        return self._now(procedure)
+    def versions_in_use(self, ask: TrialRequest) -> object:
+        """Returns the same object for as long as a new trial of such a request would be run with the same versions."""
+        return self._now(ask)
 
     def pixels_of(self, file: bytes) -> str | None:
         """Digest of the pixels in a file of that digest, if it has been decoded lately."""
@@ -128,7 +128,7 @@ class VerdictCache:
     def key(self, ask: TrialRequest, meme_digest: str) -> str:
         """The key of what is asked, were it tried now."""
         return self._key(
-            token=self._now(ask.procedure).token,
+            token=self._now(ask).token,
             namespace=ask.namespace,
             meme_digest=meme_digest,
             text=ask.text,
@@ -158,7 +158,7 @@ class VerdictCache:
         """True if a trial was run with what a trial of this request would be run with now, its meme aside."""
         text = record.text
         token = _token(record.opened.versions, record.opened.policy.digest, record.opened.procedure)
-        return token == self._now(ask.procedure).token and text is not None and text.language == ask.language
+        return token == self._now(ask).token and text is not None and text.language == ask.language
 
     async def at_hand(self, key: str) -> TrialRecord | None:
         """The trial that answers a key, where its record is in memory and the docket said so lately or says so now."""
@@ -242,14 +242,16 @@ class VerdictCache:
     def _key(self, *, token: str, namespace: str, meme_digest: str, text: str | None, language: str) -> str:
         return digest([token, None if self._everywhere else namespace, meme_digest, text, language])
 
-    def _now(self, procedure: Procedure) -> _VersionsKey:
+    def _now(self, ask: TrialRequest) -> _VersionsKey:
         """Versions are made once for each library: they take longer than all else about a known meme."""
-        library = self._court.finder.library.digest
-        held = self._held.get(procedure)
+        court, procedure = self._court_of(ask.namespace), ask.procedure
+        library = court.finder.library.digest
+        # By the object: most namespaces share a court, which lives as long as this does.
+        held = self._held.get((id(court), procedure))
         if held is None or held.library != library:
-            versions = self._court.versions(procedure)
-            held = _VersionsKey(versions.library, versions, _token(versions, self._court.policy.digest, procedure))
-            self._held[procedure] = held
+            versions = court.versions(procedure)
+            held = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
+            self._held[id(court), procedure] = held
         return held
 
 

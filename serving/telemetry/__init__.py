@@ -122,6 +122,11 @@ class Telemetry:
         if self._metrics:
             self._metrics.reviewed(outcome)
 
+    def shadow_tried(self, outcome: str) -> None:
+        """The shadow tried a meme, or passed it over: ``decided``, ``failed`` or ``dropped``."""
+        if self._metrics:
+            self._metrics.shadow_tried(outcome)
+
     def webhook_attempted(self, hook: str, outcome: str) -> None:
         """A message was sent to a receiver of webhooks: ``delivered``, ``failed``, or ``given_up`` besides."""
         if self._metrics:
@@ -156,6 +161,16 @@ class Telemetry:
         """The docket was looked into: entries of its log, and verdicts that wait for a review."""
         if self._metrics:
             self._metrics.state.docket_measured(entries=entries, queue=queue, oldest_s=oldest_s)
+
+    def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
+        """The random sample of reviews was looked at."""
+        if self._metrics:
+            self._metrics.state.sample_measured(reviewed=reviewed, error=error, low=low, expected=expected)
+
+    def expired(self, erased: int, overdue: int) -> None:
+        """Trials were erased by age; some may be overdue that could not be."""
+        if self._metrics:
+            self._metrics.state.expired(erased, overdue)
 
     def anchored(self, entries: int) -> None:
         """A checkpoint is kept outside that covers so many entries; 0 before the first is."""

@@ -7,13 +7,35 @@ import logging
 from datetime import UTC, datetime
 
 from court.errors import CourtError
-from serving.docket.ports import ReviewStore, TransparencyLog
+from serving.docket.ports import ReviewStore, TransparencyLog, TrialReader
+from serving.docket.review.drift import RECENT_DAYS, measure_drift
+from serving.docket.review.queue import ReviewQueue
 from serving.telemetry import Telemetry
 
 EVERY_S = 10.0
 """Seconds between two looks."""
+SAMPLE_EVERY_S = 600.0
+"""Seconds between two measurements of the random sample, for which its records are read."""
 
 _log = logging.getLogger("memecourt.telemetry")
+
+
+async def measure_sample(
+    telemetry: Telemetry, queue: ReviewQueue, trials: TrialReader, *, wanted: float, every_s: float = SAMPLE_EVERY_S
+) -> None:
+    """Measures the error of the random sample of the last 28 days until it is cancelled."""
+    while True:
+        try:
+            report = await measure_drift(queue, trials, now=datetime.now(UTC), weeks=RECENT_DAYS // 7, wanted=wanted)
+        # As below.
+        except CourtError as error:
+            _log.warning("the random sample can't be measured now: reason=%s", error.reason)
+        else:
+            recent = report.recent
+            telemetry.sample_measured(
+                reviewed=recent.reviewed, error=recent.error, low=recent.low, expected=recent.expected
+            )
+        await asyncio.sleep(every_s)
 
 
 async def measure_docket(

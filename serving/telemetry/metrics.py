@@ -176,6 +176,7 @@ class Metrics:
         for outcome in ReviewOutcome:  # a count that is missing is not the count 0, and nobody alerts on it
             self._reviews.labels(outcome.value)
 
+        self._shadow = counter("shadow_trials", "Memes that the shadow tried after the court.", ("outcome",))
         self._webhook_attempts = counter(
             "webhook_deliveries", "Attempts to hand a message to a receiver of webhooks.", ("hook", "outcome")
         )
@@ -245,6 +246,10 @@ class Metrics:
         """Sets the gauge for each role of which it is known."""
         for role, working in works.items():
             self._prefix_cache.labels(role, models[role]).set(working)
+
+    def shadow_tried(self, outcome: str) -> None:
+        """The shadow tried a meme, or passed it over."""
+        self._shadow.labels(outcome).inc()
 
     def webhook_attempted(self, hook: str, outcome: str) -> None:
         """A message was sent to a receiver of webhooks, or is sent no more."""

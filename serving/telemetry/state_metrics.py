@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _WRITE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -35,8 +35,17 @@ class StateMetrics:
             buckets=_WRITE_S,
             registry=registry,
         )
+        self._expired = Counter("memecourt_retention_erased", "Trials that were erased by age.", registry=registry)
+        self._overdue = gauge("retention_overdue", "Trials that are older than they may be and could not be erased.")
+        self._sample_reviewed = gauge(
+            "sample_reviewed", "Verdicts of the last 28 days that chance drew and people reviewed."
+        )
+        self._sample_error = gauge("sample_error", "Share of these of which a person found the other label.")
+        self._sample_low = gauge("sample_error_low", "Lower end of the 95 % interval of that share.")
+        self._sample_expected = gauge("sample_expected_error", "Mean risk of these verdicts, by their own account.")
         self._anchored: int | None = None
-        for unknown in (self._entries, self._queue, self._oldest_s, self._lag, self._expiry):
+        sample = (self._sample_reviewed, self._sample_error, self._sample_low, self._sample_expected)
+        for unknown in (*sample, self._overdue, self._entries, self._queue, self._oldest_s, self._lag, self._expiry):
             # 0 would read as an empty queue and a certificate that expired in 1970.
             unknown.set(math.nan)
 
@@ -56,6 +65,17 @@ class StateMetrics:
     def anchored(self, entries: int) -> None:
         """Notes how many entries a checkpoint covers that is kept outside; 0 before the first is."""
         self._anchored = entries
+
+    def sample_measured(self, *, reviewed: int, error: float | None, low: float | None, expected: float | None) -> None:
+        """Notes the error of the random sample, as far as it is known."""
+        self._sample_reviewed.set(reviewed)
+        for gauge, value in ((self._sample_error, error), (self._sample_low, low), (self._sample_expected, expected)):
+            gauge.set(math.nan if value is None else value)
+
+    def expired(self, erased: int, overdue: int) -> None:
+        """Notes what a pass of retention came to."""
+        self._expired.inc(erased)
+        self._overdue.set(overdue)
 
     def docket_measured(self, *, entries: int, queue: int, oldest_s: float) -> None:
         """Notes what was found in the docket.

@@ -110,6 +110,11 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.SecondOpinionAsked():
             yield Fact("asked by", event.by)
             yield Speech(event.reason)
+        case e.AppealOpened():
+            yield Fact("handed in by", event.by)
+            if event.reference:
+                yield Fact("reference", event.reference)
+            yield Speech(event.statement)
         case _:
             # A new kind of event fails the type check here, and is not passed over in silence.
             assert_never(event)
@@ -128,6 +133,8 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     yield Fact("opened", f"{event.at:%Y-%m-%d %H:%M:%S} UTC")
     yield Fact("procedure", word(event.procedure))
     yield Fact("request", event.request_id)
+    if event.of_trial:
+        yield Fact("once more", f"the meme of trial {event.of_trial}")
     if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
         yield Fact("content", whose)
     if meme.picture_given:

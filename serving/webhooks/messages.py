@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from court.events import AnyEvent, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
+from court.events import AnyEvent, AppealOpened, SecondOpinionAsked, TrialFailed, VerdictGiven, VerdictReviewed
 from court.verdict import Label, decision
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import Entry
@@ -34,6 +34,7 @@ _ERASED, _PRECEDENT = "Erased", "PrecedentChanged"
 KINDS: Mapping[str, tuple[WebhookEvent, ...]] = {
     "VerdictGiven": (VERDICT_GIVEN, REVIEW_WANTED),
     "SecondOpinionAsked": (REVIEW_WANTED,),
+    "AppealOpened": (REVIEW_WANTED,),
     "VerdictReviewed": (REVIEW_DECIDED,),
     "TrialFailed": (TRIAL_FAILED,),
     _ERASED: (RECORD_ERASED,),
@@ -139,6 +140,9 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             return {VERDICT_GIVEN: data, REVIEW_WANTED: {**data, "review_reasons": reasons, "second_opinion": False}}
         case SecondOpinionAsked():
             return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "second_opinion": True}}
+        case AppealOpened():
+            appeal = {"reference": event.reference}
+            return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "appeal": appeal}}
         case VerdictReviewed():
             review = {"outcome": f"REVIEW_OUTCOME_{event.outcome}", "blind": event.blind}
             return {REVIEW_DECIDED: {**_found(event.label, needs_review=False), "review": review}}

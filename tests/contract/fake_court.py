@@ -109,7 +109,7 @@ def _streamed(method: str):
 
 
 for _name in (
-    "Judge", "GetVerdict", "GetTrial", "ListTrials", "ReviewVerdict",
+    "Judge", "GetVerdict", "GetTrial", "ListTrials", "ReviewVerdict", "OpenAppeal",
     "SearchPrecedents", "AddPrecedent", "RemovePrecedent", "RelabelPrecedent", "GetLibrary",
 ):  # fmt: skip
     setattr(FakeCourt, _name, _unary(_name))

@@ -138,6 +138,7 @@ def test_every_method_of_the_contract_has_a_scope_and_nothing_else_has():
     }
     docket = {method: scope for method, scope in SCOPES.items() if method.startswith("/memecourt.v1.Docket/")}
     assert docket.pop("/memecourt.v1.Docket/WatchReviews") is Scope.JUDGE  # for pipelines
+    assert docket.pop("/memecourt.v1.Docket/OpenAppeal") is Scope.JUDGE  # for whoever got the verdict
     assert set(docket.values()) == {Scope.REVIEW}
 
 

@@ -699,6 +699,9 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "ListTrials": lambda it: it.listed(),
     "ExportTrials": lambda it: it.exported(),
     "ReviewVerdict": lambda it: it.reviewed("t-1"),
+    "OpenAppeal": lambda it: it.stub.OpenAppeal(
+        wire.OpenAppealRequest(trial_id="t-1", statement="satire", by="forum"), timeout=TIMEOUT
+    ),
     "WatchReviews": lambda it: first_of(it.stub.WatchReviews(wire.WatchReviewsRequest(), timeout=TIMEOUT)),
 }
 

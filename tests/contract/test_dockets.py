@@ -185,6 +185,8 @@ def holds(line, which):
         and (which.needs_review is None or line["needs_human_review"] is which.needs_review)
         and (which.namespace is None or line["namespace"] == which.namespace)
         and (which.namespaces is None or line["namespace"] in which.namespaces)
+        and line["namespace"] not in which.other_than
+        and not which.erased
     )
 
 
@@ -206,6 +208,8 @@ def random_filter(chance):
         needs_review=maybe(chance.random() < 0.5),
         namespace=maybe(chance.choice(names)),
         namespaces=maybe(some(names)),
+        erased=maybe(chance.random() < 0.2),
+        other_than=maybe(some(names)) or frozenset(),
     )
 
 

@@ -56,6 +56,7 @@ def seeds(trial_id):
         "ReviewVerdict": wire.ReviewVerdictRequest(
             trial_id=trial_id, outcome=wire.REVIEW_OUTCOME_UPHELD, reason="seen", reviewer="ada"
         ),
+        "OpenAppeal": wire.OpenAppealRequest(trial_id=trial_id, statement="It is satire.", reference="7", by="ada"),
         "WatchReviews": wire.WatchReviewsRequest(from_entry=0, overruled_only=True),
         "SearchPrecedents": wire.SearchPrecedentsRequest(text="cat", image=IMAGE, k=3),
         "AddPrecedent": wire.AddPrecedentRequest(text="cat", label=wire.LABEL_HARMFUL, **signed),

@@ -314,3 +314,31 @@ def test_a_key_can_be_made_before_there_is_a_docket(invoke: Invoke, tmp_path: Pa
     assert made.output.strip() == str(read_key(key).verifier), "the public one alone is printed"
     again = invoke("key", "--new", key)
     assert again.exit_code == 2 and "never written over" in again.output
+
+
+class TestExpire:
+    """What is older than the settings let it be is counted, and erased when that is confirmed."""
+
+    def test_without_a_period_it_says_what_to_set(self, invoke: Invoke) -> None:
+        told = invoke("expire", "--dry-run")
+        assert told.exit_code == 2 and "retention_days" in told.output
+
+    def test_a_dry_run_counts_by_namespace_and_erases_nothing(
+        self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
+        before = (folder / "docket.sqlite").read_bytes()
+        told = invoke("expire", "--dry-run")
+        assert told.exit_code == 0 and "Nothing was erased." in told.output
+        assert sum(int(line.split()[0].replace(",", "")) for line in told.output.splitlines()[:-1]) >= 1
+        assert (folder / "docket.sqlite").read_bytes() == before
+
+    def test_it_asks_and_erases(self, invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MEMECOURT_RETENTION_DAYS", "1")
+        refused = invoke("expire", input="n\n")
+        assert refused.exit_code == 1 and "are erased" not in refused.output
+        done = invoke("expire", "--yes")
+        assert re.fullmatch(r"[1-9]\d* trials are erased\.\n", done.output), done.output
+        assert "No trial is older than it may be." in invoke("expire", "--dry-run").output
+        verified = invoke("verify", "--key", folder / "key", "--anchor", folder / "anchor")
+        assert verified.exit_code == 0, verified.output

@@ -26,6 +26,7 @@ KINDS = {
     "TrialResumed",
     "VerdictReviewed",
     "SecondOpinionAsked",
+    "AppealOpened",
 }
 
 RESTED = (

@@ -1,4 +1,5 @@
 import json
+import tomllib
 
 import pytest
 from click.testing import CliRunner
@@ -262,3 +263,27 @@ def test_thinking_is_off_on_or_a_number_of_tokens_for_all_roles_or_one(given, re
 def test_what_is_neither_is_refused(given):
     with pytest.raises(ValidationError):
         Settings(llm={"thinking": given})
+
+
+def test_what_is_otherwise_for_a_namespace_is_read_shown_and_explained(tmp_path, monkeypatch):
+    file = tmp_path / "memecourt.toml"
+    file.write_text('retention_days = 90\n[namespaces."a b"]\nretention_days = "unlimited"\n[namespaces.shop]\n')
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(file))
+    monkeypatch.setenv("MEMECOURT_NAMESPACES__FORUM__RETENTION_DAYS", "7")
+    found = Settings()
+    assert {name: each.retention_days for name, each in found.namespaces.items()} == {
+        "a b": "unlimited",
+        "shop": None,
+        "forum": 7,
+    }
+    shown = CliRunner().invoke(cli, ["settings"]).output
+    again = tomllib.loads(shown)["namespaces"]
+    assert again["a b"]["retention_days"] == "unlimited" and again["forum"]["retention_days"] == 7
+    explained = CliRunner().invoke(cli, ["settings", "--example"]).output
+    assert "# [namespaces.NAME]" in explained and tomllib.loads(explained).get("namespaces") is None
+
+
+@pytest.mark.parametrize("days", [0, -1, "never", 1e9])
+def test_a_period_is_a_number_of_days_or_unlimited(days):
+    with pytest.raises(ValidationError):
+        Settings(namespaces={"shop": {"retention_days": days}})

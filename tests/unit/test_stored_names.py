@@ -40,7 +40,7 @@ from retrieval.library.meme_table import MemeWriter
 from retrieval.library.postgres.schema import About
 from serving.access.tokens import _File
 from serving.cli.main import cli as court_cli
-from serving.docket.log.entries import Erased, PictureShown, PrecedentChanged
+from serving.docket.log.entries import Erased, KeyRotated, PictureShown, PrecedentChanged
 from serving.docket.open import Docket
 from serving.models.vllm import VllmSettings
 from serving.settings import Settings
@@ -52,7 +52,12 @@ GOLDEN = ROOT / "tests" / "golden" / "stored_names"
 # The keys are ours alone: classes may be renamed, what they store may not.
 SCHEMAS = {
     "events": {"event of a trial": AnyEvent},
-    "docket": {"entry PictureShown": PictureShown, "entry Erased": Erased, "entry PrecedentChanged": PrecedentChanged},
+    "docket": {
+        "entry PictureShown": PictureShown,
+        "entry Erased": Erased,
+        "entry PrecedentChanged": PrecedentChanged,
+        "entry KeyRotated": KeyRotated,
+    },
     "library": {
         "manifest.json": Manifest,
         "meme": LabelledMeme,

@@ -61,6 +61,9 @@ class Rows:
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         return iter(self.all_parts)
 
+    def rotations(self) -> Iterator[Entry]:
+        return iter([entry for entry in self.all_entries if entry.kind == "KeyRotated"])
+
     def state(self) -> Mapping[str, Any]:
         return self.log_row
 

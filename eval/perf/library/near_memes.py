@@ -15,6 +15,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
 
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
         raise AssertionError("no picture is decoded")
+
+    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
+        raise AssertionError("nobody has a quota")
 
     async def requests(self) -> Mapping[str, Sequence[str]]:
         raise AssertionError("nothing is requested")

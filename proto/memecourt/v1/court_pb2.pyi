@@ -1642,7 +1642,8 @@ class TrialEvent(_message.Message):
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
     NearDuplicatesFound, PrecedentsCited, GuardHeard, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
-    SecondOpinionAsked, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled, or one that a later version adds.
+    SecondOpinionAsked, AppealOpened, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled, or one
+    that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""
@@ -2095,6 +2096,84 @@ class ReviewVerdictResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReviewVerdictResponse: _TypeAlias = ReviewVerdictResponse  # noqa: Y015
+
+@_typing.final
+class OpenAppealRequest(_message.Message):
+    """An appeal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """By its id, which is that of the trial."""
+    statement: _builtins.str
+    """What those say who contest it, in at most 2,000 characters. Required."""
+    reference: _builtins.str
+    """What the caller calls the appeal, in at most 200 characters. Optional."""
+    by: _builtins.str
+    """Who hands it in. Required where the server knows no callers; where it does, it is the caller's own name, and must be
+    that or empty here.
+    """
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """By the content: the last verdict on it. Content that was given the verdict of an earlier trial (reused_from) has no
+        trial of its own; name that one's id.
+        """
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        content: Global___Content | None = ...,
+        statement: _builtins.str = ...,
+        reference: _builtins.str = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "content", b"content", "reference", b"reference", "statement", b"statement", "trial_id", b"trial_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_verdict: _TypeAlias = _typing.Literal["trial_id", "content"]  # noqa: Y015
+    _WhichOneofArgType_verdict: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_verdict) -> _WhichOneofReturnType_verdict | None: ...
+
+Global___OpenAppealRequest: _TypeAlias = OpenAppealRequest  # noqa: Y015
+
+@_typing.final
+class OpenAppealResponse(_message.Message):
+    """The appeal as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIAL_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    trial_id: _builtins.str
+    """The trial that it is about."""
+    seq: _builtins.int
+    """Number of its event in the trial's record."""
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was opened."""
+
+    def __init__(
+        self,
+        *,
+        trial_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at", "seq", b"seq", "trial_id", b"trial_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenAppealResponse: _TypeAlias = OpenAppealResponse  # noqa: Y015
 
 @_typing.final
 class WatchReviewsRequest(_message.Message):

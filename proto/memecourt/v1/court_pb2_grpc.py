@@ -291,6 +291,11 @@ class DocketStub:
                 request_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
                 response_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
                 _registered_method=True)
+        self.OpenAppeal = channel.unary_unary(
+                '/memecourt.v1.Docket/OpenAppeal',
+                request_serializer=memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.SerializeToString,
+                response_deserializer=memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.FromString,
+                _registered_method=True)
         self.WatchReviews = channel.unary_stream(
                 '/memecourt.v1.Docket/WatchReviews',
                 request_serializer=memecourt_dot_v1_dot_court__pb2.WatchReviewsRequest.SerializeToString,
@@ -336,6 +341,16 @@ class DocketServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenAppeal(self, request, context):
+        """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
+        again under the same reference, it is the one that stands.
+
+        NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchReviews(self, request, context):
         """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
         on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
@@ -373,6 +388,11 @@ def add_DocketServicer_to_server(servicer, server):
                     servicer.ReviewVerdict,
                     request_deserializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.FromString,
                     response_serializer=memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.SerializeToString,
+            ),
+            'OpenAppeal': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenAppeal,
+                    request_deserializer=memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.FromString,
+                    response_serializer=memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.SerializeToString,
             ),
             'WatchReviews': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchReviews,
@@ -489,6 +509,33 @@ class Docket:
             '/memecourt.v1.Docket/ReviewVerdict',
             memecourt_dot_v1_dot_court__pb2.ReviewVerdictRequest.SerializeToString,
             memecourt_dot_v1_dot_court__pb2.ReviewVerdictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenAppeal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memecourt.v1.Docket/OpenAppeal',
+            memecourt_dot_v1_dot_court__pb2.OpenAppealRequest.SerializeToString,
+            memecourt_dot_v1_dot_court__pb2.OpenAppealResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -224,6 +224,12 @@ class DocketStub:
     NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
     another label, or overruled with its own.
     """
+    OpenAppeal: _grpc.UnaryUnaryMultiCallable[_court_pb2.OpenAppealRequest, _court_pb2.OpenAppealResponse]
+    """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
+    again under the same reference, it is the one that stands.
+
+    NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
+    """
     WatchReviews: _grpc.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]
     """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
     on, then those to come. Does not end by itself. The first response comes at once and holds no review: it says where
@@ -256,6 +262,12 @@ class DocketAsyncStub(DocketStub):
 
     NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
     another label, or overruled with its own.
+    """
+    OpenAppeal: _aio.UnaryUnaryMultiCallable[_court_pb2.OpenAppealRequest, _court_pb2.OpenAppealResponse]  # type: ignore[assignment]
+    """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
+    again under the same reference, it is the one that stands.
+
+    NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
     """
     WatchReviews: _aio.UnaryStreamMultiCallable[_court_pb2.WatchReviewsRequest, _court_pb2.WatchReviewsResponse]  # type: ignore[assignment]
     """Reviews of verdicts, in the order in which they were kept, at whichever server of this docket: those from a point
@@ -310,6 +322,18 @@ class DocketServicer(metaclass=_abc_1.ABCMeta):
 
         NOT_FOUND: there is no trial of that id. FAILED_PRECONDITION: it has no verdict. INVALID_ARGUMENT: it is upheld with
         another label, or overruled with its own.
+        """
+
+    @_abc_1.abstractmethod
+    def OpenAppeal(
+        self,
+        request: _court_pb2.OpenAppealRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_court_pb2.OpenAppealResponse, _abc.Awaitable[_court_pb2.OpenAppealResponse]]:
+        """Opens an appeal against a verdict: it comes to the desk as the most urgent, for a person who has not reviewed it. Opened
+        again under the same reference, it is the one that stands.
+
+        NOT_FOUND: there is no such trial, or none of that content has a verdict. FAILED_PRECONDITION: the trial has no verdict.
         """
 
     @_abc_1.abstractmethod

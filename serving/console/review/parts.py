@@ -21,6 +21,7 @@ REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", 
 """Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""
 
 TOLD = {
+    ReviewPriority.APPEAL: "appeal",
     ReviewPriority.REVIEWERS_DISAGREE: "reviewers disagree",
     ReviewPriority.SECOND_OPINION: "second opinion asked",
     ReviewPriority.UNDECIDED: "undecided",

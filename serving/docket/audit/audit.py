@@ -24,6 +24,7 @@ from serving.docket.store import log_queries
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, event_in, part_key
 from serving.docket.store.log_append import Signer
+from serving.docket.store.log_queries import KEY_ROTATED
 from serving.docket.store.transactions import Transactions
 from serving.docket.store.trials import trial_change, trial_row
 
@@ -70,6 +71,11 @@ class Rows(StoredDocket):
     @override
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         return ((_as(bytes, row.key, b""), row.number, row.of) for row in self._rows(select(t.parts)))
+
+    @override
+    def rotations(self) -> Iterator[Entry]:
+        own = select(t.entries).where(t.entries.c.kind == KEY_ROTATED).order_by(t.entries.c.number)
+        return map(_entry_in, self._rows(own))
 
     @override
     def state(self) -> Mapping[str, Any]:
@@ -257,11 +263,8 @@ class Auditor:
         """
         public = await self._log.vkey()
         key = self._signer(public)
-        checkpoints = {
-            (open_checkpoint(note, [VerifierKey.parse(public)]).size, note)
-            for anchor in anchors
-            for note in anchor.notes
-        }
+        known = await self._log.keys()
+        checkpoints = {(open_checkpoint(note, known).size, note) for anchor in anchors for note in anchor.notes}
         withheld = () if with_access else (ACCESS,)
 
         def made(connection: Connection) -> str | None:

@@ -122,7 +122,20 @@ class PrecedentChanged(_OwnEntry):
     """Number of the change in the library's history."""
 
 
-OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged"})
+class KeyRotated(_OwnEntry):
+    """The docket's checkpoints are signed with another key from here on; see :mod:`serving.docket.log.rotation`."""
+
+    kind: Literal["KeyRotated"] = "KeyRotated"
+    trial_id: Literal[""] = ""
+    who: str = Field(min_length=1)
+    why: str = Field(min_length=1)
+    compromised: bool = False
+    """Whether others may have the key that is retired."""
+    note: str
+    """Statement of the change, signed with both keys."""
+
+
+OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
 """Kinds of entries that are no events of a trial."""
 
 

@@ -23,7 +23,8 @@ from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import NO_SEQ, OWN_KINDS, Entry, Erased, check, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.merkle import TILE_WIDTH, Frontier, Node, tile_updates, tile_widths
-from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint
+from serving.docket.log.notes import Checkpoint, VerifierKey, open_checkpoint, read_checkpoint, split_note
+from serving.docket.log.rotation import KeyChain, read_rotation
 
 T = TypeVar("T")
 
@@ -51,6 +52,10 @@ class StoredDocket(Protocol):
 
     def parts(self) -> Iterator[tuple[bytes, int, str]]:
         """Yields the key, the entry and the precedent of each text that events quote."""
+        ...
+
+    def rotations(self) -> Iterator[Entry]:
+        """All entries that change the key, by number; they are among the entries too."""
         ...
 
     def state(self) -> Mapping[str, Any]:
@@ -198,14 +203,16 @@ def verify(
 
     Args:
         kept: The docket's rows.
-        keys: Keys that must have signed its checkpoints, from a place outside of the docket.
+        keys: Keys that must have signed its checkpoints, from a place outside of the docket; of one whose key was
+            changed, any of its keys vouches for the others.
         derived: Makes anew what follows from entries; nothing has been added to it.
         anchors: Checkpoints kept outside.
         progress: Is told of every 1,000 entries.
     """
     report = Report()
     state = kept.state()
-    signed = _Signed(keys, report)
+    chain = _chain(kept, keys, report)
+    signed = _Signed(chain, report)
     # Checkpoints before entries: the entries go by once, and each root is compared when the tree has that size.
     for size, note in _readable(kept.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
         signed.keep(size, note)
@@ -221,7 +228,7 @@ def verify(
         progress=progress,
     )
     signed.close()
-    _state(state, frontier=frontier, erased=erased, keys=keys, report=report)
+    _state(state, frontier=frontier, erased=erased, keys=chain.current(), report=report)
     _tiles(_readable(kept.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
     _trials(_readable(kept.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
     _parts(_readable(kept.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
@@ -282,12 +289,31 @@ def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Ite
         report.wrong(fault, text)
 
 
+def _chain(kept: StoredDocket, keys: Sequence[VerifierKey], report: Report) -> KeyChain:
+    """The keys of the docket, as far as its own entries name them."""
+    rotations = []
+    for entry in _readable(kept.rotations(), Fault.KEY_DIFFERS, "changes of the key", report):
+        try:
+            rotations.append(read_rotation(entry))
+        except BadEntry as bad:
+            report.wrong(Fault.KEY_DIFFERS, bad.message, entry.number)
+    chain = KeyChain(keys, rotations)
+    for number in chain.broken:
+        text = f"Entry {number} changes the docket's key, and the key that it retires is not the one before."
+        report.wrong(Fault.KEY_DIFFERS, text, number)
+    if chain.rotations and not chain.is_trusted:
+        text = "The keys that the docket went over to are not those that were given: somebody else may have named them."
+        report.wrong(Fault.KEY_DIFFERS, text)
+    return chain
+
+
 class _Signed:
     """Checkpoints, in the docket and outside, to be held against the tree as it grows to their sizes."""
 
-    def __init__(self, keys: Sequence[VerifierKey], report: Report) -> None:
-        self._keys = keys
+    def __init__(self, chain: KeyChain, report: Report) -> None:
+        self._chain = chain
         self._report = report
+        self._rotations = {rotation.number: rotation.root for rotation in chain.rotations}
         self._kept: dict[int, list[bytes]] = {}
         self._anchors: dict[int, list[tuple[str, bytes]]] = {}
         self._last = 0  # largest size that is signed in the docket
@@ -295,7 +321,7 @@ class _Signed:
     def keep(self, size: Any, note: str, *, latest: bool = False) -> None:
         """Takes a checkpoint of the docket itself; the latest, after all others."""
         try:
-            checkpoint = open_checkpoint(note, self._keys)
+            checkpoint = self._opened(note)
         except BadNote as bad:
             self._report.wrong(Fault.CHECKPOINT_UNSIGNED, f"The checkpoint over {size} entries: {bad.message}")
             return
@@ -314,7 +340,7 @@ class _Signed:
         bad = 0
         for note in anchor.notes:
             try:
-                checkpoint: Checkpoint = open_checkpoint(note, self._keys)
+                checkpoint = self._opened(note)
             except BadNote:
                 # No finding: a note that the docket's key did not sign says nothing about the docket.
                 bad += 1
@@ -323,8 +349,14 @@ class _Signed:
         if bad:
             self._report.unchecked.append(
                 f"{bad} of {len(anchor.notes)} checkpoints in the anchor {anchor.name} are not signed with the given "
-                "key, or were altered: they show nothing. Give an anchor of this docket."
+                "key, were altered, or are signed with a key that was retired before: they show nothing. Give an "
+                "anchor of this docket."
             )
+
+    def _opened(self, note: str) -> Checkpoint:
+        # By the size that the note states: one over more entries than a key speaks for is not signed with that key.
+        size = read_checkpoint(split_note(note)[0]).size
+        return open_checkpoint(note, self._chain.keys_for(size))
 
     def hold_against(self, size: int, root: Callable[[], bytes], *, is_receipt: bool = False) -> None:
         """Compares what was signed over so many entries with the tree over them.
@@ -335,6 +367,9 @@ class _Signed:
             is_receipt: True if a verdict is the last of them, so that its receipt is the checkpoint over them: that one
                 is kept in the docket. Of others, such as those that only an anchor asked for, the newest alone is.
         """
+        if size in self._rotations and self._rotations[size] != root():
+            text = f"Entry {size} changes the docket's key, and was signed over others than are before it."
+            self._report.wrong(Fault.KEY_DIFFERS, text, size)
         # Taken out: what is left at the end was signed over more entries than there are.
         kept = self._kept.pop(size, ())
         for signed in kept:
@@ -572,12 +607,10 @@ def _parts(kept: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tupl
         report.wrong(Fault.PART_DIFFERS, f"The text of entry {number} can't be found by what it says.", number)
 
 
-def _state(
-    state: Mapping[str, Any], *, frontier: Frontier, erased: int, keys: Sequence[VerifierKey], report: Report
-) -> None:
+def _state(state: Mapping[str, Any], *, frontier: Frontier, erased: int, keys: frozenset[str], report: Report) -> None:
     """Checks the state from which the docket extends its log."""
     # A docket without entries has signed nothing yet, and may have no key.
-    if state.get("key") not in ({str(key) for key in keys} if report.size else {str(key) for key in keys} | {""}):
+    if state.get("key") not in (keys if report.size else keys | {""}):
         report.wrong(Fault.KEY_DIFFERS, "The docket names another key as its own than the one that was given.")
     found = {"size": frontier.size, "frontier": frontier.to_bytes(), "erased": erased}
     for name, value in found.items():

@@ -7,7 +7,7 @@ time. Each of these is a change of the library with its own who and why, which c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from court.errors import BadRequest
@@ -54,6 +54,8 @@ class Corrections:
         encoder: Callable[[], Encoder],
         trials: TrialReader,
         overrulings: Overrulings = Overrulings.CHOSEN,
+        *,
+        own: Mapping[str, Opened] | None = None,
     ) -> None:
         """Changes nothing yet.
 
@@ -62,11 +64,21 @@ class Corrections:
             encoder: Gives what the library was made with; asked in a thread, when a meme is put in.
             trials: Records and their pictures.
             overrulings: Which become precedents.
+            own: Opens what changes the libraries of namespaces that have one of their own.
         """
         self._opened = opened
         self._encoder = encoder
         self._trials = trials
+        self._own = own or {}
         self.overrulings = overrulings
+
+    def _library(self, record: TrialRecord) -> Opened:
+        """Opens the library that precedents were found in for a trial's namespace."""
+        return self._own.get(record.opened.meme.namespace, self._opened)
+
+    async def _library_of(self, trial_id: str) -> Opened:
+        # Without libraries of namespaces the record need not be read.
+        return self._library(await self._trials.record(trial_id)) if self._own else self._opened
 
     def wanted(self, *, chosen: bool) -> bool:
         """True if an overruling becomes a precedent, given its reviewer's choice."""
@@ -74,7 +86,11 @@ class Corrections:
 
     async def of(self, trial_id: str) -> LabelledMeme | None:
         """The precedent that a trial has become; None where it has not, or it was taken back."""
-        return await changed(self._opened, lambda writer: writer.meme(name_of(trial_id)))
+        try:
+            opened = await self._library_of(trial_id)
+        except TrialErased:
+            return None
+        return await changed(opened, lambda writer: writer.meme(name_of(trial_id)))
 
     async def follow(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
         """Brings the library in line with a review that has been kept.
@@ -104,7 +120,7 @@ class Corrections:
                 record = await self._trials.record(trial_id)
             except TrialErased:
                 # Erased while the library was being changed: what was put in meanwhile has to go as well (PR-1).
-                await forget(self._opened, trial_id, who=review.reviewer, why="The trial was erased.")
+                await forget(self._library(record), trial_id, who=review.reviewer, why="The trial was erased.")
                 return None
             last = record.last(VerdictReviewed)
             if last is None or last.seq <= review.seq:
@@ -125,10 +141,12 @@ class Corrections:
         name = name_of(record.trial_id)
         if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
             why = f"The verdict was upheld: {review.reason}"
-            return await changed(self._opened, lambda writer: _without(writer, name, review.reviewer, why))
+            return await changed(self._library(record), lambda writer: _without(writer, name, review.reviewer, why))
         wanted = self.wanted(chosen=chosen)
         picture = await self._picture(record) if wanted else None
-        return await changed(self._opened, lambda writer: self._put(writer, record, review, picture, wanted=wanted))
+        return await changed(
+            self._library(record), lambda writer: self._put(writer, record, review, picture, wanted=wanted)
+        )
 
     async def take_back(self, trial_id: str, *, who: str, why: str) -> Change:
         """Takes a precedent out that an overruling put in; the overruling itself stands.
@@ -137,7 +155,8 @@ class Corrections:
             NoSuchPrecedent: The trial is none, or no longer.
             As :meth:`follow`.
         """
-        return await changed(self._opened, lambda writer: writer.remove(name_of(trial_id), who=who, why=_short(why)))
+        opened = await self._library_of(trial_id)
+        return await changed(opened, lambda writer: writer.remove(name_of(trial_id), who=who, why=_short(why)))
 
     async def _picture(self, record: TrialRecord) -> Picture | None:
         meme = record.opened.meme

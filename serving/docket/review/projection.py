@@ -7,7 +7,7 @@ import json
 import logging
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 from court.display import word
 from court.events import (
     AnyEvent,
+    AppealOpened,
     Described,
     SecondOpinionAsked,
     TextRead,
@@ -47,6 +48,7 @@ KINDS: Final = frozenset(
         "TrialResumed",
         "VerdictReviewed",
         "SecondOpinionAsked",
+        "AppealOpened",
         ERASED,
     }
 )
@@ -56,6 +58,8 @@ KINDS: Final = frozenset(
 class ReviewPriority(StrEnum):
     """Why a person should look at a verdict; the most urgent first."""
 
+    APPEAL = "APPEAL"
+    """Somebody whom the verdict concerns contests it."""
     REVIEWERS_DISAGREE = "REVIEWERS_DISAGREE"
     """Two reviewers found it to be different things."""
     SECOND_OPINION = "SECOND_OPINION"
@@ -76,11 +80,12 @@ class ReviewPriority(StrEnum):
 
     @property
     def urgency(self) -> int:
-        """1 for what is taken first."""
+        """0 for what is taken first."""
         return _URGENCY[self]
 
 
-_URGENCY = {why: place for place, why in enumerate(ReviewPriority, 1)}
+# From 0: appeals came to those that dockets already hold by their numbers.
+_URGENCY = {why: place for place, why in enumerate(ReviewPriority)}
 _VOTES = {
     ReviewReason.JUDGES_DISAGREE,
     ReviewReason.VOTE_DISAGREES,
@@ -102,14 +107,20 @@ class Rules:
     Attributes:
         sure: A score that puts the probability of the given label below this is low; in (0.5, 1).
         sampled: Share of all verdicts that chance picks; in [0, 1].
+        sampled_in: Share in namespaces where it is another.
     """
 
     sure: float = 0.6
     sampled: float = 0.01
+    sampled_in: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.sure <= 1 or not 0 <= self.sampled <= 1:
+        if not 0.5 <= self.sure <= 1 or not all(0 <= each <= 1 for each in (self.sampled, *self.sampled_in.values())):
             raise ValueError("sure lies in [0.5, 1] and sampled in [0, 1]")
+
+    def share_of(self, namespace: str) -> float:
+        """Share of the verdicts of a namespace that chance picks."""
+        return self.sampled_in.get(namespace, self.sampled)
 
 
 USUAL: Final = Rules()
@@ -123,7 +134,7 @@ def is_sampled(trial_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
-def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
+def reasons_of(verdict: Verdict, trial_id: str, rules: Rules, namespace: str = "") -> Reasons:
     """Why a person should look at a verdict, the most urgent first; nothing where nobody has to."""
     found: list[tuple[ReviewPriority, str]] = []
     undecided = verdict.label is Label.UNDECIDED
@@ -148,8 +159,9 @@ def reasons_of(verdict: Verdict, trial_id: str, rules: Rules) -> Reasons:
         if own < rules.sure:
             label = word(verdict.label)
             found.append((ReviewPriority.LOW_SCORE, f"The score puts the probability of {label} at {own:.2f}."))
-    if is_sampled(trial_id, rules.sampled):
-        found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {rules.sampled:.1%} of all verdicts are."))
+    share = rules.share_of(namespace)
+    if is_sampled(trial_id, share):
+        found.append((ReviewPriority.SAMPLED, f"Drawn by chance: {share:.1%} of all verdicts are."))
     return tuple(sorted(found, key=lambda each: each[0].urgency))
 
 
@@ -226,6 +238,8 @@ class _Case:
             case SecondOpinionAsked():
                 row["asked_by"] = event.by
                 self._waits(((ReviewPriority.SECOND_OPINION, f"{event.by} asks for a second opinion: {event.reason}"),))
+            case AppealOpened():
+                self._waits(((ReviewPriority.APPEAL, f"{event.by} hands in an appeal: {event.statement}"),))
             case _:
                 self.changed = False
 
@@ -234,14 +248,16 @@ class _Case:
         row["state"], row["label"], row["holds"] = TrialState.DECIDED, str(verdict.label), str(verdict.label)
         row["score"] = verdict.harm_score
         row["category"] = verdict.finding.category if verdict.finding else ""
-        row["drawn"] = is_sampled(event.trial_id, rules.sampled)
+        namespace = row.get("namespace", "")
+        row["drawn"] = is_sampled(event.trial_id, rules.share_of(namespace))
         row["rationale"] = folded(verdict.rationale)
-        reasons = reasons_of(verdict, event.trial_id, rules)
+        reasons = reasons_of(verdict, event.trial_id, rules, namespace)
         if reasons:
             self._waits(reasons)
 
     def _reviewed(self, event: VerdictReviewed, number: int, connection: Connection) -> None:
         row = self.row
+        said_before = event.reviewer in _last_words(connection, event.trial_id)
         connection.execute(
             insert(t.reviews),
             {
@@ -258,6 +274,8 @@ class _Case:
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
         if row.get("asked_by") == event.reviewer:
             return  # one's own is no second opinion
+        if said_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
+            return  # nor does who reviewed a verdict decide on an appeal against it
         row["asked_by"], row["waiting"] = "", False
         given = _last_words(connection, event.trial_id)
         if len(given) == 2 and len(set(given.values())) == 2:

@@ -107,6 +107,21 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledReview:
+    """A verdict that chance brought to the desk.
+
+    Attributes:
+        trial_id: Id of the trial.
+        opened_at: UTC.
+        found: Label that the first reviewer found; None where nobody has reviewed it, or found none.
+    """
+
+    trial_id: str
+    opened_at: datetime
+    found: Label | None
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """Which trials are looked for: those that all of this holds for. What is empty asks for nothing.
 
@@ -534,6 +549,36 @@ class ReviewQueue:
 
     # Figures
 
+    async def sampled(
+        self, *, since: datetime, until: datetime, namespace: str | None = None
+    ) -> Sequence[SampledReview]:
+        """Verdicts with a label that chance drew, by when their trials were opened, with a person's first word on them.
+
+        Args:
+            since: Opened then or later.
+            until: Opened before then.
+            namespace: Namespace of the content; None for all.
+        """
+        await self.catch_up()
+        query = select(_case.trial_id, _case.opened_at, _case.label).order_by(_case.opened_at, _case.trial_id)
+        query = query.where(_case.drawn, ~_case.erased, _case.label.not_in(["", str(Label.UNDECIDED)]))
+        query = query.where(_case.opened_at >= stamp(since), _case.opened_at < stamp(until))
+        if namespace is not None:
+            query = query.where(_case.namespace == namespace)
+        said = select(t.reviews.c.trial_id, t.reviews.c.label).order_by(t.reviews.c.number)
+        said = said.where(t.reviews.c.trial_id.in_(query.with_only_columns(_case.trial_id).order_by(None)))
+
+        def read(connection: Connection) -> Sequence[SampledReview]:
+            first: dict[str, str] = {}
+            for trial_id, label in connection.execute(said):
+                first.setdefault(trial_id, label)
+            return [
+                SampledReview(trial_id, datetime.fromisoformat(at), _label_found(first.get(trial_id)))
+                for trial_id, at, _ in connection.execute(query)
+            ]
+
+        return await self._transactions.read(read)
+
     async def agreement(
         self,
         *,
@@ -611,6 +656,10 @@ def _retrieve_error(drawing: asyncio.Task[None]) -> None:
     """
     if not drawing.cancelled():
         drawing.exception()
+
+
+def _label_found(stored: str | None) -> Label | None:
+    return Label(stored) if stored and stored != Label.UNDECIDED else None
 
 
 def place_of(case: Case) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,6 +34,9 @@ from serving.docket.store.log_append import EntryDraft, open_appender
 from serving.docket.store.pictures import ObjectPictures
 from serving.docket.store.transactions import Rank, SqlStore, Transactions
 from serving.docket.store.trials import buried, part_draft
+
+UNFINISHED = "ERASURE_UNFINISHED"
+"""Reason of the error where something is erased, and a file or the place of pictures still holds some of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,30 +77,48 @@ class SqlEraser(SqlStore, Eraser):
 
     @override
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        (erased,) = await self.erase_all({trial_id: precedents}, who=who, why=why, at=at)
+        return erased
+
+    @override
+    async def erase_all(
+        self, trials: Mapping[str, Sequence[str]], *, who: str, why: str, at: datetime
+    ) -> Sequence[Erased]:
         outside = self._pictures is not None
         return await self._erase(
-            _Erasure(trial_id=trial_id, who=who, why=why, at=at, precedents=tuple(precedents), outside=outside)
+            *(
+                _Erasure(trial_id=trial_id, who=who, why=why, at=at, precedents=tuple(precedents), outside=outside)
+                for trial_id, precedents in trials.items()
+            )
         )
 
     @override
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
-        return await self._erase(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(precedent_id,)))
+        (erased,) = await self._erase(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(precedent_id,)))
+        return erased
 
-    async def _erase(self, ask: _Erasure) -> Erased:
-        erased = await self._transactions.write(_ERASE, ask)
+    async def _erase(self, *asked: _Erasure) -> Sequence[Erased]:
+        # Together, so that they share commits. An error of one does not keep the others from being cleaned up after.
+        found = await asyncio.gather(*(self._transactions.write(_ERASE, ask) for ask in asked), return_exceptions=True)
+        erased = [each for each in found if isinstance(each, Erased)]
+        error = next((each for each in found if isinstance(each, BaseException)), None)
+        if error is not None and not erased:
+            raise error
         removed = await asyncio.to_thread(self._remove_pictures)
         if not await asyncio.to_thread(self._transactions.database.scrub, _READERS_S):
             raise Unavailable(
                 "It is erased, but a file of the docket still holds it, because somebody has been reading for long. "
                 "Ask once more, or close what reads the docket.",
-                reason="ERASURE_UNFINISHED",
+                reason=UNFINISHED,
             )
         if not removed:
             raise Unavailable(
                 "It is erased, but its picture could not be removed from where pictures lie. Ask once more when that "
                 "place is there again; the next start removes it too.",
-                reason="ERASURE_UNFINISHED",
+                reason=UNFINISHED,
             )
+        if error is not None:
+            raise error
         return erased
 
     def _remove_pictures(self) -> bool:

@@ -28,23 +28,35 @@ class KeyFile:
         Raises:
             DocketError: The key is missing, can't be read, or is another one than the docket's.
         """
-        if self._key is None:
-            # Only a docket that has signed nothing gets a new key: one that has must have its own back.
-            self._key = self._read(make=not known)
-        if known and str(self._key.verifier) != known:
-            self._key = None  # read again next time: it may have been put right
-            raise DocketError(
-                "The key file is not that of this docket: its checkpoints are signed with another key. All servers of "
-                "a docket need the same one: name a copy of its file with MEMECOURT_DOCKET_KEY.",
-                reason="DOCKET_KEY",
-            )
+        if self._key is None or (known and str(self._key.verifier) != known):
+            self._key = self._find(known)
         return self._key
 
-    def _read(self, *, make: bool) -> SigningKey:
+    def _find(self, known: str) -> SigningKey:
+        # Only a docket that has signed nothing gets a new key: one that has must have its own back.
+        if not known:
+            return self._made()
+        # While the docket goes over to another key, or after a crash in between, that lies beside the old one.
+        for path in (self._path, next_key(self._path)):
+            if path.exists() and str((key := self._read(path)).verifier) == known:
+                return key
+        self._read(self._path)  # says where it is missing, or no key
+        raise DocketError(
+            "The key file is not that of this docket: its checkpoints are signed with another key. All servers of "
+            "a docket need the same one: name a copy of its file with MEMECOURT_DOCKET_KEY.",
+            reason="DOCKET_KEY",
+        )
+
+    def _made(self) -> SigningKey:
         try:
-            if make:
-                make_key(self._path)
-            return read_key(self._path)
+            make_key(self._path)
+        except OSError:
+            raise _unreadable() from None
+        return self._read(self._path)
+
+    def _read(self, path: Path) -> SigningKey:
+        try:
+            return read_key(path)
         except FileNotFoundError:
             raise DocketError(
                 "The key that this docket's checkpoints are signed with is not there. Put its file back beside the "
@@ -52,11 +64,15 @@ class KeyFile:
                 reason="DOCKET_KEY",
             ) from None
         except (OSError, ValueError, BadNote):
-            raise DocketError(
-                "The docket's key file can't be read, or holds no key. Put the right one back, or name it with "
-                "MEMECOURT_DOCKET_KEY.",
-                reason="DOCKET_KEY",
-            ) from None
+            raise _unreadable() from None
+
+
+def _unreadable() -> DocketError:
+    return DocketError(
+        "The docket's key file can't be read, or holds no key. Put the right one back, or name it with "
+        "MEMECOURT_DOCKET_KEY.",
+        reason="DOCKET_KEY",
+    )
 
 
 def read_key(path: Path) -> SigningKey:
@@ -64,12 +80,36 @@ def read_key(path: Path) -> SigningKey:
     return SigningKey.parse(path.read_text("ascii"))
 
 
-def make_key(path: Path) -> None:
-    """Makes a key file where there is none; of several processes that do so at once, one key stands."""
+def next_key(path: Path) -> Path:
+    """Returns the file of the key that a docket goes over to, beside that of its own."""
+    return path.with_name(f"{path.name}.next")
+
+
+def settle_keys(path: Path) -> Path | None:
+    """Puts the key that a docket has gone over to in the place of the retired one, which is kept beside it.
+
+    Returns:
+        The file of the retired key; None where that is gone.
+    """
+    retired = None
+    if path.exists():
+        retired = path.with_name(f"{path.name}.retired-{read_key(path).verifier.id.hex()}")
+        path.replace(retired)
+    next_key(path).replace(path)
+    return retired
+
+
+def make_key(path: Path, name: str = "") -> None:
+    """Makes a key file where there is none; of several processes that do so at once, one key stands.
+
+    Args:
+        path: The file.
+        name: Name of the docket; empty for a new one.
+    """
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    key = SigningKey.create(f"memecourt-docket-{secrets.token_hex(8)}")
+    key = SigningKey.create(name or f"memecourt-docket-{secrets.token_hex(8)}")
     # Written whole and on the disk before it has its name: nobody reads half a key, and none is lost that has signed.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".docket-key-")
     try:

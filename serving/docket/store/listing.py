@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice, product
 from typing import Any
 
@@ -33,6 +33,7 @@ from serving.docket.store.transactions import SqlStore
 
 _ALL = TrialFilter()
 _row, _entry = t.trials.c, t.entries.c
+_MINUTE_CHARS = len("2026-01-31T23:59")
 _AT_ONCE = 1024  # ids in one query
 
 # What every trial asks for, made once: to put a statement together takes longer than to run it.
@@ -85,6 +86,12 @@ class SqlTrialIndex(SqlStore, TrialIndex):
                 query = query.where(_row.opened_at >= t.stamp(which.opened_from))
             if which.opened_until is not None:
                 query = query.where(_row.opened_at < t.stamp(which.opened_until))
+            if which.erased is not None:
+                query = query.where(_row.erased if which.erased else not_(_row.erased))
+            if which.content_id is not None:
+                query = query.where(_row.content_id == which.content_id)
+            if which.other_than:
+                query = query.where(_row.namespace.not_in(sorted(which.other_than)))
             # Reviews are the rarest of all, which SQLite can't know. What is wrapped so is not looked up in an index.
             led = which.reviewed is True and connection.dialect.name == "sqlite"
             wrapped = func.likely if led else None
@@ -101,6 +108,13 @@ class SqlTrialIndex(SqlStore, TrialIndex):
     @override
     async def failures(self, pixels_sha256: str) -> Sequence[Failure]:
         return await self._transactions.read(lambda connection: _failures(connection, pixels_sha256))
+
+    @override
+    async def count_opened(self, namespace: str, since: datetime) -> Mapping[datetime, int]:
+        minute = func.substr(_row.opened_at, 1, _MINUTE_CHARS)
+        query = select(minute, func.count()).where(_row.namespace == namespace, _row.opened_at >= t.stamp(since))
+        rows = await self._transactions.read(lambda connection: connection.execute(query.group_by(minute)).all())
+        return {datetime.fromisoformat(at).replace(tzinfo=UTC): count for at, count in rows}
 
     @override
     async def requests(self) -> Mapping[str, Sequence[str]]:

@@ -47,7 +47,7 @@ class LogAppender:
             raise DocketError("The docket does not know how far its log is: it was altered. Restore it from a copy.")
         self._frontier = Frontier.from_bytes(row.frontier)
         self._nodes: list[Node] = []
-        self._key: str = row.key
+        self.key: str = row.key
         self._wanted = False
         self.erased: int = row.erased
 
@@ -81,6 +81,14 @@ class LogAppender:
             insert_rows(self._connection, t.entries, _COLUMNS, rows)
         return numbers
 
+    def root(self) -> bytes:
+        """Root of the tree over the entries so far."""
+        return self._frontier.root()
+
+    def change_key(self, verifier: str) -> None:
+        """Has the end of this transaction signed with another key, and all that come after."""
+        self.key = verifier
+
     def want_checkpoint(self) -> None:
         """The checkpoint of this transaction is given out: it is to be kept."""
         self._wanted = True
@@ -113,7 +121,7 @@ class LogAppender:
         self.write_tiles()
         values = {"size": self.size, "frontier": self._frontier.to_bytes(), "erased": self.erased}
         if signer is not None:
-            key = signer(self._key)
+            key = signer(self.key)
             note = sign_checkpoint(key, key.name, self.size, self._frontier.root())
             values |= {"key": str(key.verifier), "checkpoint": note, "signed": self.size}
             if self._wanted:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
 
 from sqlalchemy import Connection, Select, bindparam, select
 from typing_extensions import override
 
-from serving.docket.log.entries import Entry
+from court.errors import CourtError
+from serving.docket.log.entries import NO_SEQ, Entry, KeyRotated, body_of
 from serving.docket.log.merkle import TileNodes, inclusion_proof
+from serving.docket.log.notes import SigningKey, VerifierKey
+from serving.docket.log.rotation import read_rotation, sign_rotation
 from serving.docket.ports import DocketError, NotDecided, Receipt, TransparencyLog
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_value, parts_in, unpacked
 from serving.docket.store.database import unknown
 from serving.docket.store.group_commit import Batch
-from serving.docket.store.log_append import open_appender
+from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.transactions import Rank, SqlStore
 
 _entry = t.entries.c
 _AT_ONCE = 500  # numbers in one query
+KEY_ROTATED: Final = KeyRotated.model_fields["kind"].default
+_MOST_ROTATIONS: Final = 10_000
 
 # What every verdict asks for, made once: to put a statement together takes longer than to run it.
 _GIVEN = (
@@ -75,6 +82,19 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
         while not (found := await self._transactions.read(key)):
             await self.sign()
         return found
+
+    @override
+    async def keys(self) -> Sequence[VerifierKey]:
+        current = VerifierKey.parse(await self.vkey())
+        entries = await self.entries(0, _MOST_ROTATIONS, {KEY_ROTATED})
+        return [*(read_rotation(entry).old for entry in entries), current]
+
+    @override
+    async def rotate(
+        self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
+    ) -> int:
+        ask = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
+        return await self._transactions.write(_ROTATE, ask)
 
     @override
     async def receipt(self, trial_id: str) -> Receipt:
@@ -199,6 +219,45 @@ def _parts_in(entry: Entry) -> set[int]:
     except ValueError:
         # An altered body quotes nothing; that it was altered is for the audit to find.
         return set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """Asks for another key, with why and by whom."""
+
+    old: SigningKey
+    new: SigningKey
+    who: str
+    why: str
+    compromised: bool
+    at: datetime
+
+
+def _rotate(connection: Connection, asked: Sequence[_Rotation]) -> Sequence[int | CourtError]:
+    return [_rotate_one(open_appender(connection), ask) for ask in asked]
+
+
+def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
+    if log.key != str(ask.old.verifier):
+        return DocketError(
+            "The docket's key was changed meanwhile. Look which one it has now (`memecourt docket key`).",
+            reason="DOCKET_KEY",
+        )
+    entry = KeyRotated(
+        at=ask.at,
+        who=ask.who,
+        why=ask.why,
+        compromised=ask.compromised,
+        note=sign_rotation(ask.old, ask.new, number=log.size, root=log.root()),
+    )
+    draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(entry).encode())
+    (number,) = log.add([draft])
+    log.change_key(str(ask.new.verifier))
+    log.want_checkpoint()
+    return number
+
+
+_ROTATE = Batch(Rank.SIGN, _rotate)
 
 
 def _sign(connection: Connection, asked: Sequence[None]) -> Sequence[None]:

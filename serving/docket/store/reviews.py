@@ -11,21 +11,21 @@ from sqlalchemy import Connection, func, select
 from typing_extensions import override
 
 from court.errors import CourtError
-from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.record import TrialState
 from court.verdict import Label
 from serving.docket.log.canonical_json import parse
 from serving.docket.log.entries import NO_SEQ, PictureShown, PrecedentChanged, body_of
 from serving.docket.ports import AwaitingReview, NotDecided, ReviewStore
 from serving.docket.store import tables as t
-from serving.docket.store.bodies import unpacked
+from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import erased, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
 
-Said = VerdictReviewed | SecondOpinionAsked
+Said = VerdictReviewed | SecondOpinionAsked | AppealOpened
 """By people, once there is a verdict; its number is given here."""
 
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
@@ -61,6 +61,15 @@ class SqlReviewStore(SqlStore, ReviewStore):
         )
         stored = await self._transactions.write(_REVIEW, draft)
         assert isinstance(stored, VerdictReviewed)
+        return stored
+
+    @override
+    async def open_appeal(
+        self, trial_id: str, *, by: str, statement: str, reference: str, at: datetime
+    ) -> AppealOpened:
+        draft = AppealOpened(trial_id=trial_id, seq=0, at=at, by=by, statement=statement, reference=reference)
+        stored = await self._transactions.write(_APPEAL, draft)
+        assert isinstance(stored, AppealOpened)
         return stored
 
     @override
@@ -108,6 +117,23 @@ def append_review(connection: Connection, draft: Said) -> Said | CourtError:
 def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
     open_appender(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
     return [append_review(connection, draft) for draft in drafts]
+
+
+def _appeal(connection: Connection, drafts: Sequence[AppealOpened]) -> Sequence[Said | CourtError]:
+    open_appender(connection)  # as above
+    return [_same_appeal(connection, draft) or append_review(connection, draft) for draft in drafts]
+
+
+def _same_appeal(connection: Connection, draft: AppealOpened) -> AppealOpened | None:
+    """The appeal that was opened before under the same reference, or without one in the same words."""
+    entry = t.entries.c
+    own = (entry.trial_id == draft.trial_id, t.IS_EVENT, entry.kind == draft.kind, entry.body.is_not(None))
+    for body in connection.execute(select(entry.body).where(*own).order_by(entry.seq)).scalars():
+        before = event_in(unpacked(bytes(body)), {})
+        left = {"seq", "at"} | ({"statement"} if draft.reference else set())
+        if isinstance(before, AppealOpened) and before.model_dump(exclude=left) == draft.model_dump(exclude=left):
+            return before
+    return None
 
 
 def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> Sequence[CourtError | None]:
@@ -158,6 +184,7 @@ def _note_new(connection: Connection, log: LogAppender, changes: Sequence[Preced
     return len(changes)
 
 
+_APPEAL = Batch(Rank.REVIEW, _appeal)
 _REVIEW = Batch(Rank.REVIEW, _review)
 _NOTE_ACCESS = Batch(Rank.ACCESS, _note_accesses)
 _NOTE_CHANGES = Batch(Rank.ACCESS, _note_changes)

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 7
+FORMAT = 8
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()
@@ -155,6 +155,7 @@ Index("trials_by_state", trials.c.state, *_order)
 Index("trials_by_label", trials.c.label, *_order)
 Index("trials_by_outcome", trials.c.outcome, *_order)
 Index("trials_by_picture", trials.c.pixels_sha256, trials.c.state, *_order)
+Index("trials_by_content", trials.c.namespace, trials.c.content_id, *_order)
 Index("trials_by_need", trials.c.needs_review, trials.c.outcome, *_order)
 
 requests = Table(

@@ -12,14 +12,15 @@ _KEPT = ("number", "trial_id", "seq", "kind", "at", "commitment")
 _REFUSED = "what was logged stays as it is"
 
 _SAME = " AND ".join(f"NEW.{name} = OLD.{name}" for name in _KEPT)
-# Of an update, what is allowed: an entry loses salt and body, both; a tile is continued; the log grows.
+# Of an update, what is allowed: an entry loses salt and body, both; a tile is continued; the log grows, and goes over
+# to another key only with an entry that says so.
 _ALLOWED = {
     "entries": f"{_SAME} AND NEW.salt IS NULL AND NEW.body IS NULL",
     "tiles": "NEW.level = OLD.level AND NEW.place = OLD.place "
     "AND substr(NEW.hashes, 1, length(OLD.hashes)) = OLD.hashes",
     "checkpoints": None,
     "log": "NEW.id = OLD.id AND NEW.size >= OLD.size AND NEW.erased >= OLD.erased "
-    "AND (OLD.key = '' OR NEW.key = OLD.key)",
+    "AND (OLD.key = '' OR NEW.key = OLD.key OR NEW.size > OLD.size)",
 }
 
 TABLES = tuple(_ALLOWED)

@@ -1,0 +1,110 @@
+"""``memecourt drift``: the error of verdicts that chance brought to the desk, week by week."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from serving.cli.common import FiniteRange, docket_in, docket_option, run, settings_of
+
+if TYPE_CHECKING:
+    from retrieval.library.postgres.address import Address
+    from serving.docket.review.drift import DriftReport, ErrorFigure
+    from serving.settings import Settings
+
+EXIT_DRIFTED = 3
+
+
+@click.command()
+@click.option("--weeks", default=12, show_default=True, type=click.IntRange(1, 520), help="How many, up to today.")
+@click.option("--namespace", help="Only of this namespace.")
+@click.option(
+    "--risk",
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
+    help="Share of memes whose label may be wrong without a person looking, for the proposed cut-off. [default: "
+    "MEMECOURT_TRIAL__REVIEW_RISK, else 0.1]",
+)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@docket_option
+@click.pass_context
+def drift(
+    context: click.Context,
+    weeks: int,
+    namespace: str | None,
+    risk: float | None,
+    as_json: bool,
+    docket: Path | Address | None,
+) -> None:
+    """Shows how often people found another label than the court, of the verdicts that chance drew.
+
+    These alone stand for all content (`review_share`). Below stands the cut-off of risk that follows from them. Exit
+    code: 3 if the error of the last 28 days is surely more than the verdicts' own risks say, 0 otherwise.
+    """
+    settings = settings_of(docket=docket)
+    report = run(_measured(settings, weeks, risk or settings.trial.review_risk, namespace))
+    if as_json:
+        told = {
+            "weeks": {str(monday): asdict(figure) for monday, figure in report.weeks.items()},
+            "recent": asdict(report.recent),
+            "drifted": report.recent.drifted,
+            "proposed": report.proposed and asdict(report.proposed),
+        }
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _tell(report, risk or settings.trial.review_risk)
+    context.exit(EXIT_DRIFTED if report.recent.drifted else 0)
+
+
+async def _measured(settings: Settings, weeks: int, wanted: float, namespace: str | None) -> DriftReport:
+    from serving.docket.review.drift import measure_drift
+    from serving.wiring import rules_of
+
+    async with docket_in(settings) as store:
+        queue = store.review_queue(rules_of(settings))
+        while not await queue.catch_up():
+            pass  # of a large docket it takes longer than one call waits for
+        return await measure_drift(
+            queue, store.trials, now=datetime.now(UTC), weeks=weeks, wanted=wanted, namespace=namespace
+        )
+
+
+def _tell(report: DriftReport, wanted: float) -> None:
+    from serving.docket.review.drift import FEWEST, RECENT_DAYS
+
+    click.echo("week of      drawn  reviewed  wrong  error [95 %]            expected  unseen")
+    for monday, figure in report.weeks.items():
+        click.echo(f"{monday}  {_line(figure)}")
+    click.echo(f"{f'{RECENT_DAYS} days':<10}  {_line(report.recent)}\n")
+    if report.recent.drifted:
+        click.echo(
+            f"The error of the last {RECENT_DAYS} days is surely more than the verdicts' own risks say: look at what "
+            "is sent, and build the library again with what was overruled."
+        )
+    elif report.recent.reviewed < FEWEST:
+        click.echo(
+            f"Fewer than {FEWEST} of the last {RECENT_DAYS} days are reviewed: too few to tell a drift from chance."
+        )
+    else:
+        click.echo("The error is no more than the verdicts' own risks say, as far as can be told from chance.")
+    proposed = report.proposed
+    if proposed is None:
+        click.echo(f"No cut-off is proposed: it takes {FEWEST} reviewed verdicts with a risk.")
+        return
+    click.echo(
+        f"For at most {wanted:.1%} wrong labels that nobody looks at, a person should look from a risk of "
+        f"{proposed.cutoff:.3f} on: {proposed.share:.1%} of the memes (bound {proposed.error:.1%})."
+    )
+    if proposed.rate is not None:
+        click.echo(f"By the library's curve that is MEMECOURT_TRIAL__REVIEW_RATE={proposed.rate:.3f}.")
+
+
+def _line(figure: ErrorFigure) -> str:
+    error = "–" if figure.error is None else f"{figure.error:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    expected = "–" if figure.expected is None else f"{figure.expected:.3f}"
+    unseen = "–" if figure.passed_error is None else f"{figure.passed_error:.3f}"
+    return f"{figure.drawn:>5,}  {figure.reviewed:>8,}  {figure.wrong:>5,}  {error:<22}  {expected:>8}  {unseen:>6}"

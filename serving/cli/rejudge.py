@@ -1,0 +1,160 @@
+"""``memecourt rejudge``: memes of stored trials tried once more, after policy, library or models have changed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from court.display import word
+from serving.cli.common import (
+    docket_option,
+    excerpt,
+    library_option,
+    run,
+    settings_of,
+    tell,
+    trial_options,
+    trial_settings,
+)
+
+if TYPE_CHECKING:
+    from retrieval.library.postgres.address import Address
+    from serving.docket.ports import TrialFilter
+    from serving.runner.rejudge import Rejudged
+    from serving.settings import Settings
+
+EXIT_FAILED = 1
+
+
+@click.command()
+@click.option("--since", type=click.DateTime(), help="Trials that were opened then or later, UTC.")
+@click.option("--until", type=click.DateTime(), help="Trials that were opened before then, UTC.")
+@click.option("--namespace", help="Trials of this namespace's content.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
+    help="Trials of this label. May be given often.",
+)
+@click.option("--reviewed/--not-reviewed", default=None, help="Trials that a person has reviewed, or has not.")
+@click.option("--everything", is_flag=True, help="All trials, where none of these is given.")
+@click.option("--dry-run", is_flag=True, help="Try nothing; say how many trials would be held.")
+@click.option("--timeout", default=600.0, show_default=True, type=click.FloatRange(1, 86_400), help="Of each, seconds.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
+@trial_options
+@library_option
+@docket_option
+@click.pass_context
+def rejudge(
+    context: click.Context,
+    /,
+    everything: bool,
+    dry_run: bool,
+    timeout: float,
+    as_json: bool,
+    library: Path | None,
+    docket: Path | Address | None,
+    **options: Any,
+) -> None:
+    """Tries memes of stored trials once more by what the settings name now, and lists what comes out differently.
+
+    Each gets a new trial that names the old one; nothing of that is changed. A trial whose policy, library, prompts,
+    models and settings are those of now is passed over. The same command once more holds no trial twice and takes up
+    what was cut off. What asks for a person comes to the desk like any verdict.
+
+    Exit code: 0 if all have a verdict, 1 if some have none.
+    """
+    names = ("since", "until", "namespace", "labels", "reviewed")
+    chosen = {name: options.pop(name) for name in names}
+    if not everything and all(value in (None, ()) for value in chosen.values()):
+        raise click.UsageError("Say which trials: --since, --namespace or others, or --everything.")
+    settings = settings_of(library=library, docket=docket, **trial_settings(**options))
+    done = run(_rejudged(settings, _filter_of(chosen), dry_run=dry_run, within_s=timeout, as_json=as_json))
+    if not as_json:
+        words = {"SAME": "the same label", "DIFFERENT": "another label", "UNCHANGED": "nothing has changed"}
+        words |= {"FAILED": "no new verdict", "TO_DO": "would be tried"}
+        for outcome, count in sorted(done.items()):
+            click.echo(f"{count:>9,}  {words[outcome]}")
+    if done["FAILED"]:
+        context.exit(EXIT_FAILED)
+
+
+def _filter_of(chosen: dict[str, Any]) -> TrialFilter:
+    from court.record import TrialState
+    from court.verdict import Label
+    from serving.docket.ports import TrialFilter
+
+    since, until = (chosen[name] and chosen[name].replace(tzinfo=UTC) for name in ("since", "until"))
+    return TrialFilter(
+        labels=frozenset(map(Label, chosen["labels"])),
+        states=frozenset({TrialState.DECIDED}),
+        opened_from=since,
+        # Trials of this command are not gone through again.
+        opened_until=until or datetime.now(UTC),
+        reviewed=chosen["reviewed"],
+        namespace=chosen["namespace"],
+        erased=False,
+    )
+
+
+async def _rejudged(
+    settings: Settings,
+    which: TrialFilter,
+    *,
+    dry_run: bool,
+    within_s: float,
+    as_json: bool,
+) -> Counter[str]:
+    from serving.export.tables import Selection
+    from serving.runner.rejudge import Rejudging, rejudge_all
+    from serving.runner.verdict_cache import VerdictCache
+    from serving.wiring import open_court
+
+    done: Counter[str] = Counter()
+    async with open_court(settings, tell=tell) as house:
+        docket = house.docket
+        known = VerdictCache(docket.verdict_keys, docket.trials, house.court_of, settings)
+        rejudging = Rejudging(house, known, within_s=within_s)
+        selection = Selection(docket.index, docket.trials, which)
+        if dry_run:
+            async for record in selection.records():
+                if not record.opened.of_trial:
+                    done["UNCHANGED" if rejudging.is_unchanged(record) else "TO_DO"] += 1
+            return done
+        async for each in rejudge_all(rejudging, selection, at_once=settings.worked_on_at_once):
+            done[each.outcome] += 1
+            if as_json:
+                click.echo(json.dumps(_as_json(each)))
+            elif each.outcome in ("DIFFERENT", "FAILED"):
+                click.echo(_line(each))
+    return done
+
+
+def _line(each: Rejudged) -> str:
+    old = word(each.old.verdict.label) if each.old.verdict else ""
+    if each.new is None or each.new.verdict is None:
+        return f"{each.old.trial_id}  {old} → no verdict: {each.message} ({each.reason})"
+    whose = excerpt(each.old.opened.meme.content_id, 40)
+    return f"{each.old.trial_id}  {old} → {word(each.new.verdict.label)}  {each.new.trial_id}  {whose}".rstrip()
+
+
+def _as_json(each: Rejudged) -> dict[str, object]:
+    old, new = each.old, each.new
+    return {
+        "trial_id": old.trial_id,
+        "outcome": each.outcome,
+        "label": old.verdict and old.verdict.label,
+        "label_in_force": old.label_in_force if old.verdict else None,
+        "new_trial_id": new and new.trial_id,
+        "new_label": new and new.verdict and new.verdict.label,
+        "needs_human_review": bool(new and new.verdict and new.verdict.needs_human_review),
+        "namespace": old.opened.meme.namespace,
+        "content_id": old.opened.meme.content_id,
+        "reason": each.reason,
+    }

@@ -1,0 +1,188 @@
+"""Retention: erases trials once they are older than the settings let them be.
+
+What is erased is what ``memecourt docket erase`` erases, and the log says so for each trial. Age counts from when a
+trial was opened, whatever was said of it since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from court.errors import CourtError
+from serving.docket.open import Docket
+from serving.docket.ports import DocketLine, TrialFilter, TrialIndex
+from serving.docket.review.corrections import name_of
+from serving.docket.store.erasure import UNFINISHED
+from serving.settings import Settings
+
+EVERY_S: Final = 3600.0
+"""Seconds between two passes of a server."""
+WHO: Final = "retention"
+"""Name under which trials are erased by age."""
+
+_AT_ONCE = 200
+"""Trials that are erased together."""
+
+_log = logging.getLogger("memecourt.retention")
+
+Forget = Callable[[str], Awaitable[object]]
+"""Takes a precedent out of the library, by its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPeriod:
+    """Days after which trials of some namespaces are erased.
+
+    Attributes:
+        days: Days from when a trial was opened.
+        which: Namespaces that it is for.
+    """
+
+    days: int
+    which: TrialFilter
+
+    def expired_at(self, now: datetime) -> TrialFilter:
+        """The trials that have outlived it."""
+        return replace(self.which, opened_until=now - timedelta(days=self.days), erased=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPass:
+    """Result of going through a docket once.
+
+    Attributes:
+        erased: Number of trials that were erased, by namespace.
+        overdue: Number of trials that should have been and could not, or only by halves.
+        unfinished: Trials of which files or the place of pictures still hold something, with their precedents.
+    """
+
+    erased: Mapping[str, int]
+    overdue: int
+    unfinished: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def retention_periods(settings: Settings) -> Sequence[RetentionPeriod]:
+    """The periods that the settings name; none where everything is kept."""
+    own = {name: each.retention_days for name, each in settings.namespaces.items() if each.retention_days is not None}
+    periods = [RetentionPeriod(days, TrialFilter(namespace=name)) for name, days in own.items() if days != "unlimited"]
+    if settings.retention_days is not None:
+        periods.append(RetentionPeriod(settings.retention_days, TrialFilter(other_than=frozenset(own))))
+    return periods
+
+
+async def find_expired(
+    index: TrialIndex, period: RetentionPeriod, now: datetime
+) -> AsyncIterator[Sequence[DocketLine]]:
+    """Trials that have outlived a period, the oldest first, some hundred at a time."""
+    after = None
+    # Each page begins behind the last one: what could not be erased is not met again before the next pass.
+    while lines := await index.list(limit=_AT_ONCE, after=after, which=period.expired_at(now), oldest_first=True):
+        yield lines
+        after = (lines[-1].opened_at, lines[-1].trial_id)
+
+
+async def erase_expired(
+    docket: Docket,
+    periods: Sequence[RetentionPeriod],
+    *,
+    now: datetime,
+    forget: Forget | None = None,
+    unfinished: Mapping[str, Sequence[str]] | None = None,
+) -> RetentionPass:
+    """Erases every trial that has outlived its period, and the precedents that their overrulings became.
+
+    Args:
+        docket: Docket of the trials.
+        periods: Periods, of which no two are for the same namespace.
+        now: Time that ages are counted to.
+        forget: Takes a precedent out of the library; None where there is none that can be changed.
+        unfinished: Trials that an earlier pass left unfinished.
+    """
+    erased: Counter[str] = Counter()
+    overdue, left = 0, dict(unfinished or {})
+    if left and await _erase(docket, left, why="erased before, and not everywhere", now=now) is None:
+        left.clear()
+    for period in periods:
+        why = f"older than {period.days} days, which is how long it is kept"
+        async for lines in find_expired(docket.index, period, now):
+            ready, error = await _forget_precedents(lines, forget)
+            precedents = {line.trial_id: (name_of(line.trial_id),) if line.review else () for line in ready}
+            gone = True
+            if (failed := await _erase(docket, precedents, why=why, now=now)) is not None:
+                error, gone = failed, failed.reason == UNFINISHED
+                if gone:
+                    left |= precedents
+            erased.update(line.namespace for line in ready if gone)
+            if error is not None:
+                late = len(lines) - (0 if failed else len(ready))
+                overdue += late
+                _log.error("%d trials can't be erased now: reason=%s", late, error.reason)
+    return RetentionPass(erased, overdue, left)
+
+
+async def _erase(docket: Docket, trials: Mapping[str, Sequence[str]], *, why: str, now: datetime) -> CourtError | None:
+    """Erases trials; the error where that was not possible."""
+    try:
+        await docket.eraser.erase_all(trials, who=WHO, why=why, at=now)
+    except CourtError as error:
+        return error
+    return None
+
+
+async def _forget_precedents(
+    lines: Sequence[DocketLine], forget: Forget | None
+) -> tuple[Sequence[DocketLine], CourtError | None]:
+    """Takes the precedents of trials out of the library: the trials that have none any more, and why others have."""
+    ready: list[DocketLine] = []
+    failed: CourtError | None = None
+    for line in lines:
+        try:
+            # Before the trial is erased: an erased trial is not looked for again, and its precedent would stay.
+            if line.review is not None and forget is not None:
+                await forget(name_of(line.trial_id))
+        except CourtError as error:
+            failed = error
+        else:
+            ready.append(line)
+    return ready, failed
+
+
+async def keep_retention(
+    docket: Docket,
+    settings: Settings,
+    *,
+    forget: Forget | None,
+    report: Callable[[int, int], None],
+    every_s: float = EVERY_S,
+) -> None:
+    """Erases what has expired, pass by pass, until it is cancelled. Several servers of a docket may do so.
+
+    Args:
+        docket: Docket of the trials.
+        settings: Settings with the periods.
+        forget: Takes a precedent out of the library; None where there is none that can be changed.
+        report: Is told after each pass how many were erased, and how many are overdue.
+        every_s: Seconds between two passes.
+    """
+    periods = retention_periods(settings)
+    unfinished: Mapping[str, Sequence[str]] = {}
+    while periods:
+        now = datetime.now(UTC)
+        try:
+            done = await erase_expired(docket, periods, now=now, forget=forget, unfinished=unfinished)
+        # It goes on: a docket that is away for a while must not end the promise.
+        except CourtError as error:
+            _log.error("nothing can be erased by age now: reason=%s", error.reason)
+        else:
+            unfinished = done.unfinished
+            count = sum(done.erased.values())
+            report(count, done.overdue)
+            if count:
+                _log.info("erased by age: trials=%d", count)
+        await asyncio.sleep(every_s)

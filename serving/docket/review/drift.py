@@ -1,0 +1,215 @@
+"""Drift: the error of verdicts that chance brought to the desk, week by week, and the cut-off of risk that follows.
+
+Only the random sample stands for all content: everything else came to the desk because something was doubtful. What
+counts is the first word of a reviewer, against the court's label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Final
+
+from court.precedents import RiskCurve
+from serving.docket.ports import TrialReader, TrialUnknown
+from serving.docket.review.queue import ReviewQueue, SampledReview
+
+RECENT_DAYS: Final = 28
+"""Days whose error is held against what was expected of it."""
+FEWEST: Final = 30
+"""Reviews of the sample below which no drift is told: an interval is too wide for it."""
+_Z95: Final = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class SampledVerdict:
+    """A verdict of the random sample that a person has reviewed.
+
+    Attributes:
+        trial_id: Id of the trial.
+        opened_at: UTC.
+        wrong: True if the person found the other label.
+        risk: Estimated probability that it is; None where the verdict has none.
+        passed: True if nobody would have looked at it, but for chance.
+        curve: Risks measured on the library; None where none are.
+    """
+
+    trial_id: str
+    opened_at: datetime
+    wrong: bool
+    risk: float | None
+    passed: bool
+    curve: RiskCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigure:
+    """Error of some verdicts of the sample.
+
+    Attributes:
+        drawn: Verdicts with a label that chance drew.
+        reviewed: Number of these that a person found a label for.
+        wrong: Number of the reviewed with the other label.
+        passed_wrong: Number of the wrong that nobody would have looked at, but for chance.
+        expected: Mean risk of the reviewed that have one; None where none has.
+        low: Lower end of the 95 % interval (Wilson) of the error; None where nothing was reviewed.
+        high: Upper end.
+    """
+
+    drawn: int
+    reviewed: int
+    wrong: int
+    passed_wrong: int
+    expected: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Share of the reviewed that is wrong; None where nothing was reviewed."""
+        return self.wrong / self.reviewed if self.reviewed else None
+
+    @property
+    def passed_error(self) -> float | None:
+        """Share of all reviewed that is wrong and that nobody would have looked at."""
+        return self.passed_wrong / self.reviewed if self.reviewed else None
+
+    @property
+    def drifted(self) -> bool:
+        """True if the error is surely more than the verdicts' own risks say, by enough reviews."""
+        if self.reviewed < FEWEST or self.low is None or self.expected is None:
+            return False
+        return self.low > self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedCutoff:
+    """Cut-off of risk that keeps the share of wrong labels nobody looks at below what is wanted.
+
+    Attributes:
+        cutoff: Risk above which a person looks.
+        share: Share of the sample that would go to a person for it.
+        error: Bound of the share that is wrong and unseen, ``(wrong + 1) / (n + 1)``.
+        rate: The ``review_rate`` at which the library's own curve has this cut-off; None where there is no curve.
+    """
+
+    cutoff: float
+    share: float
+    error: float
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftReport:
+    """Error of the random sample.
+
+    Attributes:
+        weeks: Figure of each week by its Monday, rising; weeks without a drawn verdict are missing.
+        recent: Figure of the last 28 days.
+        proposed: Cut-off that follows from all weeks; None where no verdict has a risk, or too few were reviewed.
+    """
+
+    weeks: Mapping[date, ErrorFigure]
+    recent: ErrorFigure
+    proposed: ProposedCutoff | None
+
+
+async def measure_drift(
+    queue: ReviewQueue,
+    trials: TrialReader,
+    *,
+    now: datetime,
+    weeks: int = 12,
+    wanted: float,
+    namespace: str | None = None,
+) -> DriftReport:
+    """Reads the random sample of the last weeks and what people found of it.
+
+    Args:
+        queue: Queue of the reviews.
+        trials: Records of the trials.
+        now: End of the time that is looked at.
+        weeks: Weeks that are looked at.
+        wanted: Share of memes whose label may be wrong without a person looking.
+        namespace: Namespace of the content; None for all.
+    """
+    drawn = await queue.sampled(since=now - timedelta(weeks=weeks), until=now, namespace=namespace)
+    reviewed = {each.trial_id: await _verdict_of(each, trials) for each in drawn if each.found is not None}
+    known = {trial_id: verdict for trial_id, verdict in reviewed.items() if verdict is not None}
+    by_week: dict[date, list[SampledReview]] = defaultdict(list)
+    for each in drawn:
+        day = each.opened_at.date()
+        by_week[day - timedelta(days=day.weekday())].append(each)
+    recent = [each for each in drawn if each.opened_at >= now - timedelta(days=RECENT_DAYS)]
+    return DriftReport(
+        weeks={monday: _figure(some, known) for monday, some in sorted(by_week.items())},
+        recent=_figure(recent, known),
+        proposed=propose_cutoff(list(known.values()), wanted),
+    )
+
+
+def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> ProposedCutoff | None:
+    """The highest cut-off at which no more than a wanted share is wrong and unseen, by conformal risk control.
+
+    The bound is ``(wrong + 1) / (n + 1)``, as for the curve of a library (:class:`court.precedents.RiskCurve`).
+    """
+    rated = sorted(((each.risk, each.wrong) for each in verdicts if each.risk is not None), key=lambda pair: pair[0])
+    n = len(rated)
+    if n < FEWEST:
+        return None
+    best, wrong = ProposedCutoff(0.0, 1.0, 1 / (n + 1), None), 0
+    for place, (risk, is_wrong) in enumerate(rated):
+        wrong += is_wrong
+        # Of equal risks all are passed or none.
+        if place + 1 < n and rated[place + 1][0] == risk:
+            continue
+        if (wrong + 1) / (n + 1) > wanted:
+            break
+        best = ProposedCutoff(risk, 1 - (place + 1) / n, (wrong + 1) / (n + 1), None)
+    curve = next((each.curve for each in reversed(verdicts) if each.curve is not None), None)
+    rate = None if curve is None else next((p.rate for p in curve.points if p.cutoff <= best.cutoff), 1.0)
+    return ProposedCutoff(best.cutoff, best.share, best.error, rate)
+
+
+def wilson(wrong: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927), which is right for few and for none."""
+    z2, share = _Z95**2, wrong / n
+    middle, half = share + z2 / (2 * n), _Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+
+
+async def _verdict_of(review: SampledReview, trials: TrialReader) -> SampledVerdict | None:
+    try:
+        record = await trials.record(review.trial_id)
+    except TrialUnknown:
+        return None  # erased meanwhile
+    verdict = record.verdict
+    assert verdict is not None, "only verdicts are reviewed"
+    cited = record.precedents
+    return SampledVerdict(
+        trial_id=review.trial_id,
+        opened_at=review.opened_at,
+        wrong=review.found is not verdict.label,
+        risk=verdict.risk,
+        passed=not verdict.needs_human_review,
+        curve=cited.findings.risk if cited else None,
+    )
+
+
+def _figure(drawn: Sequence[SampledReview], known: Mapping[str, SampledVerdict]) -> ErrorFigure:
+    verdicts = [known[each.trial_id] for each in drawn if each.trial_id in known]
+    risks = [each.risk for each in verdicts if each.risk is not None]
+    wrong = sum(each.wrong for each in verdicts)
+    low, high = wilson(wrong, len(verdicts)) if verdicts else (None, None)
+    return ErrorFigure(
+        drawn=len(drawn),
+        reviewed=len(verdicts),
+        wrong=wrong,
+        passed_wrong=sum(each.wrong and each.passed for each in verdicts),
+        expected=sum(risks) / len(risks) if risks else None,
+        low=low,
+        high=high,
+    )

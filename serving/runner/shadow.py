@@ -1,0 +1,183 @@
+"""A shadow: another library, prompts, models or policy tries what the court has tried, and nobody is told.
+
+It begins when the court's verdict is stored and has gone out, one meme at a time, and only while no caller waits for a
+turn and half of the turns are free. What it says goes into a docket of its own: no answer, queue, webhook or metric of
+verdicts knows of it. Its trials name those of the court, by which the two can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from court.errors import CantResume, CourtError
+from court.events import AnyEvent, Procedure, VerdictGiven
+from court.record import TrialRecord
+from court.trial import Court
+from serving.docket.log.entries import Entry
+from serving.docket.open import Docket
+from serving.docket.ports import TrialUnknown
+from serving.docket.store.pictures import picture_of
+from serving.runner.admission import Admission
+from serving.runner.executor import TrialExecutor
+from serving.runner.request import TrialRequest
+
+_WITHIN_S: Final = 600.0
+"""Seconds that a trial of the shadow has: it waits for nobody, and nobody waits for it."""
+_BUSY_S: Final = 0.25
+"""Seconds between two looks at whether the court has turns to spare."""
+_ERASED_S: Final = 60.0
+"""Seconds between two looks at what was erased from the court's docket."""
+_ERASURES = 500
+_NAMES = uuid.UUID("6f0dbe09-7ee5-4f3d-9e0c-3e5a6f1c7d8b")
+
+_log = logging.getLogger("memecourt.shadow")
+
+
+def shadow_id(trial_id: str) -> str:
+    """Returns the id of the shadow's trial of a meme that the court has tried."""
+    return str(uuid.uuid5(_NAMES, trial_id))
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowCourt:
+    """The means by which the shadow tries.
+
+    Attributes:
+        docket: Docket of the shadow.
+        court_of: Gives its court for a namespace.
+        share: Share of the court's verdicts after which it tries the same meme.
+        waiting: Memes that wait for it at most.
+        procedure: Procedure of its trials; None for that of the court.
+    """
+
+    docket: Docket
+    court_of: Callable[[str], Court]
+    share: float = 1.0
+    waiting: int = 1000
+    procedure: Procedure | None = None
+
+
+class Shadow:
+    """Tries after the court what the court has tried. Used from one event loop."""
+
+    def __init__(
+        self, live: TrialExecutor, admission: Admission, shadow: ShadowCourt, report: Callable[[str], None]
+    ) -> None:
+        """Waits for verdicts.
+
+        Args:
+            live: The court.
+            admission: Turns of the court, which go before.
+            shadow: Means by which the shadow tries.
+            report: Is told what came of each meme: ``decided``, ``failed`` or ``dropped``.
+        """
+        self._live = live
+        self._admission = admission
+        self._shadow = shadow
+        self._report = report
+        self._waiting: deque[str] = deque()
+        self._some = asyncio.Event()
+
+    async def note(self, event: AnyEvent) -> None:
+        """Notes a verdict of the court; an :class:`~court.ports.EventListener`, which the court waits for."""
+        if not isinstance(event, VerdictGiven) or not self._is_chosen(event.trial_id):
+            return
+        if len(self._waiting) >= self._shadow.waiting:
+            self._waiting.popleft()
+            self._report("dropped")
+        self._waiting.append(event.trial_id)
+        self._some.set()
+
+    async def run(self) -> None:
+        """Tries what waits, until it is cancelled."""
+        while True:
+            await self._some.wait()
+            while self._waiting:
+                await self._until_idle()
+                if self._waiting:
+                    await self._try(self._waiting.popleft())
+            self._some.clear()
+
+    async def follow_erasures(self, *, every_s: float = _ERASED_S) -> None:
+        """Erases from the shadow's docket what is erased from the court's, until it is cancelled."""
+        first = 0
+        while True:
+            try:
+                while entries := await self._live.docket.log.entries(first, _ERASURES, {"Erased"}):
+                    await self._erase(entries)
+                    first = entries[-1].number + 1
+            # It goes on: one that is away is asked again.
+            except CourtError as error:
+                _log.error("what was erased can't be erased here now: reason=%s", error.reason)
+            await asyncio.sleep(every_s)
+
+    async def _erase(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            try:
+                record = await self._shadow.docket.trials.record(shadow_id(entry.trial_id))
+            except TrialUnknown:
+                continue  # never tried here, or erased before
+            eraser = self._shadow.docket.eraser
+            why = "The trial whose meme it tried was erased."
+            await eraser.erase(record.trial_id, who="shadow", why=why, at=self._live.court.now())
+
+    async def _until_idle(self) -> None:
+        # Looked at and not waited for: the shadow is to be in nobody's queue.
+        while not self._admission.has_room:  # noqa: ASYNC110
+            await asyncio.sleep(_BUSY_S)
+
+    async def _try(self, trial_id: str) -> None:
+        try:
+            record = await self._live.docket.trials.record(trial_id)
+            await self._hear(record)
+        except TrialUnknown:
+            return  # erased meanwhile
+        except CourtError as error:
+            # Also a trial that failed: its record says so, and the shadow goes on with the next.
+            _log.warning("trial=%s not tried by the shadow: reason=%s", trial_id, error.reason)
+            self._report("failed")
+        else:
+            self._report("decided")
+
+    async def _hear(self, record: TrialRecord) -> None:
+        shadow, opened, text = self._shadow, record.opened, record.text
+        assert text is not None, "there is no verdict without"
+        picture = None
+        if opened.meme.picture_given:
+            frames = await self._live.docket.trials.frames(opened.meme.pixels_sha256)
+            if not frames:
+                raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
+            picture = picture_of(opened.meme, frames)
+        ask = TrialRequest(
+            # Only whether there is one counts: the picture has been decoded.
+            image=b"" if picture is None else b"decoded",
+            # As it was read, so that only the candidate differs.
+            text=text.text,
+            language=text.language,
+            procedure=shadow.procedure or opened.procedure,
+            request_id=record.trial_id,
+            namespace=opened.meme.namespace,
+            content_id=opened.meme.content_id,
+            of_trial=record.trial_id,
+        )
+        court = replace(shadow.court_of(ask.namespace), duplicates=None)
+        house = TrialExecutor(court, self._live.pictures, shadow.docket)
+        trial_id = shadow_id(record.trial_id)
+        await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
+        try:
+            await self._live.docket.trials.record(record.trial_id)
+        except TrialUnknown:
+            why = "The trial whose meme it tried was erased."
+            await shadow.docket.eraser.erase(trial_id, who="shadow", why=why, at=court.now())
+
+    def _is_chosen(self, trial_id: str) -> bool:
+        """True if the shadow is to try this: by the id, so that a larger share adds to it."""
+        digest = hashlib.sha256(b"memecourt shadow\0" + trial_id.encode()).digest()
+        return int.from_bytes(digest[:8]) < self._shadow.share * 2**64

@@ -1,0 +1,161 @@
+"""An appeal is opened by reference, comes first at the desk, and is decided by somebody else, who does not know."""
+
+import asyncio
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from court.events import AppealOpened, ReviewOutcome
+from court.verdict import Label
+from memecourt.v1 import court_pb2 as wire
+from serving.access.tokens import Scope
+from serving.cli.main import cli
+from serving.docket.log.notes import VerifierKey
+from serving.docket.ports import NotDecided, TrialErased, TrialUnknown
+from serving.docket.review.locks import AnotherWanted
+from serving.docket.review.projection import ReviewPriority
+from serving.rpc.auth import SCOPES
+from tests.contract.real_court import IMAGE, real_court
+from tests.support.desks import play, verdict
+from tests.support.dockets import NOON, append_all, events_of, place_of, with_docket
+
+WHY = "It mocks our own habit."
+
+
+def opened(docket, trial_id, reference="7", statement=WHY, by="forum"):
+    return docket.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=NOON)
+
+
+def test_an_appeal_is_an_event_of_the_log_and_under_one_reference_it_is_one(using):
+    async def scene(docket):
+        await append_all(docket, events_of("t"))
+        first = await opened(docket, "t")
+        again = await asyncio.gather(*(opened(docket, "t", statement="Other words.") for _ in range(5)))
+        second = await opened(docket, "t", reference="8")
+        unnamed = [await opened(docket, "t", reference="") for _ in range(2)]
+        record = await docket.trials.record("t")
+        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        return first, again, second, unnamed, record, report
+
+    first, again, second, unnamed, record, report = using(scene)
+    assert set(again) == {first} and second.seq == first.seq + 1 and unnamed[0] == unnamed[1]
+    assert record.all(AppealOpened) == (first, second, unnamed[0]) and record.verdict is not None
+    assert set(report.counts) <= {"PICTURE_DIFFERS"}
+
+
+def test_only_verdicts_that_are_there_are_contested(using):
+    async def scene(docket):
+        await append_all(docket, events_of("open")[:2])
+        await append_all(docket, events_of("gone"))
+        await docket.eraser.erase("gone", who="ada", why="asked for", at=NOON)
+        for trial_id, error in (("open", NotDecided), ("gone", TrialErased), ("none", TrialUnknown)):
+            with pytest.raises(error):
+                await opened(docket, trial_id)
+
+    using(scene)
+
+
+def test_it_comes_first_and_not_to_who_reviewed_and_the_verdict_stays_hidden_from_who_decides(docket_place):
+    async def scene(it):
+        await it.tried("doubtful", verdict(Label.UNDECIDED))
+        await it.tried("sure", verdict(Label.HARMFUL))
+        await it.reviewed("sure", "ada", Label.HARMFUL, again=True)
+        before = await it.waiting("ben")
+        await opened(it.docket, "sure")
+        queues = {who: await it.waiting(who) for who in ("ada", "ben")}
+        only = await it.waiting("ben", why=ReviewPriority.APPEAL)
+        hidden = {who: await it.desk.hidden_from(who, ["sure"]) for who in ("ada", "ben")}
+        with pytest.raises(AnotherWanted):
+            await it.desk.take("sure", "ada")
+        # Nor does a review over the wire by the same person close it.
+        await it.docket.reviews.review(
+            "sure", outcome=ReviewOutcome.UPHELD, label=Label.HARMFUL, reason="r", clause="", reviewer="ada", at=NOON
+        )
+        still = await it.waiting("ben")
+        said = await it.reviewed("sure", "ben", Label.HARMFUL)
+        return before, queues, only, hidden, still, said, await it.waiting("ben"), await it.desk.counts()
+
+    before, queues, only, hidden, still, said, after, counts = play(place_of(docket_place), scene)
+    assert before == ["doubtful"]
+    assert queues == {"ada": ["doubtful"], "ben": ["sure", "doubtful"]} and only == ["sure"]
+    assert hidden == {"ada": frozenset(), "ben": frozenset({"sure"})}
+    assert still == ["sure", "doubtful"] and said.blind and after == ["doubtful"]
+    assert counts == {ReviewPriority.UNDECIDED: 1}
+
+
+def test_two_who_disagree_about_an_appeal_leave_it_to_a_third(docket_place):
+    async def scene(it):
+        await it.tried("t", verdict(Label.HARMFUL))
+        await it.reviewed("t", "ada", Label.HARMFUL, again=True)
+        await opened(it.docket, "t")
+        await it.reviewed("t", "ben", Label.NOT_HARMFUL)
+        case = await it.desk.case("t")
+        await it.reviewed("t", "eve", Label.NOT_HARMFUL)
+        return case, await it.desk.case("t")
+
+    case, decided = play(place_of(docket_place), scene)
+    assert case.waiting and case.reasons[0][0] is ReviewPriority.APPEAL
+    assert {why for why, _ in case.reasons} == {ReviewPriority.APPEAL, ReviewPriority.REVIEWERS_DISAGREE}
+    assert not decided.waiting and decided.holds is Label.NOT_HARMFUL
+
+
+def test_over_the_wire_by_verdict_or_by_content(tmp_path):
+    async def scene():
+        async with real_court(tmp_path) as it:
+            content = wire.Content(namespace="forum", id="post 7")
+            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=20)
+
+            def ask(**given):
+                request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **given})
+                return it.records.OpenAppeal(request, timeout=20)
+
+            by_id = await ask(trial_id=judged.verdict_id, reference="1")
+            by_content = await ask(content=content, reference="1")
+            reasons = {}
+            for name, given in {
+                "no verdict": {},
+                "no statement": {"trial_id": judged.verdict_id, "statement": ""},
+                "nobody": {"trial_id": judged.verdict_id, "by": ""},
+                "unknown content": {"content": wire.Content(namespace="forum", id="other")},
+                "unknown trial": {"trial_id": "none"},
+            }.items():
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await ask(**given)
+                info = error_details_pb2.ErrorInfo()
+                assert any(each.Unpack(info) for each in rpc_status.from_call(caught.value).details)
+                reasons[name] = (caught.value.code().name, info.reason)
+            return judged.verdict_id, by_id, by_content, reasons
+
+    verdict_id, by_id, by_content, reasons = asyncio.run(scene())
+    assert by_id == by_content and by_id.trial_id == verdict_id and by_id.seq > 0
+    assert reasons == {
+        "no verdict": ("INVALID_ARGUMENT", "FIELD_MISSING"),
+        "no statement": ("INVALID_ARGUMENT", "FIELD_MISSING"),
+        "nobody": ("INVALID_ARGUMENT", "FIELD_MISSING"),
+        "unknown content": ("NOT_FOUND", "TRIAL_UNKNOWN"),
+        "unknown trial": ("NOT_FOUND", "TRIAL_UNKNOWN"),
+    }
+
+
+def test_whoever_may_ask_for_verdicts_may_contest_them():
+    assert SCOPES["/memecourt.v1.Docket/OpenAppeal"] is Scope.JUDGE
+
+
+def test_the_command_opens_one(tmp_path, monkeypatch):
+    place = tmp_path / "docket.sqlite"
+    with_docket(place, lambda docket: append_all(docket, events_of("t")))
+    monkeypatch.setenv("MEMECOURT_DOCKET", str(place))
+
+    def invoke(*words):
+        return CliRunner().invoke(cli, ["records", *words])
+
+    first = invoke("appeal", "t", "--by", "forum", "--statement", WHY, "--reference", "7")
+    again = invoke("appeal", "t", "--by", "forum", "--statement", WHY, "--reference", "7")
+    assert first.exit_code == 0 and first.output == again.output
+    shown = invoke("show", "t").output
+    assert shown.count("AppealOpened") == 1 and WHY in shown
+    assert invoke("appeal", "none", "--by", "forum", "--statement", WHY).exit_code == 1
+    assert invoke("appeal", "t", "--by", " ", "--statement", WHY).exit_code == 2

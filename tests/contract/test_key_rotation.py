@@ -1,0 +1,309 @@
+"""Another key for a docket, walked through: in time, after a theft, and against whoever has the stolen one."""
+
+import asyncio
+import shutil
+import stat
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import update
+
+from court.errors import Unavailable
+from memecourt.verify import verify_bundle, verify_receipt
+from serving.cli.main import cli
+from serving.docket.log.anchors import Anchor
+from serving.docket.log.entries import NO_SEQ, KeyRotated, body_of
+from serving.docket.log.notes import SigningKey, sign_checkpoint, sign_note
+from serving.docket.log.rotation import sign_rotation
+from serving.docket.log.verify import Fault
+from serving.docket.open import Docket, stored_format
+from serving.docket.ports import DocketError
+from serving.docket.store import tables as t
+from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
+from serving.docket.store.log_append import EntryDraft, open_appender, signing
+from tests.support.dockets import NOON, append_all, events_of, place_of, with_docket
+
+WHO = {"who": "ada", "why": "the year is over", "at": NOON}
+
+
+def opened(place, key):
+    return Docket.open(place_of(str(place)), key=key)
+
+
+async def rotated(docket, key, compromised=False):
+    """What the command does: a key beside the old one, the entry, then the files."""
+    old = KeyFile(key)(await docket.log.vkey())
+    make_key(next_key(key), old.name)
+    new = read_key(next_key(key))
+    number = await docket.log.rotate(old, new, compromised=compromised, **WHO)
+    return old, new, number
+
+
+async def audited(docket, *keys, anchors=()):
+    return await docket.auditor.audit([key.verifier for key in keys], anchors)
+
+
+def faults(report):
+    return set(report.counts) - {Fault.PICTURE_DIFFERS}
+
+
+@pytest.fixture
+def walk(docket_place, tmp_path):
+    def play(work):
+        async def scene():
+            docket = opened(docket_place, tmp_path / "docket.key")
+            try:
+                return await work(docket, tmp_path / "docket.key")
+            finally:
+                await docket.close()
+
+        return asyncio.run(scene())
+
+    return play
+
+
+def test_a_docket_goes_over_to_another_key_and_all_of_it_still_verifies(walk):
+    async def scene(docket, path):
+        await append_all(docket, events_of("before"))
+        receipt, anchor = await docket.log.receipt("before"), await docket.log.checkpoint()
+        old, new, number = await rotated(docket, path)
+        settle_keys(path)
+        await append_all(docket, events_of("after"))
+        later = await docket.log.checkpoint()
+        assert await docket.log.keys() == [old.verifier, new.verifier]
+        assert await docket.log.vkey() == str(new.verifier) and await docket.log.receipt("before") == receipt
+        kept = (Anchor("kept", (anchor, later)),)
+        for trusted in ([old], [new], [old, new]):
+            report = await audited(docket, *trusted, anchors=kept)
+            assert not faults(report) and not report.unchecked, report.findings
+            assert report.anchored == report.size == number + 1 + len(await docket.log.entries(number + 1, 999))
+        assert KEY_DIFFERS(await audited(docket, SigningKey.create(old.name)))
+        for trial_id in ("before", "after"):
+            # An anchor from before the change is continued by a bundle from after it.
+            bundle = await docket.auditor.bundle(trial_id, anchors=kept)
+            assert verify_bundle(bundle, [str(old.verifier), str(new.verifier)]).trial_id == trial_id
+        given = {"entry": receipt.number, "header": receipt.header, "proof": receipt.proof}
+        verify_receipt([str(old.verifier)], checkpoint=receipt.checkpoint, **given)
+        twice = await rotated(docket, path)
+        assert not faults(await audited(docket, old)) and not faults(await audited(docket, twice[1]))
+
+    walk(scene)
+
+
+def KEY_DIFFERS(report):
+    return Fault.KEY_DIFFERS in faults(report)
+
+
+def test_a_server_goes_on_with_the_new_key_and_one_that_lacks_it_is_refused(walk, docket_place, tmp_path):
+    async def scene(docket, path):
+        await append_all(docket, events_of("a"))
+        shutil.copy(path, tmp_path / "elsewhere.key")
+        server, elsewhere = opened(docket_place, path), opened(docket_place, tmp_path / "elsewhere.key")
+        try:
+            for each in (server, elsewhere):
+                await append_all(each, events_of(f"by {id(each)}"))
+            _, new, _ = await rotated(docket, path)
+            await append_all(server, events_of("b"))  # before the files are settled
+            settle_keys(path)
+            await append_all(server, events_of("c"))
+            with pytest.raises(DocketError) as refused:
+                await append_all(elsewhere, events_of("d"))
+            assert refused.value.reason == "DOCKET_KEY"
+            # Once the new key lies beside its own it goes on.
+            shutil.copy(path, next_key(tmp_path / "elsewhere.key"))
+            await append_all(elsewhere, events_of("e"))
+            assert not faults(await audited(docket, new))
+        finally:
+            await server.close()
+            await elsewhere.close()
+
+    walk(scene)
+
+
+def test_the_retired_key_signs_nothing_any_more(walk):
+    async def scene(docket, path):
+        await append_all(docket, events_of("a"))
+        old, new, _ = await rotated(docket, path, compromised=True)
+        settle_keys(path)
+        await append_all(docket, events_of("b"))
+        report = await audited(docket, new)
+        assert not faults(report)
+        # The thief signs the docket as it stands, without any entry being altered.
+        forged = sign_checkpoint(old, old.name, report.size, report.root)
+        anchored = await audited(docket, new, anchors=[Anchor("forged", (forged,))])
+        assert anchored.anchors == 0 and anchored.unchecked
+        await docket.transactions.write_alone(
+            lambda connection: connection.execute(update(t.log).values(checkpoint=forged))
+        )
+        for trusted in ([old], [new], [old, new]):
+            assert Fault.CHECKPOINT_UNSIGNED in faults(await audited(docket, *trusted))
+
+    walk(scene)
+
+
+def test_a_thief_who_writes_another_history_is_found_by_the_new_key_or_an_anchor(tmp_path):
+    """The procedure after a theft: rotate, keep the new public key and a checkpoint outside."""
+    place, key = tmp_path / "docket.sqlite", tmp_path / "docket.key"
+    stolen, thief_key = tmp_path / "stolen.sqlite", tmp_path / "stolen.key"
+
+    async def owner_begins():
+        docket = opened(place, key)
+        await append_all(docket, events_of("a"))
+        await docket.close()
+
+    async def owner_rotates():
+        docket = opened(place, key)
+        await append_all(docket, events_of("b"))
+        earlier = Anchor("kept before", (await docket.log.checkpoint(),))
+        old, new, _ = await rotated(docket, key, compromised=True)
+        settle_keys(key)
+        later = Anchor("kept after", (await docket.log.checkpoint(),))
+        assert not faults(await audited(docket, old, new, anchors=[earlier, later]))
+        await docket.close()
+        return old, new, earlier, later
+
+    async def thief_writes(old):
+        docket = opened(stolen, thief_key)
+        await append_all(docket, events_of("another verdict"))
+        _, own, _ = await rotated(docket, thief_key)
+        settle_keys(thief_key)
+        await append_all(docket, events_of("b"))
+        await append_all(docket, events_of("more"))
+        return docket, own
+
+    asyncio.run(owner_begins())
+    shutil.copy(place, stolen)
+    shutil.copy(key, thief_key)
+    shutil.copytree(f"{place}-pictures", f"{stolen}-pictures", dirs_exist_ok=True)
+    old, new, earlier, later = asyncio.run(owner_rotates())
+
+    async def checked():
+        docket, own = await thief_writes(old)
+        found = {
+            "new key": faults(await audited(docket, new)),
+            "both keys": faults(await audited(docket, old, new)),
+            "old key and anchor": faults(await audited(docket, old, anchors=[earlier])),
+            "old key alone": faults(await audited(docket, old)),
+        }
+        # One that the owner's new key has signed is none to this history: that is no fault, and no clean docket either.
+        assert (await audited(docket, old, anchors=[later])).unchecked
+        assert await docket.log.vkey() == str(own.verifier)
+        await docket.close()
+        return found
+
+    found = asyncio.run(checked())
+    assert Fault.KEY_DIFFERS in found["new key"] and Fault.KEY_DIFFERS in found["both keys"]
+    assert Fault.CHECKPOINT_DIFFERS in found["old key and anchor"]
+    # Nobody can tell by the stolen key alone: docs/explanation/what-a-record-proves.md says so.
+    assert not found["old key alone"]
+
+
+def forged_notes(docket_name, old, new, number, root):
+    stranger = SigningKey.create(docket_name)
+    whole = sign_rotation(old, new, number=number, root=root)
+    text = whole.rpartition("\n\n")[0] + "\n"
+    yield "by the old key alone", sign_note(text, [old])
+    yield "by the new key alone", sign_note(text, [new])
+    yield "by a stranger", sign_note(text, [stranger, new])
+    yield "for another place", sign_rotation(old, new, number=number + 1, root=root)
+    yield "over another tree", sign_rotation(old, new, number=number, root=bytes(32))
+    yield "from another key", sign_rotation(stranger, new, number=number, root=root)
+    yield "none", "nothing\n"
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_an_entry_that_both_keys_have_not_signed_for_its_place_changes_nothing(walk, which):
+    async def scene(docket, path):
+        await append_all(docket, events_of("a"))
+        old = KeyFile(path)(await docket.log.vkey())
+        new = SigningKey.create(old.name)
+
+        def forge(connection):
+            with signing(connection, lambda _: new):
+                log = open_appender(connection)
+                notes = list(forged_notes(old.name, old, new, log.size, log.root()))
+                entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[which][1])
+                body = body_of(entry).encode()
+                log.add([EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
+                log.change_key(str(new.verifier))
+
+        await docket.transactions.write_alone(forge)
+        assert KEY_DIFFERS(await audited(docket, old))
+
+    walk(scene)
+
+
+def test_a_key_changes_only_with_an_entry(walk):
+    async def scene(docket, path):
+        await append_all(docket, events_of("a"))
+        with pytest.raises((DocketError, Unavailable)):
+            await docket.transactions.write_alone(lambda c: c.execute(update(t.log).values(key="another")))
+        old = KeyFile(path)(await docket.log.vkey())
+        for new in (old, SigningKey.create("another-docket")):
+            with pytest.raises(Exception, match="another one"):
+                await docket.log.rotate(old, new, compromised=False, **WHO)
+        assert await docket.log.keys() == [old.verifier]
+
+    walk(scene)
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    with_docket(tmp_path / "docket.sqlite", lambda docket: append_all(docket, events_of("a")))
+    return lambda *words, **given: CliRunner().invoke(cli, ["docket", *map(str, words)], **given)
+
+
+def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_path, monkeypatch):
+    key = tmp_path / "docket.key"
+    (tmp_path / "first").write_text(invoke("key").stdout)
+    asked = ("rotate-key", "--who", "ada", "--why", "the year is over", "--yes")
+    assert invoke("rotate-key", "--yes").exit_code == 2
+    assert invoke(*asked[:-1], input="n\n").exit_code == 1 and not next_key(key).exists()
+    prepared = invoke("rotate-key", "--prepare").stdout
+    assert invoke("rotate-key", "--prepare").stdout == prepared, "made once"
+
+    def killed(_):
+        raise OSError("killed")
+
+    with monkeypatch.context() as cut:
+        cut.setattr("serving.docket.store.keys.settle_keys", killed)
+        assert invoke(*asked).exit_code != 0
+    assert invoke("key").stdout == prepared, "the docket has gone over, the files have not"
+    done = invoke(*asked)
+    assert done.exit_code == 0 and done.stdout == prepared
+    assert str(read_key(key).verifier) == prepared.strip() and not next_key(key).exists()
+    (retired,) = tmp_path.glob("docket.key.retired-*")
+    for path in (key, retired):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    every = invoke("key", "--all").stdout
+    assert every.splitlines() == [(tmp_path / "first").read_text().strip(), prepared.strip()]
+    (tmp_path / "keys").write_text(every)
+    for keys in ("first", "keys"):
+        verified = invoke("verify", "--key", tmp_path / keys)
+        assert "KEY" not in verified.output and "CHECKPOINT" not in verified.output, verified.output
+    again = invoke(*asked)
+    assert again.exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 3
+
+
+def test_a_docket_of_format_7_is_told_and_gets_what_it_takes(tmp_path, monkeypatch):
+    import sqlite3
+    from contextlib import closing
+
+    place = tmp_path / "docket.sqlite"
+    with_docket(place, lambda docket: append_all(docket, events_of("a")))
+    with closing(sqlite3.connect(place)) as connection:
+        connection.executescript(
+            "DROP TRIGGER log_update; DROP INDEX trials_by_content;"
+            "CREATE TRIGGER log_update BEFORE UPDATE ON log WHEN NOT (OLD.key = '' OR NEW.key = OLD.key) "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END; PRAGMA user_version = 7;"
+        )
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    told = CliRunner().invoke(cli, ["upgrade", "--check"])
+    assert told.exit_code == 1 and f"format 7 of {t.FORMAT}" in told.output and stored_format(place) == 7
+
+    async def scene(docket):
+        _, new, _ = await rotated(docket, tmp_path / "docket.key")
+        return faults(await audited(docket, new))
+
+    assert with_docket(place, scene) == set() and stored_format(place) == t.FORMAT

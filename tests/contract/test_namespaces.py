@@ -1,0 +1,224 @@
+"""What is otherwise for the content of a namespace: policy, library, share of reviews, quota."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from court.events import ReviewOutcome, VerdictReviewed
+from court.policy import DEFAULT_POLICY
+from court.verdict import Label
+from memecourt.v1.court_pb2 import Content, JudgeRequest
+from retrieval.library.writer import LibraryWriter
+from retrieval.open import open_writer
+from serving.docket.review.corrections import Corrections, Overrulings, name_of
+from serving.docket.review.projection import ReviewPriority, Rules
+from serving.settings import Settings
+from serving.wiring import forget_in_library, open_court, open_shadow, rules_of
+from tests.contract.real_court import IMAGE, real_court
+from tests.support.desks import play, verdict
+from tests.support.dockets import NOON, append_all, events_of, place_of
+from tests.support.fakes import H, findings
+from tests.support.libraries import drawn_library
+from tests.unit.test_reception import ASK, Finder, other, town
+from tests.unit.test_trial import a_court
+
+__all__ = ["town"]
+
+OWN = DEFAULT_POLICY.model_copy(update={"version": "shop"})
+
+
+def test_trials_are_counted_by_namespace_and_minute(using):
+    async def scene(docket):
+        for number, minutes in enumerate((0, 0, 1, 200)):
+            await append_all(docket, events_of(f"t{number}", NOON + timedelta(minutes=minutes, seconds=number)))
+        namespace = events_of()[0].meme.namespace
+        since = NOON + timedelta(seconds=1)
+        return await docket.index.count_opened(namespace, since), await docket.index.count_opened("other", since)
+
+    counted, none = using(scene)
+    assert counted == {NOON: 1, NOON + timedelta(minutes=1): 1, NOON + timedelta(minutes=200): 1} and none == {}
+
+
+def test_a_namespace_is_tried_by_its_own_policy_and_library_and_reuses_only_such_verdicts(town):
+    async def scene():
+        async with town.server() as reception:
+            house = reception.house
+            library = town.finder.library.model_copy(update={"digest": "sha256:own"})
+            finder = Finder(findings([H] * 5).model_copy(update={"library": library}), library)
+            own = replace(house.court, policy=OWN, finder=finder)
+            object.__setattr__(house, "courts", {"shop": own})
+            common, shop = await reception.answer(ASK), await reception.answer(other(namespace="shop"))
+            again = await reception.answer(other(namespace="shop", request_id="r3"))
+            return common.record, shop.record, again, len(finder.asked), len(town.finder.asked)
+
+    common, shop, again, own_searches, searches = asyncio.run(scene())
+    assert (common.opened.policy.version, shop.opened.policy.version) == (DEFAULT_POLICY.version, "shop")
+    assert common.opened.versions.library != shop.opened.versions.library
+    assert again.reused and again.record.trial_id == shop.trial_id
+    assert (own_searches, searches) == (1, 1)
+
+
+def test_the_same_meme_in_namespaces_of_different_policies_shares_no_verdict_even_everywhere(town):
+    town.settings = Settings(home=town.home, reuse="everywhere")
+
+    async def scene():
+        async with town.server() as reception:
+            own = replace(reception.house.court, policy=OWN)
+            object.__setattr__(reception.house, "courts", {"shop": own})
+            answers = [await reception.answer(ASK)]
+            for number, namespace in enumerate(("shop", "forum", "shop")):
+                answers.append(await reception.answer(other(namespace=namespace, request_id=f"q{number}")))
+            return answers
+
+    first, shop, forum, shop_again = asyncio.run(scene())
+    assert not first.reused and not shop.reused
+    assert forum.record.trial_id == first.record.trial_id and shop_again.record.trial_id == shop.record.trial_id
+
+
+def test_a_quota_outlives_a_restart_and_is_told_over_the_wire(tmp_path, monkeypatch):
+    # The court of tests lives at another time, and a quota counts by the clock.
+    monkeypatch.setattr(
+        "tests.contract.real_court.a_court", lambda **given: replace(a_court(**given), now=lambda: datetime.now(UTC))
+    )
+    given = {"namespaces": {"shop": {"trials_per_day": 2}}, "reuse": "off"}
+
+    async def ask(it, namespace, text):
+        request = JudgeRequest(image=IMAGE, text=text, content=Content(namespace=namespace))
+        return await it.judge.Judge(request, timeout=20)
+
+    async def scene():
+        async with real_court(tmp_path, **given) as it:
+            await ask(it, "shop", "one")
+        async with real_court(tmp_path, **given) as it:
+            await ask(it, "shop", "two")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(it, "shop", "three")
+            await ask(it, "forum", "four")
+            return caught.value
+
+    error = asyncio.run(scene())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    details = rpc_status.from_call(error).details
+    assert any(each.Unpack(info) for each in details) and info.reason == "QUOTA_EXCEEDED"
+    assert any(each.Unpack(retry) for each in details) and retry.retry_delay.seconds > 86_000
+
+
+def test_the_share_that_chance_draws_is_the_namespace_s(docket_place):
+    settings = Settings(review_share=0.0, namespaces={"shop": {"review_share": 1.0}, "forum": {}})
+    assert rules_of(settings) == Rules(sure=0.6, sampled=0.0, sampled_in={"shop": 1.0})
+
+    async def scene(it):
+        for namespace in ("shop", "forum", ""):
+            await it.tried(f"in {namespace}", verdict(Label.HARMFUL), namespace=namespace)
+        return await it.desk.queue("ada", limit=10)
+
+    (case,) = play(place_of(docket_place), scene, rules_of(settings))
+    assert case.namespace == "shop" and case.reasons == (
+        (ReviewPriority.SAMPLED, "Drawn by chance: 100.0% of all verdicts are."),
+    )
+
+
+def test_an_overruled_verdict_goes_into_the_library_of_its_namespace_and_out_of_all(tmp_path):
+    common, own = tmp_path / "common", tmp_path / "own"
+    for number, place in enumerate((common, own)):
+        drawn_library(place, number, 20)
+    places = {"": common, "shop": own}
+    settings = Settings(library=common, namespaces={"shop": {"library": own}})
+
+    def has(place, trial_id):
+        with open_writer(place) as writer:
+            return writer.meme(name_of(trial_id)) is not None
+
+    async def scene():
+        async with real_court(tmp_path) as it:
+            rulings = Corrections(
+                lambda: open_writer(common),
+                lambda: it.finder.encoder,
+                it.docket.trials,
+                Overrulings.ALWAYS,
+                own={"shop": lambda: open_writer(own)},
+            )
+            found = {}
+            for namespace in places:
+                request = JudgeRequest(image=IMAGE, text="a tame text", content=Content(namespace=namespace))
+                answer = await it.judge.Judge(request, timeout=20)
+                record = await it.docket.trials.record(answer.verdict_id)
+                label = Label.NOT_HARMFUL if record.verdict.label is Label.HARMFUL else Label.HARMFUL
+                review = await it.docket.reviews.review(
+                    record.trial_id,
+                    outcome=ReviewOutcome.OVERRULED,
+                    label=label,
+                    reason="r",
+                    clause="",
+                    reviewer="ada",
+                    at=NOON,
+                )
+                assert isinstance(review, VerdictReviewed)
+                await rulings.follow(await it.docket.trials.record(record.trial_id), review, chosen=False)
+                assert (await rulings.of(record.trial_id)).label is label
+                found[namespace] = record.trial_id
+            where = {name: {key: has(place, found[name]) for key, place in places.items()} for name in found}
+            await rulings.take_back(found["shop"], who="ada", why="after all")
+            assert not has(own, found["shop"])
+            gone = await forget_in_library(settings, name_of(found["shop"]), who="ada", why="erased")
+            return where, gone
+
+    where, gone = asyncio.run(scene())
+    assert where == {"": {"": True, "shop": False}, "shop": {"": False, "shop": True}}
+    # What was taken out was still in the history, as far as that could be revoked.
+    assert gone
+
+
+@pytest.mark.slow
+def test_a_court_is_opened_with_the_libraries_and_policies_of_namespaces(tmp_path):
+    from court.backends.pictures.reader import GuardedPictureReader
+    from retrieval.build import build_starter
+    from retrieval.embed.builtin import BuiltinEncoder
+    from serving.runner.request import TrialRequest
+
+    policy = tmp_path / "policy.toml"
+    policy.write_text(
+        'id = "shop"\nversion = "1"\npreamble = "Own words."\ntargets = ["individual"]\n'
+        '[[clauses]]\nnumber = "1"\ncategory = "c"\ntext = "t"\n'
+    )
+
+    async def scene():
+        pictures = GuardedPictureReader(workers=1)
+        try:
+            await build_starter(tmp_path / "own", BuiltinEncoder(), pictures)
+        finally:
+            await pictures.aclose()
+        writer = LibraryWriter.open(tmp_path / "own")
+        writer.remove(next(iter(writer.library.ids())), who="ada", why="so that it differs")
+        settings = Settings(
+            home=tmp_path,
+            reader="none",
+            namespaces={"shop": {"policy": policy, "library": tmp_path / "own"}},
+            shadow={"library": tmp_path / "own"},
+        )
+        async with open_court(settings, read_text=False) as house:
+            records = {}
+            for namespace in ("", "shop"):
+                ask = TrialRequest(image=b"", text="people from Blueland are late", namespace=namespace)
+                records[namespace] = (await house.hear(ask)).record
+            async with open_shadow(house, settings) as candidate:
+                shadows = {namespace: candidate.court_of(namespace) for namespace in records}
+                assert await candidate.docket.log.size() == 0 and (tmp_path / "shadow.sqlite").exists()
+                # What the table does not name is the court's, that of the namespace where it has one.
+                assert {name: each.policy.id for name, each in shadows.items()} == {
+                    "": records[""].opened.policy.id,
+                    "shop": "shop",
+                }
+                own = records["shop"].opened.versions.library
+                assert {each.finder.library.digest for each in shadows.values()} == {own}
+            return records
+
+    records = asyncio.run(scene())
+    assert records["shop"].opened.policy.id == "shop" != records[""].opened.policy.id
+    assert records["shop"].opened.versions.library != records[""].opened.versions.library

@@ -1,0 +1,169 @@
+"""Retention, over SQLite and over PostgreSQL: what is older than it may be is erased, and nothing else."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from court.errors import Unavailable
+from court.events import TrialOpened
+from serving.docket.log.notes import VerifierKey
+from serving.docket.ports import TrialErased
+from serving.docket.retention import WHO, erase_expired, keep_retention, retention_periods
+from serving.docket.store.erasure import UNFINISHED
+from serving.settings import Settings
+from tests.support.dockets import NOON, append_all, events_of, reviewing
+
+SETTINGS = Settings(
+    retention_days=30, namespaces={"forum": {"retention_days": 7}, "court": {"retention_days": "unlimited"}, "shop": {}}
+)
+
+
+def aged(trial_id, days, namespace):
+    """A trial that was opened so many days before noon."""
+    events = events_of(trial_id, NOON - timedelta(days=days))
+    opened = events[0]
+    assert isinstance(opened, TrialOpened)
+    meme = opened.meme.model_copy(update={"namespace": namespace, "pixels_sha256": f"pixels of {trial_id}"})
+    return [opened.model_copy(update={"meme": meme}), *events[1:]]
+
+
+TRIALS = {
+    "old post": (8, "forum"),
+    "new post": (6, "forum"),
+    "old": (31, ""),
+    "new": (29, ""),
+    "old offer": (31, "shop"),
+    "new offer": (8, "shop"),
+    "ancient": (4000, "court"),
+}
+EXPIRED = {"old post", "old", "old offer"}
+
+
+async def filled(docket):
+    await asyncio.gather(*(append_all(docket, aged(name, *how)) for name, how in TRIALS.items()))
+
+
+async def erased_of(docket):
+    found = set()
+    for name in TRIALS:
+        try:
+            await docket.trials.record(name)
+        except TrialErased:
+            found.add(name)
+    return found
+
+
+def test_each_namespace_has_its_own_age_and_the_log_verifies_afterwards(using):
+    async def scene(docket):
+        await filled(docket)
+        await reviewing(docket, "old")
+        forgotten = []
+
+        async def forget(name):
+            forgotten.append(name)
+
+        done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
+        again = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
+        report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+        told = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
+        return done, again, report, told, forgotten, await erased_of(docket)
+
+    done, again, report, told, forgotten, erased = using(scene)
+    assert erased == EXPIRED
+    assert (dict(done.erased), done.overdue) == ({"forum": 1, "": 1, "shop": 1}, 0)
+    assert (dict(again.erased), again.overdue) == ({}, 0)
+    # Only what was reviewed may have become a precedent.
+    assert forgotten == ["trial:old"]
+    # The pictures of these trials are no pictures at all: nothing else is wrong.
+    assert set(report.counts) <= {"PICTURE_DIFFERS"}
+    assert {entry.trial_id for entry in told} == EXPIRED
+    assert all(f'"who":"{WHO}"' in entry.body and "days" in entry.body for entry in told)
+
+
+def test_many_are_erased_page_by_page(using, monkeypatch):
+    monkeypatch.setattr("serving.docket.retention._AT_ONCE", 3)
+
+    async def scene(docket):
+        trials = [aged(f"t{number}", 31 + number % 4, "") for number in range(10)]
+        await asyncio.gather(*(append_all(docket, events) for events in trials))
+        return await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
+
+    assert dict(using(scene).erased) == {"": 10}
+
+
+def test_what_a_library_still_has_is_not_erased_and_counts_as_overdue(using):
+    async def scene(docket):
+        await filled(docket)
+        await reviewing(docket, "old")
+
+        async def forget(_):
+            raise Unavailable("locked", reason="LIBRARY_LOCKED")
+
+        done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
+        erased = await erased_of(docket)
+        later = await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
+        return done, erased, later, await erased_of(docket)
+
+    done, erased, later, finally_erased = using(scene)
+    assert erased == EXPIRED - {"old"} and done.overdue == 1
+    assert dict(later.erased) == {"": 1} and later.overdue == 0 and finally_erased == EXPIRED
+
+
+def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
+    async def scene(docket):
+        await filled(docket)
+        calls = []
+
+        class Eraser:
+            async def erase_all(self, trials, **given):
+                calls.append(set(trials))
+                done = await docket.eraser.erase_all(trials, **given)
+                if len(calls) == 1:
+                    raise Unavailable("readers", reason=UNFINISHED)
+                return done
+
+        hindered = replace(docket, eraser=Eraser())
+        first = await erase_expired(hindered, retention_periods(SETTINGS), now=NOON)
+        second = await erase_expired(hindered, retention_periods(SETTINGS), now=NOON, unfinished=first.unfinished)
+        return first, second, calls
+
+    first, second, calls = using(scene)
+    assert first.overdue == 1 and len(first.unfinished) == 1 and sum(first.erased.values()) == 3
+    assert second.overdue == 0 and not second.unfinished and not second.erased
+    assert calls[-1] == set(first.unfinished)
+
+
+def test_the_server_s_job_goes_on_after_a_docket_that_was_away(using):
+    async def scene(docket):
+        await filled(docket)
+        passes, away = [], [True]
+
+        class Index:
+            async def list(self, **given):
+                if away.pop() if away else False:
+                    raise Unavailable("away", reason="DOCKET_UNAVAILABLE")
+                return await docket.index.list(**given)
+
+        done = asyncio.Event()
+
+        def told(erased, overdue):
+            passes.append((erased, overdue))
+            done.set()
+
+        job = asyncio.create_task(
+            keep_retention(replace(docket, index=Index()), SETTINGS, forget=None, report=told, every_s=0.01)
+        )
+        await asyncio.wait_for(done.wait(), 30)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        return passes
+
+    # By the clock of today all of these are old, but those of the namespace that keeps everything.
+    assert using(scene)[0] == (len(TRIALS) - 1, 0)
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(namespaces={"shop": {"retention_days": "unlimited"}})])
+def test_without_a_period_there_is_nothing_to_do(settings):
+    assert retention_periods(settings) == []

@@ -1,0 +1,187 @@
+"""A shadow tries after the court, and is seen by nobody but whoever compares."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from court.events import ReviewOutcome
+from court.policy import DEFAULT_POLICY
+from court.record import TrialState
+from court.verdict import Label
+from eval.cli import cli
+from memecourt.v1.court_pb2 import JudgeRequest
+from serving.docket.open import Docket
+from serving.docket.ports import TrialErased
+from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
+from serving.settings import Settings
+from tests.contract.scenes import IMAGE, a_scene, until
+from tests.support.dockets import NOON
+from tests.support.fakes import FakeFinder, H, N, findings
+
+OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
+
+
+class Beside:
+    """A court over a socket with a shadow beside it."""
+
+    def __init__(self, it, docket, finder, **given):
+        self.it, self.docket, self.told = it, docket, []
+        court = replace(it.reception._house.court, policy=OTHER, finder=finder)
+        candidate = ShadowCourt(docket=docket, court_of=lambda _: court, **given)
+        self.shadow = Shadow(it.reception._house, it.reception.admission, candidate, self.told.append)
+        it.reception._house.feed.subscribe(self.shadow.note)
+        self.task = asyncio.create_task(self.shadow.run())
+
+    async def judged(self, *texts):
+        ids = []
+        for text in texts:
+            ids.append((await self.it.stub.Judge(JudgeRequest(image=IMAGE, text=text), timeout=20)).verdict_id)
+        return ids
+
+
+def beside(tmp_path, work, *, finder=None, **given):
+    async def scene():
+        docket = Docket.open(tmp_path / "shadow.sqlite")
+        try:
+            async with a_scene(tmp_path, found=findings([H] * 5)) as it:
+                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), **given)
+                try:
+                    return await work(there)
+                finally:
+                    there.task.cancel()
+                    await asyncio.gather(there.task, return_exceptions=True)
+        finally:
+            await docket.close()
+
+    return asyncio.run(scene())
+
+
+def test_it_tries_the_same_meme_and_the_court_s_answer_record_and_queue_are_as_without_it(tmp_path):
+    async def work(there):
+        (trial_id,) = await there.judged("people from Blueland")
+        await until(lambda: there.told)
+        live, shadow = there.it.docket, await there.docket.trials.record(shadow_id(trial_id))
+        record = await live.trials.record(trial_id)
+        queue = live.review_queue()
+        return record, shadow, await live.index.list(limit=9), await queue.queue("ada", limit=9), there.told
+
+    record, shadow, lines, queue, told = beside(tmp_path, work)
+    assert told == ["decided"] and shadow.opened.of_trial == record.trial_id == shadow.opened.request_id
+    assert (record.verdict.label, shadow.verdict.label) == (Label.HARMFUL, Label.NOT_HARMFUL)
+    assert shadow.opened.policy.version == "candidate" and record.opened.policy.version != "candidate"
+    assert shadow.text.text == record.text.text and shadow.opened.meme.pixels_sha256 == record.opened.meme.pixels_sha256
+    assert [line.trial_id for line in lines] == [record.trial_id]
+    assert shadow.trial_id not in {case.trial_id for case in queue}
+
+
+def test_a_shadow_that_fails_or_hangs_holds_nobody_up(tmp_path):
+    class Hanging(FakeFinder):
+        async def find(self, **query):
+            await asyncio.Event().wait()
+
+    async def work(there):
+        first = await there.judged("one")
+        await until(lambda: not there.shadow._waiting)
+        rest = await there.judged("two", "three", "four", "five")
+        return first + rest, there.told, len(there.shadow._waiting)
+
+    ids, told, waiting = beside(tmp_path, work, finder=Hanging(findings([])), waiting=2)
+    assert len(set(ids)) == 5 and told == ["dropped", "dropped"] and waiting == 2
+
+    async def failing(there):
+        await there.judged("one", "two")
+        await until(lambda: len(there.told) == 2)
+        lines = await there.docket.index.list(limit=9)
+        return there.told, [line.state for line in lines]
+
+    (tmp_path / "other").mkdir()
+    told, states = beside(tmp_path / "other", failing, finder=FakeFinder(ValueError("broken")))
+    assert told == ["failed", "failed"] and set(states) == {TrialState.FAILED}
+
+
+def test_it_waits_while_the_court_is_busy(tmp_path, monkeypatch):
+    async def work(there):
+        admission = there.it.reception.admission
+        monkeypatch.setattr(type(admission), "has_room", property(lambda self: False))
+        await there.judged("one")
+        await asyncio.sleep(0.6)
+        assert not there.told and len(there.shadow._waiting) == 1
+        monkeypatch.undo()
+        await until(lambda: there.told)
+        return there.told
+
+    assert beside(tmp_path, work) == ["decided"]
+
+
+def test_a_share_is_chosen_by_the_trial_s_id_and_a_larger_one_adds_to_it(tmp_path):
+    def chosen(share):
+        candidate = ShadowCourt(docket=None, court_of=None, share=share)
+        shadow = Shadow(None, None, candidate, lambda _: None)
+        return {number for number in range(2000) if shadow._is_chosen(f"t{number}")}
+
+    few, more, every = chosen(0.1), chosen(0.3), chosen(1.0)
+    assert few < more < every and 150 < len(few) < 250 and len(every) == 2000
+
+
+def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_path):
+    async def work(there):
+        first, second = await there.judged("one", "two")
+        await until(lambda: len(there.told) == 2)
+        await there.it.docket.eraser.erase(first, who="ada", why="asked for", at=NOON)
+        following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
+        try:
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await there.docket.trials.record(shadow_id(first))
+                    except TrialErased:
+                        break
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        # One that was erased before its turn is not tried at all.
+        await there.it.docket.eraser.erase(second, who="ada", why="asked for", at=NOON)
+        await there.docket.trials.record(shadow_id(second))
+        return there.it.docket
+
+    beside(tmp_path, work)
+
+
+def test_the_command_sets_both_side_by_side_and_makes_runs_that_can_be_compared(tmp_path):
+    async def work(there):
+        ids = await there.judged(*(f"text {number}" for number in range(8)))
+        await until(lambda: len(there.told) == 8)
+        for number, trial_id in enumerate(ids[:6]):
+            label = Label.NOT_HARMFUL if number % 3 else Label.HARMFUL
+            outcome = ReviewOutcome.UPHELD if label is Label.HARMFUL else ReviewOutcome.OVERRULED
+            await there.it.docket.reviews.review(
+                trial_id, outcome=outcome, label=label, reason="r", clause="1", reviewer="ada", at=NOON
+            )
+
+    beside(tmp_path, work)
+
+    def invoke(*words):
+        return CliRunner().invoke(cli, [*map(str, words)])
+
+    command = ("shadow", tmp_path / "shadow.sqlite", "--docket", tmp_path / "docket.sqlite")
+    told = json.loads(invoke(*command, "--json").stdout)
+    assert told["pairs"] == 8 and told["reviewed"] == 6 and len(told["different"]) == 8
+    assert told["labels"] == [["HARMFUL", "NOT_HARMFUL", 8]]
+    made = invoke(*command, "--out", tmp_path / "runs")
+    assert made.exit_code == 0, made.output
+    assert "same outcome 0.000" in made.output
+    compared = invoke("compare", tmp_path / "runs" / "court", tmp_path / "runs" / "shadow", "--json")
+    assert compared.exit_code == 0, compared.output
+    (comparison,) = json.loads(compared.stdout)["comparisons"]
+    assert (comparison["n"], comparison["only_a_right"], comparison["only_b_right"]) == (6, 2, 4)
+    none = invoke(*command, "--since", "2999-01-01", "--out", tmp_path / "none")
+    assert none.exit_code == 1 and "nothing to compare with" in none.output
+
+
+def test_its_docket_is_another_one():
+    with pytest.raises(ValueError, match="recorded apart"):
+        Settings(docket="one.sqlite", shadow={"docket": "one.sqlite"})

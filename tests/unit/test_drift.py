@@ -1,0 +1,128 @@
+"""The error of the random sample, the cut-off that follows from it, and when a drift is told."""
+
+import json
+import random
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+
+from court.verdict import Label
+from serving.cli.main import cli
+from serving.docket.review.drift import FEWEST, SampledVerdict, measure_drift, propose_cutoff, wilson
+from serving.docket.review.projection import Rules, is_sampled
+from serving.settings import Settings
+from serving.telemetry import Telemetry
+from serving.telemetry.metrics import Metrics
+from tests.support.desks import play, verdict
+from tests.support.dockets import NOON
+
+HALF = Rules(sampled=0.5)
+
+
+def rated(risk, wrong, number=0):
+    return SampledVerdict(f"t{number}", NOON, wrong=wrong, risk=risk, passed=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "n", "low", "high"),
+    # Published examples (Newcombe 1998, table I).
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_interval_is_wilson_s(wrong, n, low, high):
+    found = wilson(wrong, n)
+    assert found == pytest.approx((low, high), abs=6e-5)
+
+
+def test_the_cutoff_is_the_highest_that_keeps_the_unseen_errors_below_what_is_wanted():
+    chance = random.Random(5)
+    verdicts = [rated(risk := chance.random() / 2, chance.random() < risk, n) for n in range(400)]
+    for wanted in (0.01, 0.05, 0.1, 0.2, 0.9):
+        proposed = propose_cutoff(verdicts, wanted)
+
+        def bound(cutoff):
+            return (sum(each.wrong for each in verdicts if each.risk <= cutoff) + 1) / (len(verdicts) + 1)
+
+        assert proposed.error <= wanted and bound(proposed.cutoff) == pytest.approx(proposed.error)
+        above = sorted(each.risk for each in verdicts if each.risk > proposed.cutoff)
+        assert proposed.share == pytest.approx(len(above) / len(verdicts))
+        assert not above or bound(above[0]) > wanted
+
+
+def test_equal_risks_are_passed_together_or_not_at_all():
+    verdicts = [rated(0.1, n < 3, n) for n in range(40)] + [rated(0.2, False, n) for n in range(40)]
+    assert propose_cutoff(verdicts, 0.05).cutoff == 0.2
+    assert propose_cutoff(verdicts, 0.04).cutoff == 0.0 and propose_cutoff(verdicts, 0.04).share == 1.0
+
+
+def test_too_few_or_without_a_risk_there_is_no_proposal():
+    assert propose_cutoff([rated(0.1, False, n) for n in range(FEWEST - 1)], 0.1) is None
+    assert propose_cutoff([rated(None, False, n) for n in range(100)], 0.1) is None
+    assert propose_cutoff([], 0.1) is None
+
+
+def of_sample(count, rules=HALF):
+    """Ids that chance draws, and one that it does not."""
+    ids = [f"t{number}" for number in range(10_000)]
+    drawn = [each for each in ids if is_sampled(each, rules.sampled)][:count]
+    return drawn, next(each for each in ids if not is_sampled(each, rules.sampled))
+
+
+def with_risk(label, risk):
+    return verdict(label).model_copy(update={"risk": risk})
+
+
+def test_only_what_chance_drew_counts_and_a_reviewer_s_first_word(tmp_path):
+    drawn, other = of_sample(4)
+
+    async def scene(it):
+        for trial_id in (*drawn, other):
+            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.25))
+        await it.tried("undecided", verdict(Label.UNDECIDED))
+        await it.reviewed(drawn[0], "ada", Label.NOT_HARMFUL)
+        await it.reviewed(drawn[0], "ben", Label.HARMFUL, again=True)
+        await it.reviewed(drawn[1], "ada", Label.HARMFUL)
+        await it.reviewed(other, "ada", Label.NOT_HARMFUL, again=True)
+        await it.docket.eraser.erase(drawn[3], who="ada", why="asked for", at=NOON)
+        now = NOON + timedelta(days=1)
+        return await measure_drift(it.desk, it.docket.trials, now=now, wanted=0.1)
+
+    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    (monday, figure), *more = report.weeks.items()
+    assert not more and monday == date(2025, 12, 29) and monday.weekday() == 0
+    assert (figure.drawn, figure.reviewed, figure.wrong, figure.passed_wrong) == (3, 2, 1, 1)
+    assert (figure.error, figure.expected) == (0.5, 0.25) and figure == report.recent
+    assert not report.recent.drifted and report.proposed is None
+
+
+@pytest.mark.parametrize(("wrong", "drifted"), [(3, False), (20, True)])
+def test_a_drift_is_told_by_command_metric_and_exit_code(tmp_path, monkeypatch, wrong, drifted):
+    drawn, _ = of_sample(40)
+    now = datetime.now(UTC)
+
+    async def scene(it):
+        for number, trial_id in enumerate(drawn):
+            at = now - timedelta(days=1 + number % 20)
+            await it.tried(trial_id, with_risk(Label.HARMFUL, 0.1), at=at, namespace="shop" if number % 2 else "")
+            await it.reviewed(trial_id, "ada", Label.NOT_HARMFUL if number < wrong else Label.HARMFUL)
+        return await measure_drift(it.desk, it.docket.trials, now=now, weeks=4, wanted=0.1)
+
+    report = play(tmp_path / "docket.sqlite", scene, HALF)
+    assert report.recent.drifted is drifted and sum(each.wrong for each in report.weeks.values()) == wrong
+
+    monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    monkeypatch.setenv("MEMECOURT_REVIEW_SHARE", "0.5")
+    told = CliRunner().invoke(cli, ["drift"])
+    assert told.exit_code == (3 if drifted else 0), told.output
+    assert ("surely more" in told.output) is drifted and "a person should look from a risk of" in told.output
+    of_shop = json.loads(CliRunner().invoke(cli, ["drift", "--namespace", "shop", "--json"]).output)
+    assert of_shop["recent"]["reviewed"] == 20 and of_shop["proposed"] is None
+
+    metrics = Metrics(Settings())
+    recent = report.recent
+    Telemetry(metrics).sample_measured(
+        reviewed=recent.reviewed, error=recent.error, low=recent.low, expected=recent.expected
+    )
+    value = metrics.registry.get_sample_value
+    assert (value("memecourt_sample_error_low") > value("memecourt_sample_expected_error")) is drifted
+    assert value("memecourt_sample_reviewed") == 40
