@@ -98,8 +98,9 @@ async def serve(
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
-        for own in (settings, *settings.namespaces.values(), *([settings.shadow] if settings.shadow else [])):
-            await asyncio.to_thread(require_library, own.library)
+        libraries = [settings.library, *(each.library for each in settings.namespaces.values())]
+        for library in (*libraries, settings.shadow.library if settings.shadow else None):
+            await asyncio.to_thread(require_library, library)
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))

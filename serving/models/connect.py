@@ -14,7 +14,7 @@ from court.guard import GuardAdapter
 from court.meme import LIMITS
 from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
-from serving.settings import GuardSettings, RoleSettings, Settings
+from serving.settings import GuardSettings, RoleName, RoleSettings, Settings
 
 if TYPE_CHECKING:
     import httpx2
