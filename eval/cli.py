@@ -9,6 +9,7 @@ from eval.commands.arena import arena
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.export import export
+from eval.commands.labels import labels
 from eval.commands.perf import perf
 from eval.commands.probe import probe
 from eval.commands.report import report
@@ -16,6 +17,7 @@ from eval.commands.reproduce import reproduce
 from eval.commands.run import run
 from eval.commands.score import score
 from eval.commands.steering import steering
+from eval.commands.subgroups import subgroups
 from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 from eval.commands.vote import vote
@@ -35,6 +37,7 @@ for command in (
     compare,
     datasets,
     export,
+    labels,
     perf,
     probe,
     report,
@@ -42,6 +45,7 @@ for command in (
     run,
     score,
     steering,
+    subgroups,
     sweep,
     synthetic,
     vote,

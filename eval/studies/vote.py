@@ -289,6 +289,33 @@ def measure_left_out(
         return _left_out(library, twins_too, protocol, seed)
 
 
+def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
+    """Id and label of each meme of a library, and the probability of harm by the vote of the others.
+
+    As calibration holds them apart, what is nearly the same is left out with a meme, and its neighbours in the library:
+    memes that were labelled together would vouch for each other's labels. The probability is None where nothing is
+    left.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+    """
+    library = Library.open(place, None)
+    tuning = library.manifest.tuning
+    (near,) = leave_one_out_neighbours(
+        library.rows,
+        library.memes,
+        library.manifest.encoder.text_dim,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k + 1,
+        limit=len(library.memes),
+        apart=True,
+        safeguards=tuning.safeguards,
+    )
+    votes = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards)
+    by_row = dict(zip(near.rows.tolist(), votes.tolist(), strict=True))
+    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
+
+
 def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) -> Scores:
     tuning = library.manifest.tuning
     (near,) = leave_one_out_neighbours(

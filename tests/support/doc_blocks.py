@@ -44,8 +44,8 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"memecourt-eval reproduce\b", "needs the data sets: tests/unit/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
     (
-        r"memecourt-eval (compare|score|report|run --resume)\b",
-        "needs finished runs: tests/unit/test_report.py, test_run.py",
+        r"memecourt-eval (compare|score|report|run --resume|labels|subgroups)\b",
+        "needs finished runs: tests/unit/test_report.py, test_run.py, test_label_figures.py",
     ),
     (
         r"memecourt\.verify trial\.bundle|--anchor theirs",

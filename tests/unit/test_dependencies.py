@@ -29,6 +29,7 @@ WHERE = {
     "console": ("serving/console/", "serving/http/", "serving/views/"),
     "export": ("serving/export/", "serving/views/", "eval/reports/parquet.py"),
     "eval": ("eval/",),
+    "labels": ("eval/scores/label_noise.py",),
     "inspect": ("eval/reports/inspect_log.py",),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
     "train": ("eval/arena/train_judge.py",),
