@@ -26,6 +26,11 @@ T = TypeVar("T")
 
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
+TEMPLATE_SPLIT = "template"
+"""Split of every data set: its first test split, with no precedent on the template of a judged meme."""
+TEMPLATES_APART = (
+    "No precedent whose picture is nearly that of a judged meme, whatever the text; `--split template` asks for it too."
+)
 
 
 def dataset_of(id_: str) -> Dataset:
@@ -35,6 +40,15 @@ def dataset_of(id_: str) -> Dataset:
     if id_ not in DATASETS:
         raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
     return DATASETS[id_]
+
+
+def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
+    """The split of this name, and True if templates are to be held apart for it."""
+    from eval.datasets.known import SplitRole
+
+    if name == TEMPLATE_SPLIT and name not in dataset.splits:
+        return dataset.of_role(SplitRole.TEST)[0].name, True
+    return name, False
 
 
 def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
@@ -236,6 +250,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             is_flag=True,
             help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
         ),
+        click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
@@ -271,6 +286,7 @@ def study_of(
     encoder: str | None,
     server_name: str,
     drop_precedents: bool,
+    templates_apart: bool,
     allow_missing: bool,
     patience: float,
     retry_failed: bool,
@@ -290,6 +306,7 @@ def study_of(
     from serving.cli.common import settings_of
 
     known = dataset_of(dataset)
+    judged, apart = split_of(known, split)
     llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
     chosen = vllm_choice(vllm, vllm_flags, procedure=Procedure(procedure.upper()), llm_url=llm_url, model=model)
     settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
@@ -298,7 +315,7 @@ def study_of(
         kind=kind,
         dataset=known,
         data=data,
-        split=split,
+        split=judged,
         procedure=Procedure(procedure.upper()),
         protocols=protocols_of(protocol, known.protocols),
         settings=settings,
@@ -309,6 +326,7 @@ def study_of(
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=server_name or (SERVER if chosen else ""),
         drop_precedents=drop_precedents,
+        templates_apart=templates_apart or apart,
         allow_missing=allow_missing,
         patience_s=60 * patience,
         retry_failed=retry_failed,

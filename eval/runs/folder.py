@@ -43,7 +43,7 @@ class Excluded(_ItemModel):
     meme: str
     """Id of the judged meme that it is too near to (the first found)."""
     why: str
-    """``same id``, ``same file``, ``same picture``, ``same text`` or ``near-duplicate``."""
+    """``same id``, ``same file``, ``same picture``, ``same text``, ``near-duplicate`` or ``same template``."""
     text_similarity: float | None = None
     picture_similarity: float | None = None
 

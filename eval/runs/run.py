@@ -43,6 +43,7 @@ from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
@@ -96,6 +97,7 @@ class Plan:
         comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
         budgets: Tokens that a comparator may spend, by meme.
         drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
+        templates_apart: True if no precedent is on the template of a judged meme.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
         vllm: Server to start for all roles, for as long as the run takes; None where the settings name servers.
@@ -124,9 +126,15 @@ class Plan:
     comparator: str = ""
     budgets: Mapping[str, int] = field(default_factory=dict)
     drop_precedents: bool = False
+    templates_apart: bool = False
     ray: str = ""
     ray_workers: int = 0
     vllm: VllmChoice | None = None
+
+    @property
+    def nearness(self) -> LeakThresholds:
+        """Returns from where on a precedent is too near to a judged meme."""
+        return LeakThresholds(template=TEMPLATE if self.templates_apart else None)
 
     @property
     def dropped_labels(self) -> tuple[str, ...]:
@@ -352,6 +360,12 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 f"{wanted}. Give --drop-precedents for both or for neither.",
                 reason="LIBRARY_FOR_OTHERS",
             )
+        if plan.templates_apart and prepared.nearness.template is None:
+            raise BadRequest(
+                f"The precedents in {plan.library} may be on templates of judged memes. Have them prepared for this "
+                "run, or leave templates together.",
+                reason="LIBRARY_FOR_OTHERS",
+            )
     else:
         progress.tell("Preparing the precedents …")
         train = plan.dataset.of_role(SplitRole.TRAIN)
@@ -366,6 +380,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 reader=reader,
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
                 dropped_labels=plan.dropped_labels,
+                nearness=plan.nearness,
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
                 compared_by=await asyncio.to_thread(comparing, encoder),

@@ -46,7 +46,7 @@ class AnnotatorAgreement:
         paired: Number of them with two votes or more, on which all figures but the counts rest.
         annotators: Number of annotators.
         votes: Votes; of two by one annotator for one meme the later counts.
-        labels: How often each label was given.
+        labels: Number of votes for each label.
         alpha: Krippendorff's alpha of labels as names; None where it is not defined.
         pairs: Mean share of pairs of votes on a meme that agree; None without a pair.
         unanimous: Share of memes on which all agree; None likewise.

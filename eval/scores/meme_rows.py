@@ -22,7 +22,7 @@ def read_meme_rows(
     Args:
         path: The file.
         columns: Names of the columns, the first being that of the meme's id; each must be there and not empty.
-        what: What the file holds, for messages.
+        what: Content of the file in words, for messages.
         ids: Ids of the memes that it is to be about; any where it is None.
 
     Returns:

@@ -179,7 +179,7 @@ def wilson(count: int, n: int) -> Figure | None:
 
 
 def _counts(pairs: Sequence[tuple[bool, Judged]]) -> dict[str, tuple[int, int]]:
-    """How many count, and of how many, for each share."""
+    """Counts the memes of each share, and those that it is over."""
     said = [(gold, one.prediction.outcome.harmful) for gold, one in pairs]
     harmful = [label for gold, label in said if gold]
     benign = [label for gold, label in said if not gold]

@@ -39,6 +39,7 @@ from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
 from eval.runs.run import Plan, judged_memes, require_models, run
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -202,6 +203,8 @@ class StudyManifest(BaseModel):
     seed: int
     drop_precedents: bool = False
     """True if memes that no protocol of the study scores are neither precedents nor judged."""
+    templates_apart: bool = False
+    """True if no precedent is on the template of a judged meme."""
     settings: dict[str, JsonValue]
     """Of the trial, before an arm alters them."""
     arms: tuple[Arm, ...]
@@ -231,6 +234,7 @@ class Study:
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
+        templates_apart: True if no precedent is on the template of a judged meme.
         vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
             settings name servers.
     """
@@ -253,6 +257,7 @@ class Study:
     allow_missing: bool = False
     retry_failed: bool = False
     drop_precedents: bool = False
+    templates_apart: bool = False
     vllm: VllmChoice | None = None
 
     def manifest(self) -> StudyManifest:
@@ -267,6 +272,7 @@ class Study:
             limit=self.limit,
             seed=self.seed,
             drop_precedents=self.drop_precedents,
+            templates_apart=self.templates_apart,
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -419,7 +425,10 @@ def _begin(study: Study) -> None:
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
-    same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "drop_precedents", "settings")
+    same = (
+        *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
+        *("drop_precedents", "templates_apart", "settings"),
+    )
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
     # New arms may come; one of the same name and other content would mix two ways of judging in one folder.
@@ -458,6 +467,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
             reader=reader,
             shuffled_labels=study.seed if shuffled else None,
             dropped_labels=dropped,
+            nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
             compared_by=await asyncio.to_thread(comparing, encoder),
@@ -484,6 +494,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         control=arm.control,
         comparator=arm.comparator,
         drop_precedents=study.drop_precedents,
+        templates_apart=study.templates_apart,
         command=study.command,
         server=study.server,
         allow_missing=study.allow_missing,
