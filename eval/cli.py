@@ -9,6 +9,7 @@ from eval.commands.arena import arena
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.export import export
+from eval.commands.functional import functional
 from eval.commands.labels import labels
 from eval.commands.perf import perf
 from eval.commands.probe import probe
@@ -37,6 +38,7 @@ for command in (
     compare,
     datasets,
     export,
+    functional,
     labels,
     perf,
     probe,

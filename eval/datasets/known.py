@@ -229,6 +229,8 @@ _OURS = {
 }
 SYNTHETIC_KEY = "synthetic.json"
 """Stands beside synthetic data and says how they were made."""
+FUNCTIONAL_KEY = "functional.jsonl"
+"""Stands beside functional tests: the functionality of each meme, and the contrast set that it is of; a line a meme."""
 _SYNTHETIC_HARMEME = Dataset(
     id="synthetic-harmeme",
     title="synthetic memes in HarMeme's layout",
@@ -260,7 +262,32 @@ _SYNTHETIC_FHM = Dataset(
     **_OURS,  # type: ignore[arg-type]
 )
 
+_SYNTHETIC_FUNCTIONAL = Dataset(
+    id="synthetic-functional",
+    title="functional tests of drawn memes",
+    protocols=_FHM.protocols,
+    splits=_splits(
+        Split("train", SplitRole.TRAIN, ("train.jsonl",)),
+        Split("test", SplitRole.TEST, ("test.jsonl",)),
+    ),
+    format=SourceFormat.FHM,
+    labels=_FHM.labels,
+    folders=("",),
+    pictures=("",),
+    **{**_OURS, "source_url": "memecourt-eval functional make"},  # type: ignore[arg-type]
+)
+
 DATASETS: Mapping[str, Dataset] = {
-    dataset.id: dataset for dataset in (_HARM_C, _HARM_P, _HARM_P_V0, _FHM, _MAMI, _SYNTHETIC_HARMEME, _SYNTHETIC_FHM)
+    dataset.id: dataset
+    for dataset in (
+        _HARM_C,
+        _HARM_P,
+        _HARM_P_V0,
+        _FHM,
+        _MAMI,
+        _SYNTHETIC_HARMEME,
+        _SYNTHETIC_FHM,
+        _SYNTHETIC_FUNCTIONAL,
+    )
 }
 """All that are known, by id."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset, Split, SplitRole
+from eval.datasets.known import DATASETS, FUNCTIONAL_KEY, SYNTHETIC_KEY, Dataset, Split, SplitRole
 from retrieval.library.readers import format_of
 
 _DEPTH = 3
@@ -110,6 +110,8 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     layouts = {dataset.id: _found(dataset, data) for dataset in DATASETS.values()}
     # First: synthetic data have the very layout of the published ones.
     if (data / SYNTHETIC_KEY).is_file():
+        if (data / FUNCTIONAL_KEY).is_file():
+            return (DATASETS["synthetic-functional"],)
         fhm = "test_seen" in layouts["synthetic-fhm"] or "dev_seen" in layouts["synthetic-fhm"]
         return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
     claims: dict[Path, dict[Dataset, bool]] = {}
