@@ -112,13 +112,13 @@ class FullTrial:
         if self._settings.advocates_see != "none":
             # Advocates that see precedents have to wait for them: the search can't run beside the examination here.
             exhibits, vote = await self._precedents(text.text)
-            sides = await self._examine(proposer, text.text, description)
+            sides = await self._examine(proposer, text, description)
         elif self._settings.query == "text":
             sides, (exhibits, vote) = await gather_or_cancel(
-                self._examine(proposer, text.text, description), self._precedents(text.text)
+                self._examine(proposer, text, description), self._precedents(text.text)
             )
         else:
-            sides = await self._examine(proposer, text.text, description)
+            sides = await self._examine(proposer, text, description)
             summaries = [side.argument.summary for side in sides]
             # Without advocates there are no summaries to search by.
             known = [text.text] if self._settings.query == "text and summaries" or not summaries else []
@@ -145,6 +145,7 @@ class FullTrial:
             defender_first=self._settings.judge_order == "defender first",
             similarity_shown=self._settings.similarity_shown,
             original_labels=self._settings.exhibit_labels == "original",
+            language=text.language if self._settings.language_shown else "",
         )
         cited = self._recorder.recall(PrecedentsCited)
         evidence: dict[str, Any] = {
@@ -217,7 +218,7 @@ class FullTrial:
             described = await self._recorder.note(Described, description=reply.value, call=reply.call)
         return described.description
 
-    async def _examine(self, proposer: Proposer | None, text: str, description: str | None) -> Sequence[SideCase]:
+    async def _examine(self, proposer: Proposer | None, text: TextRead, description: str | None) -> Sequence[SideCase]:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
             return ()
@@ -230,10 +231,11 @@ class FullTrial:
                         AdvocateBrief(
                             policy=self.policy,
                             fence=self.fence,
-                            text=text,
+                            text=text.text,
                             description=description,
                             precedents=self._precedents_for(side),
                             prompts=self.prompts,
+                            language=text.language if self._settings.language_shown else "",
                         ),
                         self._settings.stance_at == "start",
                     ),

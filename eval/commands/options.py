@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
+LANGUAGE = (
+    "Language of the memes' texts (BCP 47), or detect, to detect it of each text; `--set language_shown=true` has "
+    "advocates and Judge told."
+)
 TEMPLATE_SPLIT = "template"
 """Split of every data set: its first test split, with no precedent on the template of a judged meme."""
 TEMPLATES_APART = (
@@ -40,6 +44,17 @@ def dataset_of(id_: str) -> Dataset:
     if id_ not in DATASETS:
         raise click.UsageError(f"There is no data set {id_!r}. There are: {', '.join(DATASETS)}.")
     return DATASETS[id_]
+
+
+def tag_of(language: str | None) -> str:
+    """The language that is given: a BCP 47 tag, ``detect``, or empty. Raises BadRequest if it is none."""
+    from eval.datasets.language import DETECT, shared_detector
+    from serving.rpc.convert import language as checked
+
+    if language == DETECT:
+        shared_detector()  # what is not installed is said before anything is prepared
+        return DETECT
+    return checked(language or "", "language")
 
 
 def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
@@ -251,6 +266,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
         ),
         click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
+        click.option("--language", metavar="TAG|detect", help=LANGUAGE),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
@@ -287,6 +303,7 @@ def study_of(
     server_name: str,
     drop_precedents: bool,
     templates_apart: bool,
+    language: str | None,
     allow_missing: bool,
     patience: float,
     retry_failed: bool,
@@ -327,6 +344,7 @@ def study_of(
         server=server_name or (SERVER if chosen else ""),
         drop_precedents=drop_precedents,
         templates_apart=templates_apart or apart,
+        language=tag_of(language),
         allow_missing=allow_missing,
         patience_s=60 * patience,
         retry_failed=retry_failed,

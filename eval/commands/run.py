@@ -13,9 +13,11 @@ import click
 
 from eval.commands.options import (
     EXIT_UNFINISHED,
+    LANGUAGE,
     TEMPLATES_APART,
     patience_option,
     split_of,
+    tag_of,
     vllm_choice,
     vllm_options,
 )
@@ -44,6 +46,7 @@ _BEGUN = (
     "drop_precedents",
     "templates_apart",
     "text_only",
+    "language",
 )
 """Options that say what a run is: taken up again, it brings them along."""
 
@@ -92,6 +95,7 @@ _BEGUN = (
 @click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART)
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
 @click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
+@click.option("--language", metavar="TAG|detect", help=LANGUAGE)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
 @patience_option
@@ -221,6 +225,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         drop_precedents=given["drop_precedents"],
         templates_apart=given["templates_apart"] or apart,
         text_only=given["text_only"],
+        language=tag_of(given["language"]),
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
         vllm=_vllm(given, procedure),
@@ -269,6 +274,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         drop_precedents=bool(begun.dropped_labels),
         templates_apart="template" in begun.checked,
         text_only=begun.text_only,
+        language=begun.language,
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,

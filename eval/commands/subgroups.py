@@ -13,7 +13,7 @@ import click
 @click.option(
     "--by",
     metavar="PROPERTY",
-    help="What memes are grouped by: label (the data set's own words), script, split or target.",
+    help="What memes are grouped by: label (the data set's own words), language (detected), script, split or target.",
 )
 @click.option(
     "--groups",

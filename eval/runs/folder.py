@@ -99,6 +99,8 @@ class RunManifest(_ItemModel):
     """Labels, in the data set's words, of which memes were neither judged nor precedents."""
     text_only: bool = False
     """True if memes were judged by their text alone; by earlier versions, with a plain picture in place of theirs."""
+    language: str = ""
+    """BCP 47 tag of the memes' language, ``detect`` if it was detected of each text, or empty."""
     software: str
     commit: str = ""
     """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""

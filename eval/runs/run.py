@@ -92,6 +92,7 @@ class Plan:
             and is to count as the same.
         allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
         text_only: True to judge each text without its picture, as where the pictures can't be had.
+        language: BCP 47 tag of the memes' language, ``detect`` to detect it of each text, or empty to say none.
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
@@ -121,6 +122,7 @@ class Plan:
     server: str = ""
     allow_missing: bool = False
     text_only: bool = False
+    language: str = ""
     retry_failed: bool = False
     patience_s: float = 0.0
     comparator: str = ""
@@ -443,6 +445,7 @@ def _manifest(
         comparator=plan.comparator,
         dropped_labels=plan.dropped_labels,
         text_only=plan.text_only,
+        language=plan.language,
         software=SOFTWARE,
         commit=about.commit(),
         python=about.python(),
@@ -466,6 +469,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
         "comparator": plan.comparator,
         "dropped_labels": plan.dropped_labels,
         "text_only": plan.text_only,
+        "language": plan.language,
         "server": plan.server,
     }
     differ = [_was(name, getattr(begun, name), value) for name, value in now.items() if getattr(begun, name) != value]
@@ -545,6 +549,7 @@ class _Judging:
             "server": plan.server,
             "retry_failed": plan.retry_failed,
             "text_only": plan.text_only,
+            "language": plan.language,
             "patience": Patience(plan.patience_s),
         }
         self._trier = (

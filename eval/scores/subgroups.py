@@ -14,6 +14,7 @@ from scipy.stats import binomtest, fisher_exact
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
+from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, Results
 from eval.scores.compare import SURE
@@ -22,7 +23,9 @@ from retrieval.text import script_of
 
 NONE = "none"
 """Name of the group of memes that are of no other."""
-AXES = ("label", "script", "split", "target")
+UNKNOWN = "unknown"
+"""Name of the group of memes whose language can't be told."""
+AXES = ("label", "language", "script", "split", "target")
 """Properties that every meme has, by which they are grouped."""
 
 
@@ -101,16 +104,18 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
 
     Args:
         memes: The memes.
-        axis: One of :data:`AXES`: the data set's own label, the script of most of the text's letters, the split, or the
-            targets that the data set names.
+        axis: One of :data:`AXES`: the data set's own label, the detected language of the text, the script of most of
+            its letters, the split, or the targets that the data set names.
 
     Raises:
         BadRequest: There is no such property.
+        NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
     if axis not in AXES:
         raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}.", field="by")
     named: dict[str, Callable[[JudgedMeme], tuple[str, ...]]] = {
         "label": lambda meme: (meme.source_label,),
+        "language": lambda meme: (language_of(meme.text, DETECT) or UNKNOWN,),
         "script": lambda meme: (script_of(meme.text).lower() or NONE,),
         "split": lambda meme: (meme.split,),
         "target": lambda meme: meme.targets or (NONE,),

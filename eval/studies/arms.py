@@ -203,6 +203,8 @@ class StudyManifest(BaseModel):
     seed: int
     drop_precedents: bool = False
     """True if memes that no protocol of the study scores are neither precedents nor judged."""
+    language: str = ""
+    """As :attr:`eval.runs.folder.RunManifest.language`."""
     templates_apart: bool = False
     """True if no precedent is on the template of a judged meme."""
     settings: dict[str, JsonValue]
@@ -234,6 +236,7 @@ class Study:
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
+        language: Language of the memes, as of :class:`eval.runs.run.Plan`.
         templates_apart: True if no precedent is on the template of a judged meme.
         vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
             settings name servers.
@@ -258,6 +261,7 @@ class Study:
     retry_failed: bool = False
     drop_precedents: bool = False
     templates_apart: bool = False
+    language: str = ""
     vllm: VllmChoice | None = None
 
     def manifest(self) -> StudyManifest:
@@ -273,6 +277,7 @@ class Study:
             seed=self.seed,
             drop_precedents=self.drop_precedents,
             templates_apart=self.templates_apart,
+            language=self.language,
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -427,7 +432,7 @@ def _begin(study: Study) -> None:
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
     same = (
         *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
-        *("drop_precedents", "templates_apart", "settings"),
+        *("drop_precedents", "templates_apart", "language", "settings"),
     )
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
@@ -495,6 +500,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         comparator=arm.comparator,
         drop_precedents=study.drop_precedents,
         templates_apart=study.templates_apart,
+        language=study.language,
         command=study.command,
         server=study.server,
         allow_missing=study.allow_missing,

@@ -197,8 +197,8 @@ def read_key(root: Path) -> tuple[FunctionalCase, ...]:
         )
     except (OSError, ValueError, TypeError):
         raise BadRequest(
-            f"{root} holds no functional tests: {FUNCTIONAL_KEY} is missing or can't be read. `memecourt-eval functional make "
-            "DIR` writes them.",
+            f"{root} holds no functional tests: {FUNCTIONAL_KEY} is missing or can't be read. `memecourt-eval "
+            "functional make DIR` writes them.",
             reason="DATA_MISSING",
         ) from None
 

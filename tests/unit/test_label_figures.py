@@ -242,7 +242,7 @@ def test_groups_by_properties_of_the_memes():
     two = meme("2", False).model_copy(update={"text": "blue people"})
     assert groups_by([one, two], "script") == {"1": ("cyrillic",), "2": ("latin",)}
     assert groups_by([one, two], "target") == {"1": ("a", "b"), "2": (NONE,)}
-    with pytest.raises(BadRequest, match="there are: label, script"):
+    with pytest.raises(BadRequest, match="there are: label, language"):
         groups_by([one], "colour")
 
 
