@@ -35,7 +35,8 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     "--arms",
     is_eager=True,
     callback=_list,
-    help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure]",
+    help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure, without "
+    "translate]",
 )
 @click.option(
     "--with-model",

@@ -61,6 +61,6 @@ def language_of(text: str, wanted: str) -> str:
         wanted: A BCP 47 tag, which is taken as it is; :data:`DETECT`; or empty for none.
 
     Raises:
-        NotLoaded: It is to be detected, and py3langid is not installed.
+        NotLoaded: A language is to be detected, and py3langid is not installed.
     """
     return shared_detector().language_of(text) if wanted == DETECT else wanted

@@ -92,7 +92,8 @@ class RunManifest(_ItemModel):
     checked: dict[str, JsonValue] = Field(default_factory=dict)
     """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
-    """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
+    """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``,
+    ``translated text``."""
     comparator: str = ""
     """Of :class:`eval.runs.comparators.Comparator`, where no trials were held; empty where they were."""
     dropped_labels: tuple[str, ...] = ()

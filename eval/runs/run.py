@@ -43,6 +43,7 @@ from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
+from eval.runs.translated import ENGLISH, TranslatedAttempt
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
@@ -185,6 +186,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         raise BadRequest(
             "A comparator shows each meme to a model from this process: it goes neither with texts alone, nor with "
             "Ray, nor with the procedure summary."
+        )
+    if plan.control == Control.TRANSLATED and (plan.ray or plan.procedure is Procedure.SUMMARY):
+        raise BadRequest(
+            "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
+            "summary."
         )
     folder = RunFolder(plan.out)
     with _alone(plan.out):
@@ -552,11 +558,16 @@ class _Judging:
             "language": plan.language,
             "patience": Patience(plan.patience_s),
         }
-        self._trier = (
-            ComparatorAttempt(**of_run, comparator=Comparator(plan.comparator), budgets=plan.budgets)
-            if plan.comparator
-            else Attempt(**of_run)
-        )
+        self._trier: Attempt
+        if plan.comparator:
+            comparator = Comparator(plan.comparator)
+            self._trier = ComparatorAttempt(**of_run, comparator=comparator, budgets=plan.budgets)
+        elif plan.control == Control.TRANSLATED:
+            # Of a text in English, whatever language it was in before.
+            of_run["language"] = ENGLISH if plan.language else ""
+            self._trier = TranslatedAttempt(**of_run, source_language=plan.language)
+        else:
+            self._trier = Attempt(**of_run)
         self._left: Counter[str] = Counter()
         self._trials: Mapping[str, Sequence[str]] = {}
         self._tally = RunningScore(plan.protocols[0], total=len(material.memes))

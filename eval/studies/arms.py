@@ -115,6 +115,11 @@ ARMS: Mapping[str, Arm] = {
         _arm("tally-only", "the Judge is shown the vote of the wider set, and no precedent", exhibits_shown=False),
         _arm("query-summaries", "precedents are searched by the sides' summaries alone", query="summaries"),
         _arm("query-both", "precedents are searched by text and summaries", query="text and summaries"),
+        _arm(
+            "translate",
+            "the text is put into English by the Judge's model before the trial; run where it is named",
+            Control.TRANSLATED,
+        ),
         _arm("plain-judge", "one call that gives a label and nothing else", comparator=Comparator.PLAIN),
         _arm(
             "equal-compute",
@@ -145,7 +150,9 @@ def arms_named(
         BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
-    chosen = list(names) or ([FULL_ARM] if prompts else possible)
+    # Of texts in English a translation is a call for nothing.
+    usual = [name for name in possible if ARMS[name].control != Control.TRANSLATED]
+    chosen = list(names) or ([FULL_ARM] if prompts else usual)
     for name in chosen:
         if name not in ARMS:
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
