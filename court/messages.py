@@ -189,7 +189,9 @@ class AdvocateBrief:
             prompt=prompt,
             task=task,
             system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
-            parts=apart((material, *_told(self.language), *self._precedents(), *exchanges, prompt.task(task))),
+            parts=apart(
+                (material, *_language_sentence(self.language), *self._precedents(), *exchanges, prompt.task(task))
+            ),
             schema=schema,
             prompts=self.prompts,
         )
@@ -293,7 +295,7 @@ class JudgeBrief(Generic[P]):
                 probability=f"{self.vote.probability:.2f}",
             )
             parts.append(tally)
-        parts += [prompt.task("text", text=self.fence.around(self.text)), *_told(self.language)]
+        parts += [prompt.task("text", text=self.fence.around(self.text)), *_language_sentence(self.language)]
         if self.meme_only:
             return parts
         if self.description is not None:
@@ -337,7 +339,7 @@ class JudgeBrief(Generic[P]):
         return _label_in_words(precedent)
 
 
-def _told(language: str) -> list[str]:
+def _language_sentence(language: str) -> list[str]:
     """The sentence about a text's language; none where it is unknown.
 
     It stands outside the fence: what is no tag may be a stranger's words, and is not passed on.

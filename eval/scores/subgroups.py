@@ -17,7 +17,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Judged, Results
-from eval.scores.compare import SURE
+from eval.scores.compare import SURE, holm
 from eval.scores.metrics import Figure
 from retrieval.text import script_of
 
@@ -162,17 +162,6 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
         groups=tuple(Subgroup(name=name, n=n, harmful=harmful, **shares) for name, n, harmful, shares in found),
         tests=len(tests),
     )
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """P-values corrected by Holm's step-down procedure, in the same order."""
-    order = sorted(range(len(ps)), key=lambda place: ps[place])
-    corrected, largest = [0.0] * len(ps), 0.0
-    for rank, place in enumerate(order):
-        # Never smaller than that of a smaller one.
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
-        corrected[place] = largest
-    return corrected
 
 
 def wilson(count: int, n: int) -> Figure | None:

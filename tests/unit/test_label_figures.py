@@ -12,12 +12,16 @@ from statsmodels.stats.proportion import proportion_confint
 
 from court.errors import BadRequest
 from eval.cli import cli
+from eval.commands.ablate import _tell
 from eval.datasets.protocol import Protocol
+from eval.reports.contrasts import contrasts, remarks
 from eval.scores.alpha import Scale, alpha, alpha_figure
 from eval.scores.annotators import AnnotatorVote, annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.compare import holm
 from eval.scores.label_noise import find_label_noise
 from eval.scores.meme_rows import read_meme_rows
-from eval.scores.subgroups import NONE, groups_by, holm, subgroup_table, wilson
+from eval.scores.metrics import card
+from eval.scores.subgroups import NONE, groups_by, subgroup_table, wilson
 from tests.support.judged import F, H, N, U, meme, results, write_run
 
 
@@ -258,3 +262,34 @@ def test_subgroups_are_shown(tmp_path):
     assert "Give either --by" in invoke("subgroups", tmp_path / "run", code=2)
     file.write_text("id,group\nstranger,a\n")
     assert "names no meme" in invoke("subgroups", tmp_path / "run", "--groups", file, code=2)
+
+
+# Several looks at once
+
+
+def arms(*odd, n=60):
+    """A run that is right about everything, and arms that are wrong about the first so many memes."""
+    gold = [True, False] * (n // 2)
+    said = [H, N] * (n // 2)
+    wrong = [[N if (label is H) else H for label in said[:count]] + said[count:] for count in odd]
+    return [results(gold, labels, name=name) for name, labels in zip("abcde", [said, *wrong], strict=False)]
+
+
+def test_an_ablation_says_which_arms_are_left_after_the_correction(capsys):
+    """Six memes of sixty have p = .031, which one look of four does not make a difference; twenty have .000002."""
+    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=False)
+    told = capsys.readouterr().out
+    assert "These are 4 tests at 5 %" in told and "After Holm's correction for that many: c." in told
+    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=True)
+    rows = json.loads(capsys.readouterr().out)["plain"]
+    assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
+    assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])
+
+
+def test_a_report_says_which_comparisons_are_left_after_the_correction():
+    runs = [(one.name, one) for one in arms(6, 20)]
+    held = contrasts(runs, Protocol.PLAIN, 200)
+    said = remarks([(name, card(one, Protocol.PLAIN, resamples=200)) for name, one in runs], held)
+    assert (
+        f"These are {len(held)} comparisons" in said[-1] and "c against a" in said[-1] and "b against a" not in said[-1]
+    )
