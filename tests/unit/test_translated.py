@@ -134,3 +134,8 @@ def test_it_is_held_where_it_is_named_and_needs_models(tmp_path):
     with pytest.raises(BadRequest, match="alters nothing where no model is asked"):
         arms_named(["translate"], (), Procedure.SUMMARY)
     assert "translate " in CliRunner().invoke(cli, ["ablate", "--arms", "list"]).output
+
+
+def test_the_stand_in_leaves_english_as_it_is():
+    said = Oracle(Ability()).reply("", ["Text of the meme:\n[begin m]\nsoup for all\n[end m]"], {"translation": {}})
+    assert said == {"translation": "soup for all"}
