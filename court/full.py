@@ -140,13 +140,13 @@ class FullTrial:
         if self._settings.advocates_see != "none":
             # Advocates that see precedents have to wait for them: the search can't run beside the examination here.
             exhibits, vote = await self._precedents(text.text)
-            sides = await self._examine(proposer, text.text, description, expert.called)
+            sides = await self._examine(proposer, text, description, expert.called)
         elif self._settings.query == "text":
             sides, (exhibits, vote) = await gather_or_cancel(
-                self._examine(proposer, text.text, description, expert.called), self._precedents(text.text)
+                self._examine(proposer, text, description, expert.called), self._precedents(text.text)
             )
         else:
-            sides = await self._examine(proposer, text.text, description, expert.called)
+            sides = await self._examine(proposer, text, description, expert.called)
             summaries = [side.argument.summary for side in sides]
             # Without advocates there are no summaries to search by.
             known = [text.text] if self._settings.query == "text and summaries" or not summaries else []
@@ -175,6 +175,7 @@ class FullTrial:
             defender_first=self._settings.judge_order == "defender first",
             similarity_shown=self._settings.similarity_shown,
             original_labels=self._settings.exhibit_labels == "original",
+            language=text.language if self._settings.language_shown else "",
         )
         cited = self._recorder.recall(PrecedentsCited)
         evidence: dict[str, Any] = {
@@ -250,7 +251,7 @@ class FullTrial:
         return described.description
 
     async def _examine(
-        self, proposer: Proposer | None, text: str, description: str | None, called: asyncio.Event
+        self, proposer: Proposer | None, text: TextRead, description: str | None, called: asyncio.Event
     ) -> Sequence[SideCase]:
         """The Accuser's case and the Defender's; none where there are no advocates."""
         if not self._settings.advocates or self._settings.dull_judge:
@@ -264,11 +265,12 @@ class FullTrial:
                         AdvocateBrief(
                             policy=self.policy,
                             fence=self.fence,
-                            text=text,
+                            text=text.text,
                             description=description,
                             precedents=self._precedents_for(side),
                             prompts=self.prompts,
                             on_claim=self.models.expert is not None and asks_for_claims(self._settings, self.policy),
+                            language=text.language if self._settings.language_shown else "",
                         ),
                         self._settings.stance_at == "start",
                     ),

@@ -28,6 +28,7 @@ from court.verdict import Label
 P = TypeVar("P")
 """A picture, or what stands for it; never a text."""
 
+_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
 _LONE = re.compile("[\ud800-\udfff]")
 ORIGINAL_LABELS = frozenset({"not harmful", "somewhat harmful", "very harmful", "misogynous", "not misogynous"})
 """Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge as they stand."""
@@ -144,6 +145,7 @@ class AdvocateBrief:
         precedents: Precedents that it is shown, by their texts and labels; none but where the settings say so.
         prompts: Words of the trial.
         on_claim: True if it is to name the claim of fact on which its case rests, where it rests on one.
+        language: BCP 47 tag of the caption's language, to be told; empty for none.
     """
 
     policy: Policy
@@ -153,6 +155,7 @@ class AdvocateBrief:
     precedents: tuple[Precedent, ...] = ()
     prompts: PromptSet = field(default_factory=packaged)
     on_claim: bool = False
+    language: str = ""
 
     def ask(self, stance: str, history: Sequence[Exchange], chars: int) -> Messages[Any]:
         """The Advocate is to ask one question.
@@ -192,7 +195,7 @@ class AdvocateBrief:
             prompt=prompt,
             task=task,
             system=prompt.system(policy=self.policy.text, stance=prompt.stance(stance)),
-            parts=apart((material, *self._precedents(), *exchanges, *words)),
+            parts=apart((material, *_language_sentence(self.language), *self._precedents(), *exchanges, *words)),
             schema=schema,
             prompts=self.prompts,
         )
@@ -233,6 +236,7 @@ class JudgeBrief(Generic[P]):
         similarity_shown: True if each precedent's likeness to the meme is told.
         original_labels: True if precedents are labelled in their data set's own words, as far as these are known to be
             labels (:data:`ORIGINAL_LABELS`).
+        language: BCP 47 tag of the text's language, to be told; empty for none.
     """
 
     pictures: tuple[P, ...]
@@ -252,6 +256,7 @@ class JudgeBrief(Generic[P]):
     defender_first: bool = False
     similarity_shown: bool = True
     original_labels: bool = False
+    language: str = ""
 
     def rule(self, chars: int) -> Messages[P]:
         """The Judge is to rule.
@@ -296,7 +301,7 @@ class JudgeBrief(Generic[P]):
                 probability=f"{self.vote.probability:.2f}",
             )
             parts.append(tally)
-        parts.append(prompt.task("text", text=self.fence.around(self.text)))
+        parts += [prompt.task("text", text=self.fence.around(self.text)), *_language_sentence(self.language)]
         if self.meme_only:
             return parts
         if self.description is not None:
@@ -340,6 +345,14 @@ class JudgeBrief(Generic[P]):
         if self.original_labels and precedent.source_label in ORIGINAL_LABELS:
             return precedent.source_label
         return _label_in_words(precedent)
+
+
+def _language_sentence(language: str) -> list[str]:
+    """The sentence about a text's language; none where it is unknown.
+
+    It stands outside the fence: what is no tag may be a stranger's words, and is not passed on.
+    """
+    return [load("language").task("text_language", language=language)] if _TAG.fullmatch(language) else []
 
 
 def _label_in_words(precedent: Precedent) -> str:

@@ -65,6 +65,9 @@ class TrialSettings(BaseModel):
     """Off: the Judge is not shown how like the meme each precedent is (the paper's Judge)."""
     exhibit_labels: Literal["binary", "original"] = "binary"
     """Labels of precedents before the Judge: harmful or not, or the data set's own words, such as "very harmful"."""
+    language_shown: bool = False
+    """On: advocates and Judge are told the language of the meme's text, where it is known. The Proposer, who never sees
+    the text, is not."""
     query: Literal["text", "summaries", "text and summaries"] = "text"
     """What is embedded to find precedents: the meme's text (Algorithm 2), the summaries (section 3.4), or both."""
     prompts: str = Field(default="1", min_length=1, max_length=4096)

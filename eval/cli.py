@@ -10,6 +10,8 @@ from eval.commands.classify import classify
 from eval.commands.compare import compare
 from eval.commands.datasets import datasets
 from eval.commands.export import export
+from eval.commands.functional import functional
+from eval.commands.labels import labels
 from eval.commands.perf import perf
 from eval.commands.probe import probe
 from eval.commands.report import report
@@ -18,6 +20,7 @@ from eval.commands.run import run
 from eval.commands.score import score
 from eval.commands.shadow import shadow
 from eval.commands.steering import steering
+from eval.commands.subgroups import subgroups
 from eval.commands.sweep import sweep
 from eval.commands.synthetic import synthetic
 from eval.commands.vote import vote
@@ -39,6 +42,8 @@ for command in (
     compare,
     datasets,
     export,
+    functional,
+    labels,
     perf,
     probe,
     report,
@@ -47,6 +52,7 @@ for command in (
     score,
     shadow,
     steering,
+    subgroups,
     sweep,
     synthetic,
     vote,

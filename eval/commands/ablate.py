@@ -35,7 +35,8 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     "--arms",
     is_eager=True,
     callback=_list,
-    help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure]",
+    help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure, without "
+    "translate]",
 )
 @click.option(
     "--with-model",
@@ -83,7 +84,7 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
 
 
 def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
-    from eval.scores.compare import compare
+    from eval.scores.compare import SURE, compare, holm
 
     full = results[0]
     told = {
@@ -92,8 +93,16 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
     if as_json:
         rows = {
             protocol: [
-                {"arm": arm.name, **_calls(arm), **{k: v for k, v in asdict(one).items() if k != "flipped"}}
-                for arm, one in compared
+                {
+                    "arm": arm.name,
+                    **_calls(arm),
+                    **{k: v for k, v in asdict(one).items() if k != "flipped"},
+                    "corrected_p": p,
+                }
+                # Of the first, which is compared with itself, there is nothing to be corrected.
+                for (arm, one), p in zip(
+                    compared, [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])], strict=True
+                )
             ]
             for protocol, compared in told.items()
         }
@@ -114,7 +123,12 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
                 f"Within noise of {full.name} in accuracy: {', '.join(unsure)}. So many memes can't tell them apart."
             )
         if len(compared) > 2:
-            click.echo(f"These are {len(compared) - 1} tests at 5 %: one in twenty comes out below by chance alone.")
+            corrected = holm([one.mcnemar_p for _, one in compared[1:]])
+            left = [arm.name for (arm, _), p in zip(compared[1:], corrected, strict=True) if p < SURE]
+            click.echo(
+                f"These are {len(compared) - 1} tests at 5 %: one in twenty comes out below by chance alone. After "
+                f"Holm's correction for that many: {', '.join(left) or 'none'}."
+            )
         click.echo()
 
 

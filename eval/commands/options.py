@@ -26,6 +26,15 @@ T = TypeVar("T")
 
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
+LANGUAGE = (
+    "Language of the memes' texts (BCP 47), or detect, to detect it of each text; `--set language_shown=true` has "
+    "advocates and Judge told."
+)
+TEMPLATE_SPLIT = "template"
+"""Split of every data set: its first test split, with no precedent on the template of a judged meme."""
+TEMPLATES_APART = (
+    "No precedent whose picture is nearly that of a judged meme, whatever the text; `--split template` asks for it too."
+)
 
 
 def dataset_of(id_: str) -> Dataset:
@@ -37,6 +46,26 @@ def dataset_of(id_: str) -> Dataset:
         return find_dataset(id_)
     except BadRequest as error:
         raise click.UsageError(error.message) from None
+
+
+def tag_of(language: str | None) -> str:
+    """The language that is given: a BCP 47 tag, ``detect``, or empty. Raises BadRequest if it is none."""
+    from eval.datasets.language import DETECT, shared_detector
+    from serving.rpc.convert import language as checked
+
+    if language == DETECT:
+        shared_detector()  # what is not installed is said before anything is prepared
+        return DETECT
+    return checked(language or "", "language")
+
+
+def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
+    """The split of this name, and True if templates are to be held apart for it."""
+    from eval.datasets.known import SplitRole
+
+    if name == TEMPLATE_SPLIT and name not in dataset.splits:
+        return dataset.of_role(SplitRole.TEST)[0].name, True
+    return name, False
 
 
 def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
@@ -238,6 +267,8 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             is_flag=True,
             help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
         ),
+        click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
+        click.option("--language", metavar="TAG|detect", help=LANGUAGE),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
@@ -273,6 +304,8 @@ def study_of(
     encoder: str | None,
     server_name: str,
     drop_precedents: bool,
+    templates_apart: bool,
+    language: str | None,
     allow_missing: bool,
     patience: float,
     retry_failed: bool,
@@ -292,6 +325,7 @@ def study_of(
     from serving.cli.common import settings_of
 
     known = dataset_of(dataset)
+    judged, apart = split_of(known, split)
     llm = {name: value for name, value in (("url", llm_url), ("model", model)) if value}
     chosen = vllm_choice(vllm, vllm_flags, procedure=Procedure(procedure.upper()), llm_url=llm_url, model=model)
     settings = settings_of(trial=dict(parse_setting(one) for one in sets) or None, llm=llm or None, encoder=encoder)
@@ -300,7 +334,7 @@ def study_of(
         kind=kind,
         dataset=known,
         data=data,
-        split=split,
+        split=judged,
         procedure=Procedure(procedure.upper()),
         protocols=protocols_of(protocol, known.protocols),
         settings=settings,
@@ -311,6 +345,8 @@ def study_of(
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         server=server_name or (SERVER if chosen else ""),
         drop_precedents=drop_precedents,
+        templates_apart=templates_apart or apart,
+        language=tag_of(language),
         allow_missing=allow_missing,
         patience_s=60 * patience,
         retry_failed=retry_failed,

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import EXIT_UNFINISHED, patience_option, vllm_choice, vllm_options
+from eval.commands.options import (
+    EXIT_UNFINISHED,
+    LANGUAGE,
+    TEMPLATES_APART,
+    patience_option,
+    split_of,
+    tag_of,
+    vllm_choice,
+    vllm_options,
+)
 
 if TYPE_CHECKING:
     from court.events import Procedure
@@ -35,7 +44,9 @@ _BEGUN = (
     "settings",
     "server_name",
     "drop_precedents",
+    "templates_apart",
     "text_only",
+    "language",
 )
 """Options that say what a run is: taken up again, it brings them along."""
 
@@ -81,8 +92,10 @@ _BEGUN = (
     is_flag=True,
     help="With --protocol extreme: memes that it drops are neither precedents nor judged, as in the court's paper.",
 )
+@click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART)
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
 @click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
+@click.option("--language", metavar="TAG|detect", help=LANGUAGE)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
 @patience_option
@@ -187,12 +200,13 @@ def _planned(given: dict[str, Any]) -> Plan:
     if (given["out"] / "manifest.json").exists():
         raise click.UsageError(f"{given['out']} holds a run already. --resume takes it up again.")
     procedure = Procedure((given["procedure"] or "summary").upper())
+    split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
         out=given["out"],
         name=given["name"] or given["out"].resolve().name,
         dataset=dataset,
         data=given["data"],
-        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
+        split=split,
         procedure=procedure,
         protocols=protocols_of(given["protocol"]) if given["protocol"] else dataset.protocols,
         settings=settings_for(given, trial_settings_of(given["settings"])),
@@ -206,7 +220,9 @@ def _planned(given: dict[str, Any]) -> Plan:
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
         drop_precedents=given["drop_precedents"],
+        templates_apart=given["templates_apart"] or apart,
         text_only=given["text_only"],
+        language=tag_of(given["language"]),
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,
         vllm=_vllm(given, procedure),
@@ -258,7 +274,9 @@ def _resumed(given: dict[str, Any]) -> Plan:
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
         drop_precedents=bool(begun.dropped_labels),
+        templates_apart="template" in begun.checked,
         text_only=begun.text_only,
+        language=begun.language,
         retry_failed=given["retry_failed"],
         ray=given["ray"] or "",
         ray_workers=given["ray_workers"] or 0,

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 @click.option("--leave-one-out", is_flag=True, help="Ask about the library's own memes instead, each left out in turn.")
 @click.option("--keep-twins", is_flag=True, help="When leaving one out, leave in what shares its picture or words.")
 @click.option(
+    "--split",
+    type=click.Choice(["meme", "template"]),
+    default="meme",
+    show_default=True,
+    help="With --leave-one-out: what is left out at a time, a meme or all memes whose pictures are nearly its own.",
+)
+@click.option(
     "--protocol",
     type=click.Choice(["merged", "extreme"]),
     default="merged",
@@ -47,6 +54,7 @@ def vote(
     pictures: Path | None,
     leave_one_out: bool,
     keep_twins: bool,
+    split: str,
     protocol: str,
     drop_precedents: bool,
     ks: str | None,
@@ -73,6 +81,8 @@ def vote(
 
     if (file is None) != leave_one_out:
         raise click.UsageError("Give either FILE or --leave-one-out.")
+    if split == "template" and (file is not None or keep_twins):
+        raise click.UsageError("--split template is for --leave-one-out, and leaves twins out with a meme.")
     if drop_precedents and protocol != "extreme":
         raise click.UsageError("--drop-precedents is for --protocol extreme: merged drops no label.")
     if ks is None and without_near_duplicates:
@@ -93,7 +103,12 @@ def vote(
     try:
         if file is None:
             scores = measure_left_out(
-                library, twins_too=not keep_twins, protocol=how, drop_precedents=drop_precedents, seed=seed
+                library,
+                twins_too=not keep_twins,
+                templates_too=split == "template",
+                protocol=how,
+                drop_precedents=drop_precedents,
+                seed=seed,
             )
             _print_scores(scores, {}, as_json)
             return

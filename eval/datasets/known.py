@@ -17,6 +17,8 @@ from eval.datasets.protocol import LEVELS, Protocol
 HARMEME_LABELS = tuple(LEVELS)
 SYNTHETIC_KEY = "synthetic.json"
 """Stands beside synthetic data and says how they were made."""
+FUNCTIONAL_KEY = "functional.jsonl"
+"""Stands beside functional tests: the functionality of each meme, and the contrast set that it is of; a line a meme."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, FileKind, SplitRole
 from eval.datasets.card_places import located, tree_rows
 from eval.datasets.card_split import CardReader
-from eval.datasets.known import DATASETS, SYNTHETIC_KEY, Dataset
+from eval.datasets.known import DATASETS, FUNCTIONAL_KEY, SYNTHETIC_KEY, Dataset
 from eval.datasets.record_files import RecordFile, row_count
 
 _PEEKED = 20
@@ -33,6 +33,8 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     layouts = {dataset: _found(dataset.card, data) for dataset in DATASETS.values()}
     # First: synthetic data have the very layout of the published ones.
     if (data / SYNTHETIC_KEY).is_file():
+        if (data / FUNCTIONAL_KEY).is_file():
+            return (DATASETS["synthetic-functional"],)
         fhm = {"test_seen", "dev_seen"} & set(layouts[DATASETS["synthetic-fhm"]])
         return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
     claims: dict[Path, dict[Dataset, tuple[bool, bool]]] = {}

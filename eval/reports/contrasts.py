@@ -10,7 +10,7 @@ from eval.datasets.protocol import Protocol
 from eval.reports import words
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
-from eval.scores.compare import FEWEST_TO_SAY, SURE, Comparison, compare
+from eval.scores.compare import FEWEST_TO_SAY, SURE, Comparison, compare, holm
 from eval.scores.metrics import Card
 from eval.scores.tables import noise_in_words
 
@@ -91,9 +91,16 @@ def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tu
     if len(against) > 3:
         found.append(
             f"These are {len(against)} comparisons. Among so many between systems that are equally good, one in "
-            f"{1 / SURE:.0f} comes out with p < {SURE} by chance."
+            f"{1 / SURE:.0f} comes out with p < {SURE} by chance. {_after_correction(against)}"
         )
     return tuple(found)
+
+
+def _after_correction(against: Sequence[Contrast]) -> str:
+    """Tells which comparisons are left of a table's after Holm's correction for their number."""
+    corrected = holm([one.comparison.mcnemar_p for one in against])
+    left = [f"{one.label} against {one.against}" for one, p in zip(against, corrected, strict=True) if p < SURE]
+    return f"Left after Holm's correction for that many: {'; '.join(left) or 'none'}."
 
 
 def _sentence(rival: str, against: Sequence[Contrast]) -> str:

@@ -55,7 +55,8 @@ def _group(group: Group) -> Iterator[str]:
 
 def _figures(table: Table) -> Iterator[str]:
     heads = ["run", "memes", "harmful", "coverage", "undecided", "failed", "accuracy, decided", "accuracy, strict"]
-    heads += ["macro-F1, decided", "macro-F1, strict", "AUROC", "Brier", "ECE", "MMAE"]
+    heads += ["macro-F1, decided", "macro-F1, strict", "AUROC", "AUROC, decided", "AUROC, strict"]
+    heads += ["Brier", "ECE", "MMAE"]
     first = table.rows[0].card
     rows = []
     for row in table.rows:
@@ -73,13 +74,15 @@ def _figures(table: Table) -> Iterator[str]:
                 _share(card.decided.macro_f1 if card.decided else None),
                 _share(row.strict.macro_f1 if row.strict else None),
                 _number(card.auroc),
+                _number(card.auroc_decided),
+                _number(card.auroc_strict if row.run.finished else None),
                 _number(card.brier),
                 words.places(card.ece),
                 _number(card.mmae),
             ]
         )
     accuracy, f1 = words.percent(first.majority), words.percent(first.majority_macro_f1)
-    none = [words.NOTHING] * 4
+    none = [words.NOTHING] * 6
     rows.append(
         ["*majority class*", f"{first.n:,}", f"{first.harmful:,}", "100.0", "0", "0", accuracy, accuracy, f1, f1, *none]
     )

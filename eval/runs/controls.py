@@ -31,6 +31,8 @@ class Control(StrEnum):
     """The library's labels were permuted when it was prepared."""
     SWAPPED = "swapped sides"
     """The Judge is shown each side's justification under the other side's name."""
+    TRANSLATED = "translated text"
+    """The meme's text is put into English before its trial (:mod:`eval.runs.translated`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ def with_control(court: Court, control: str, seed: int) -> Court:
     Raises:
         BadRequest: There is no such control, or the library is not one for it.
     """
-    if not control:
+    # What is translated, is so before the trial.
+    if not control or control == Control.TRANSLATED:
         # Such a library says false labels: used by mistake, it would spoil figures that look sound.
         if precedents.SHUFFLED in court.finder.library.name:
             raise BadRequest("The library's labels were shuffled: it is good for that control and nothing else.")

@@ -44,7 +44,7 @@ class Excluded(_ItemModel):
     meme: str
     """Id of the judged meme that it is too near to (the first found)."""
     why: str
-    """``same id``, ``same file``, ``same picture``, ``same text`` or ``near-duplicate``."""
+    """``same id``, ``same file``, ``same picture``, ``same text``, ``near-duplicate`` or ``same template``."""
     text_similarity: float | None = None
     picture_similarity: float | None = None
 
@@ -93,7 +93,8 @@ class RunManifest(_ItemModel):
     checked: dict[str, JsonValue] = Field(default_factory=dict)
     """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
-    """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``."""
+    """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``,
+    ``translated text``."""
     comparator: str = ""
     """Of :class:`eval.runs.comparators.Comparator`, where no trials were held; empty where they were."""
     question: Question | None = None
@@ -102,6 +103,8 @@ class RunManifest(_ItemModel):
     """Labels, in the data set's words, of which memes were neither judged nor precedents."""
     text_only: bool = False
     """True if memes were judged by their text alone; by earlier versions, with a plain picture in place of theirs."""
+    language: str = ""
+    """BCP 47 tag of the memes' language, ``detect`` if it was detected of each text, or empty."""
     software: str
     commit: str = ""
     """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""

@@ -8,8 +8,10 @@ A precedent is left out for the first of these that holds (design, section 5: le
 ``same picture``    ... its normalised pixels: another file of the same picture
 ``same text``       ... its text, case and spacing aside; blank texts are not compared
 ``near-duplicate``  ... a picture and a text that are both nearly its own
-(:class:`retrieval.audit.leakage.LeakThresholds`) ==================
-===============================================================================================
+``same template``   ... a picture that is nearly its own; only where templates are held apart
+==================  ===============================================================================================
+
+Thresholds: :class:`retrieval.audit.leakage.LeakThresholds`.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class Prepared:
     @property
     def checked(self) -> dict[str, JsonValue]:
         """Returns the outcome of its check for the manifest."""
-        return self.nearness.model_dump(mode="json")
+        return self.nearness.model_dump(mode="json", exclude_none=True)
 
 
 async def prepare_precedents(
@@ -135,7 +137,8 @@ async def prepare_precedents(
         {
             "train": made_of,
             "judged": looked_at,
-            "nearness": nearness.model_dump(mode="json"),
+            # Without what is not asked for: libraries that were prepared before keep their keys.
+            "nearness": nearness.model_dump(mode="json", exclude_none=True),
             "shuffled": shuffled_labels,
         }
         # Only where they are given: libraries that were prepared without them keep their keys.

@@ -243,6 +243,7 @@ def _commission(run: str, trier: Attempt, settings: Settings, control: str) -> W
         server=trier.server,
         retry_failed=trier.retry_failed,
         text_only=trier.text_only,
+        language=trier.language,
         fence_key=None if trier.calls is None else trier.calls.fence_key,
         facts=facts_of(trier.house.court, trier.procedure),
     )

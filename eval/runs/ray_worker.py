@@ -102,6 +102,7 @@ class WorkerConfig:
         server: Name of the model servers in the store of calls.
         retry_failed: True to retry trials that failed for a passing reason.
         text_only: True to judge each text without its picture.
+        language: Language that each text is told to be in.
         fence_key: Key of the store of calls; None if no model is asked.
         facts: Composition of the run's court (:func:`facts_of`).
     """
@@ -116,6 +117,7 @@ class WorkerConfig:
     server: str
     retry_failed: bool
     text_only: bool
+    language: str
     fence_key: bytes | None
     facts: Mapping[str, str]
 
@@ -388,6 +390,7 @@ class Judge:
             server=told.server,
             retry_failed=told.retry_failed,
             text_only=told.text_only,
+            language=told.language,
         )
 
     async def _judge(self, orders: Sequence[JudgeTask]) -> list[TaskResult]:

@@ -46,6 +46,8 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
 from eval.runs.question import Question, require_inputs
 from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
+from eval.runs.translated import ENGLISH, TranslatedAttempt
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
@@ -94,12 +96,14 @@ class Plan:
             and is to count as the same.
         allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
         text_only: True to judge each text without its picture, as where the pictures can't be had.
+        language: BCP 47 tag of the memes' language, ``detect`` to detect it of each text, or empty to say none.
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
         question: Question that is asked of every meme in place of a trial; None to hold trials.
         budgets: Tokens that a comparator may spend, by meme.
         drop_precedents: True if memes that no protocol of the run scores are neither precedents nor judged.
+        templates_apart: True if no precedent is on the template of a judged meme.
         ray: Address of a Ray cluster that judges, ``HOST:PORT``; empty to judge in this process.
         ray_workers: Workers there; 0 for one a node.
         vllm: Server to start for all roles, for as long as the run takes; None where the settings name servers.
@@ -123,15 +127,22 @@ class Plan:
     server: str = ""
     allow_missing: bool = False
     text_only: bool = False
+    language: str = ""
     retry_failed: bool = False
     patience_s: float = 0.0
     comparator: str = ""
     budgets: Mapping[str, int] = field(default_factory=dict)
     question: Question | None = None
     drop_precedents: bool = False
+    templates_apart: bool = False
     ray: str = ""
     ray_workers: int = 0
     vllm: VllmChoice | None = None
+
+    @property
+    def nearness(self) -> LeakThresholds:
+        """Returns from where on a precedent is too near to a judged meme."""
+        return LeakThresholds(template=TEMPLATE if self.templates_apart else None)
 
     @property
     def dropped_labels(self) -> tuple[str, ...]:
@@ -190,6 +201,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         raise BadRequest(
             "A comparator shows each meme to a model from this process: it goes neither with texts alone, nor with "
             "Ray, nor with the procedure summary."
+        )
+    if plan.control == Control.TRANSLATED and (plan.ray or plan.procedure is Procedure.SUMMARY):
+        raise BadRequest(
+            "Texts are translated by a model that this process asks: that goes neither with Ray nor with the procedure "
+            "summary."
         )
     folder = RunFolder(plan.out)
     with _alone(plan.out):
@@ -430,6 +446,12 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 f"{wanted}. Give --drop-precedents for both or for neither.",
                 reason="LIBRARY_FOR_OTHERS",
             )
+        if plan.templates_apart and prepared.nearness.template is None:
+            raise BadRequest(
+                f"The precedents in {plan.library} may be on templates of judged memes. Have them prepared for this "
+                "run, or leave templates together.",
+                reason="LIBRARY_FOR_OTHERS",
+            )
     else:
         progress.tell("Preparing the precedents …")
         train = plan.dataset.of_role(SplitRole.TRAIN)
@@ -451,6 +473,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 reader=reader,
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
                 dropped_labels=plan.dropped_labels,
+                nearness=plan.nearness,
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
                 compared_by=await asyncio.to_thread(comparing, encoder),
@@ -519,6 +542,7 @@ def _manifest(
         question=plan.question,
         dropped_labels=plan.dropped_labels,
         text_only=plan.text_only,
+        language=plan.language,
         software=SOFTWARE,
         commit=about.commit(),
         python=about.python(),
@@ -543,6 +567,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
         "question": plan.question,
         "dropped_labels": plan.dropped_labels,
         "text_only": plan.text_only,
+        "language": plan.language,
         "server": plan.server,
     }
     differ = [_was(name, getattr(begun, name), value) for name, value in now.items() if getattr(begun, name) != value]
@@ -623,13 +648,19 @@ class _Judging:
             "server": plan.server,
             "retry_failed": plan.retry_failed,
             "text_only": plan.text_only,
+            "language": plan.language,
             "patience": Patience(plan.patience_s),
         }
         self._trier: Attempt
         if asked is not None:
             self._trier = asked.attempt(**of_run)
         elif plan.comparator:
-            self._trier = ComparatorAttempt(**of_run, comparator=Comparator(plan.comparator), budgets=plan.budgets)
+            comparator = Comparator(plan.comparator)
+            self._trier = ComparatorAttempt(**of_run, comparator=comparator, budgets=plan.budgets)
+        elif plan.control == Control.TRANSLATED:
+            # Of a text in English, whatever language it was in before.
+            of_run["language"] = ENGLISH if plan.language else ""
+            self._trier = TranslatedAttempt(**of_run, source_language=plan.language)
         else:
             self._trier = Attempt(**of_run)
         self._left: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,6 +184,17 @@ def mcnemar(only_a: int, only_b: int) -> float:
     either's (Agresti 2013, "Categorical Data Analysis", section 11.1)?
     """
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """P-values corrected by Holm's step-down procedure, in the same order."""
+    order = sorted(range(len(ps)), key=lambda place: ps[place])
+    corrected, largest = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(order):
+        # Never smaller than that of a smaller one.
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
+        corrected[place] = largest
+    return corrected
 
 
 def in_words(comparison: Comparison) -> list[str]:

@@ -141,6 +141,10 @@ class Card:
         mmae: Macro-averaged mean absolute error over ``levelled``, in levels; None where there is none.
         voted: Memes with a vote of precedents.
         vote: The vote's own figures over ``voted``; None where there is none.
+        auroc_decided: AUROC over the scored memes that were given a class; None unless both classes are among them.
+        auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
+            class, as a meme without a class is wrong in ``strict``. None where no meme has a score, or all are of one
+            class.
     """
 
     protocol: Protocol
@@ -165,6 +169,8 @@ class Card:
     mmae: Figure | None
     voted: int
     vote: Rates | None
+    auroc_decided: Figure | None
+    auroc_strict: Figure | None
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
@@ -197,6 +203,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
     ]
     scored = [(harmful, one.prediction.score) for harmful, one in pairs if one.prediction.score is not None]
     auroc, brier = _score_figures(scored, resamples, seed)
+    auroc_decided, auroc_strict = _more_aurocs(pairs, auroc, resamples, seed)
     bins = _calibration(scored)
     levelled, mmae = _mmae([one for _, one in pairs], resamples, seed)
     return Card(
@@ -223,6 +230,8 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         mmae=mmae,
         voted=len(voted),
         vote=_vote_rates(voted, resamples, seed) if voted else None,
+        auroc_decided=auroc_decided,
+        auroc_strict=auroc_strict,
     )
 
 
@@ -306,6 +315,43 @@ def _score_figures(
     if gold.all() or not gold.any():
         return None, brier
     return _figure(float(roc_auc_score(gold, scores)), aurocs), brier
+
+
+_OUTRANKED = {True: -1.0, False: 2.0}
+"""Stands for the score of a meme that has none: below all scores if it is harmful, above all if not."""
+
+
+def _more_aurocs(
+    pairs: Sequence[tuple[bool, Judged]], scored: Figure | None, resamples: int, seed: int
+) -> tuple[Figure | None, Figure | None]:
+    """AUROC over decided and over all memes, from gold labels with predictions and the AUROC over scored ones.
+
+    Choosing what to be silent on raises the figure over scored memes, so the two stand beside it.
+    """
+    said = [(harmful, one.prediction) for harmful, one in pairs]
+    with_score = sum(prediction.score is not None for _, prediction in said)
+    decided = [
+        (harmful, prediction.score)
+        for harmful, prediction in said
+        if prediction.score is not None and prediction.outcome.harmful is not None
+    ]
+    # What rests on the same memes is the same figure, and a bootstrap of thousands of memes takes seconds.
+    of_decided = scored if len(decided) == with_score else _auroc(decided, resamples, seed)
+    if with_score == len(said):
+        return of_decided, scored
+    everything = [
+        (harmful, _OUTRANKED[harmful] if prediction.score is None else prediction.score) for harmful, prediction in said
+    ]
+    return of_decided, _auroc(everything, resamples, seed) if with_score else None
+
+
+def _auroc(ranked: Sequence[tuple[bool, float]], resamples: int, seed: int) -> Figure | None:
+    gold = np.array([harmful for harmful, _ in ranked], dtype=bool)
+    if gold.all() or not gold.any():
+        return None
+    ranks = np.array([score for _, score in ranked], dtype=np.float64)
+    aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed)
+    return _figure(float(roc_auc_score(gold, ranks)), aurocs)
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:

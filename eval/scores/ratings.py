@@ -1,7 +1,7 @@
 """Ratings by people: means with intervals, agreement among raters, and of each with itself.
 
 Agreement is told four ways, for papers name it loosely: Fleiss' kappa (scores as names), Cohen's kappa with quadratic
-weights as a mean over pairs of raters, Krippendorff's alpha for ordered scores (Krippendorff 2004, chapter 11), and the
+weights as a mean over pairs of raters, Krippendorff's alpha for ordered scores (:mod:`eval.scores.alpha`), and the
 share of repeated items that a rater scored alike.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from eval.scores.alpha import alpha
 from eval.scores.metrics import Figure
 from eval.scores.resampled_means import mean_of
-from eval.scores.resampling import Floats
 from serving.docket.review.agreement import Kappa, fleiss
 
 RESAMPLES = 2000
@@ -138,38 +138,6 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
         warnings.simplefilter("ignore")  # 0 / 0, which is told by what comes out
         value = float(cohen_kappa_score(one, other, weights="quadratic"))
     return None if np.isnan(value) else value
-
-
-def alpha(items: Sequence[Sequence[int]]) -> float | None:
-    """Krippendorff's alpha for ordered scores; None where it is not defined.
-
-    From the table of coincidences: each pair of scores of an item counts one over its number of scores less one. The
-    distance of two scores is the number of all scores between them, half of their own included, squared.
-
-    Args:
-        items: Scores of each item; items with fewer than two are left out.
-    """
-    paired = [scores for scores in items if len(scores) > 1]
-    values = sorted({score for scores in paired for score in scores})
-    if len(values) < 2:
-        return None
-    place = {value: number for number, value in enumerate(values)}
-    coincidences = np.zeros((len(values), len(values)))
-    for scores in paired:
-        for one, other in itertools.permutations(scores, 2):
-            coincidences[place[one], place[other]] += 1 / (len(scores) - 1)
-    counts = coincidences.sum(axis=1)
-    distance = _ordinal_distance(counts)
-    observed = (coincidences * distance).sum()
-    # Never 0: two values at least were given.
-    expected = (np.outer(counts, counts) * distance).sum() / (counts.sum() - 1)
-    return float(1 - observed / expected)
-
-
-def _ordinal_distance(counts: Floats) -> Floats:
-    """Squared distances of scores by how often each was given; float of shape (scores, scores)."""
-    upto = np.cumsum(counts) - counts / 2
-    return np.asarray((upto[:, None] - upto[None, :]) ** 2)
 
 
 def _pairwise(by_item: Mapping[str, Mapping[str, int]]) -> list[float]:

@@ -8,7 +8,7 @@ a file would be scored as if the other half had been left blank.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,8 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
-from retrieval.library.tables import (
-    LABEL_WORDS,
-    Record,
-    csv_records,
-    delimiter_of,
-    header_of,
-    json_records,
-    plain_word,
-    read_text,
-)
+from eval.scores.meme_rows import table_records
+from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _TOLD = 10
 """Faults that an error message lists."""
@@ -95,7 +87,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
     said: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
     faults: list[str] = []
-    for line, record in _records(path):
+    for line, record in table_records(path, ("id", "label"), "predictions"):
         try:
             if isinstance(record, str):
                 raise _LineFault(record)
@@ -227,16 +219,3 @@ def _score(value: Any) -> float | None:
     if math.isnan(score) or not 0 <= score <= 1:
         raise fault
     return score
-
-
-def _records(path: Path) -> Iterator[Record]:
-    content = read_text(path, "predictions")
-    if content.lstrip().startswith("{"):
-        return json_records(content)
-    if not content.strip():
-        return iter(())
-    delimiter = delimiter_of(content, ("id", "label"))
-    # Of two columns of a name the last would win without a word.
-    if delimiter is None or len(set(header := header_of(content, delimiter))) < len(header):
-        return iter([(1, "the header must name id and label, and no column twice")])
-    return csv_records(content, delimiter)

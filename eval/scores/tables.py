@@ -63,6 +63,8 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
             title = f"{name}: {'F1' if field == 'f1' else field}, strict"
             row(title, [figure(getattr(card.strict.classes[place], field)) for card in each])
     row("AUROC", [_over(card.auroc, card.scored, card.n) for card in each])
+    row("AUROC, decided", [figure(card.auroc_decided) for card in each])
+    row("AUROC, strict", [figure(card.auroc_strict) for card in each])
     row("Brier", [_over(card.brier, card.scored, card.n) for card in each])
     row("ECE", [figure(card.ece) for card in each])
     row("MMAE", [_over(card.mmae, card.levelled, card.n) for card in each])

@@ -39,6 +39,7 @@ from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
 from eval.runs.run import Plan, judged_memes, require_models, run
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
 from serving.settings import ModelSettings, RoleSettings, Settings
@@ -114,6 +115,11 @@ ARMS: Mapping[str, Arm] = {
         _arm("tally-only", "the Judge is shown the vote of the wider set, and no precedent", exhibits_shown=False),
         _arm("query-summaries", "precedents are searched by the sides' summaries alone", query="summaries"),
         _arm("query-both", "precedents are searched by text and summaries", query="text and summaries"),
+        _arm(
+            "translate",
+            "the text is put into English by the Judge's model before the trial; run where it is named",
+            Control.TRANSLATED,
+        ),
         _arm("plain-judge", "one call that gives a label and nothing else", comparator=Comparator.PLAIN),
         _arm(
             "equal-compute",
@@ -144,7 +150,9 @@ def arms_named(
         BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
-    chosen = list(names) or ([FULL_ARM] if prompts else possible)
+    # Of texts in English a translation is a call for nothing.
+    usual = [name for name in possible if ARMS[name].control != Control.TRANSLATED]
+    chosen = list(names) or ([FULL_ARM] if prompts else usual)
     for name in chosen:
         if name not in ARMS:
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
@@ -202,6 +210,10 @@ class StudyManifest(BaseModel):
     seed: int
     drop_precedents: bool = False
     """True if memes that no protocol of the study scores are neither precedents nor judged."""
+    language: str = ""
+    """As :attr:`eval.runs.folder.RunManifest.language`."""
+    templates_apart: bool = False
+    """True if no precedent is on the template of a judged meme."""
     settings: dict[str, JsonValue]
     """Of the trial, before an arm alters them."""
     arms: tuple[Arm, ...]
@@ -231,6 +243,8 @@ class Study:
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
+        language: Language of the memes, as of :class:`eval.runs.run.Plan`.
+        templates_apart: True if no precedent is on the template of a judged meme.
         vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
             settings name servers.
     """
@@ -253,6 +267,8 @@ class Study:
     allow_missing: bool = False
     retry_failed: bool = False
     drop_precedents: bool = False
+    templates_apart: bool = False
+    language: str = ""
     vllm: VllmChoice | None = None
 
     def manifest(self) -> StudyManifest:
@@ -267,6 +283,8 @@ class Study:
             limit=self.limit,
             seed=self.seed,
             drop_precedents=self.drop_precedents,
+            templates_apart=self.templates_apart,
+            language=self.language,
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -419,7 +437,10 @@ def _begin(study: Study) -> None:
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
-    same = ("kind", "dataset", "split", "procedure", "protocols", "limit", "seed", "drop_precedents", "settings")
+    same = (
+        *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
+        *("drop_precedents", "templates_apart", "language", "settings"),
+    )
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
     # New arms may come; one of the same name and other content would mix two ways of judging in one folder.
@@ -458,6 +479,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
             reader=reader,
             shuffled_labels=study.seed if shuffled else None,
             dropped_labels=dropped,
+            nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
             compared_by=await asyncio.to_thread(comparing, encoder),
@@ -484,6 +506,8 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         control=arm.control,
         comparator=arm.comparator,
         drop_precedents=study.drop_precedents,
+        templates_apart=study.templates_apart,
+        language=study.language,
         command=study.command,
         server=study.server,
         allow_missing=study.allow_missing,

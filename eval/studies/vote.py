@@ -20,13 +20,15 @@ from court.summary import vote_if_close, vote_of
 from court.verdict import Label
 from eval.datasets.protocol import LEVELS, Protocol, of_level
 from eval.scores.metrics import Scores, score
+from retrieval.audit.leakage import TEMPLATE
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
 from retrieval.embed.encoder import Encoder
+from retrieval.embed.onnx_texts import NAME as ONNX_TEXTS
 from retrieval.library.library import Library
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source
-from retrieval.open import load_encoder_for
+from retrieval.open import BUILTIN, load_encoder_for, name_of
 from retrieval.precedents.finder import LibraryFinder
 
 _SPARE = 75
@@ -265,6 +267,7 @@ def measure_left_out(
     place: Path,
     *,
     twins_too: bool,
+    templates_too: bool = False,
     protocol: Protocol = Protocol.MERGED,
     drop_precedents: bool = False,
     seed: int = 0,
@@ -276,19 +279,56 @@ def measure_left_out(
     Args:
         place: The library.
         twins_too: True to leave out memes with the same picture or words together with it.
+        templates_too: True to leave out, too, memes on the same template: cross-validation with templates held apart.
         protocol: Protocol, as for :func:`measure_vote`.
         drop_precedents: True to drop precedents, as for :func:`measure_vote`.
         seed: Seed of the bootstrap.
 
     Raises:
         BadLibrary: The library can't be opened.
-        BadRequest: Its labels don't fit the protocol, or none is left.
+        BadRequest: Its labels don't fit the protocol, none is left, or templates are to be held apart by pictures that
+            another encoder than the built-in one embedded: the threshold was measured of that one.
     """
-    with _voters(Library.open(place, None), protocol, drop_precedents) as library:
-        return _left_out(library, twins_too, protocol, seed)
+    whole = Library.open(place, None)
+    # An encoder of one's own texts describes pictures as the built-in one does.
+    if templates_too and whole.manifest.encoder.name not in (name_of(BUILTIN), ONNX_TEXTS):
+        raise BadRequest(
+            f"Templates are told by the built-in encoder, and {whole.manifest.name} was made with "
+            f"{whole.manifest.encoder.name}. Build it with --encoder builtin.",
+            reason="TEMPLATES_UNKNOWN",
+        )
+    with _voters(whole, protocol, drop_precedents) as library:
+        return _left_out(library, twins_too, templates_too=templates_too, protocol=protocol, seed=seed)
 
 
-def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) -> Scores:
+def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
+    """Id and label of each meme of a library, and the probability of harm by the vote of the others.
+
+    As calibration holds them apart, what is nearly the same is left out with a meme, and its neighbours in the library:
+    memes that were labelled together would vouch for each other's labels. The probability is None where nothing is
+    left.
+
+    Raises:
+        BadLibrary: The library can't be opened.
+    """
+    library = Library.open(place, None)
+    tuning = library.manifest.tuning
+    (near,) = leave_one_out_neighbours(
+        library.rows,
+        library.memes,
+        library.manifest.encoder.text_dim,
+        alphas=[tuning.alpha],
+        depth=tuning.vote.k + 1,
+        limit=len(library.memes),
+        apart=True,
+        safeguards=tuning.safeguards,
+    )
+    votes = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards)
+    by_row = dict(zip(near.rows.tolist(), votes.tolist(), strict=True))
+    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
+
+
+def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
     tuning = library.manifest.tuning
     (near,) = leave_one_out_neighbours(
         library.rows,
@@ -298,6 +338,7 @@ def _left_out(library: Library, twins_too: bool, protocol: Protocol, seed: int) 
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
         twins_too=twins_too,
+        template=TEMPLATE if templates_too else None,
         safeguards=tuning.safeguards,
     )
     probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()

@@ -196,6 +196,9 @@ class Oracle:
             return self._argument(system, parts)
         if "harmful_strength" in wanted:
             return self._ruling(parts, wanted)
+        if "translation" in wanted:
+            # All synthetic memes are in English, which stays as it is.
+            return {"translation": _fenced(parts)[0]}
         if "evidence" in wanted:
             return {"evidence": f"The words stand beside what is shown. {self._sight(parts)}"}
         if "label" in wanted:

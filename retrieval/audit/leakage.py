@@ -8,6 +8,7 @@ A precedent leaks for the first of these that holds (design, section 5):
 ``same picture``    ... its normalised pixels: another file of the same picture
 ``same text``       ... its text, case and spacing aside; blank texts are not compared
 ``near-duplicate``  ... a picture and a text that are both nearly its own (:class:`LeakThresholds`)
+``same template``   ... a picture that is nearly its own, whatever the text; only where that is asked for
 ==================  ===============================================================================================
 """
 
@@ -34,7 +35,9 @@ from retrieval.text import text_key
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
-WHYS = ("same id", "same file", "same picture", "same text", "near-duplicate")
+WHYS = ("same id", "same file", "same picture", "same text", "near-duplicate", "same template")
+TEMPLATE = 0.70
+"""Cosine of two pictures, by the built-in encoder, from which on they count as one template (docs/studies.md)."""
 _TEXTS = 256
 """Texts embedded at once."""
 _BLOCK = 512
@@ -59,6 +62,9 @@ class LeakThresholds(BaseModel):
     """Whether the same text is enough, with whatever picture. On FHM that takes out precedents by which the data set
     means to mislead (its captions stand on harmful and on harmless pictures), and it is asked for all the same: what
     was left out is counted, and who wants it otherwise says so."""
+    template: float | None = Field(default=None, ge=-1, le=1)
+    """From where on a picture alone is too near, so that train and test share no template (:data:`TEMPLATE`). None to
+    let them share some, as the splits do that data sets are published with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +186,24 @@ def _find_copies(
             why, place = next(
                 (
                     (why, places[key(meme)])
-                    # The last of the reasons, near-duplicate, comes below.
+                    # The last two of the reasons come below.
                     for why, (places, key) in zip(WHYS, same, strict=False)
                     if key(meme) in places
                 ),
                 ("", -1),
             )
             if not why:
-                both = np.flatnonzero(close_picture & (close_text | textless) & has_picture & meme.has_picture)
-                if not both.size:
-                    text_alone += bool((close_text & ~(has_picture & meme.has_picture)).any())
+                pictured = has_picture & meme.has_picture
+                both = np.flatnonzero(close_picture & (close_text | textless) & pictured)
+                alike = np.flatnonzero(_on_one_template(looks[row], nearness) & pictured)
+                if both.size:
+                    # Of several, the nearest: a copy's original rather than another meme on the same template.
+                    why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
+                elif alike.size:
+                    why, place = "same template", int(alike[np.argmax(looks[row, alike])])
+                else:
+                    text_alone += bool((close_text & ~pictured).any())
                     continue
-                # Of several, the nearest: a copy's original rather than another meme on the same template.
-                why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
             leaks.append(
                 Leak(
                     precedent=meme.id,
@@ -203,6 +214,12 @@ def _find_copies(
                 )
             )
     return Leaks(tuple(leaks), text_alone, len(judged) - len(seen))
+
+
+def _on_one_template(looks: NDArray[np.float32], nearness: LeakThresholds) -> NDArray[np.bool_]:
+    if nearness.template is None:
+        return np.zeros(len(looks), dtype=np.bool_)
+    return np.greater_equal(looks, nearness.template)
 
 
 def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:

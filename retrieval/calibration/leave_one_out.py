@@ -53,6 +53,7 @@ def leave_one_out_neighbours(
     limit: int,
     twins_too: bool = True,
     apart: bool = False,
+    template: float | None = None,
     safeguards: Safeguards | None = None,
     groups: NDArray[np.int64] | None = None,
 ) -> Iterator[Neighbours]:
@@ -72,6 +73,8 @@ def leave_one_out_neighbours(
         twins_too: True to leave out, together with a meme, others that share its picture or its words.
         apart: True to leave out, too, what is nearly the same (:data:`NEARLY`) and what stands in the same block of
             :data:`GROUP` memes, which a data set often took from one place.
+        template: Cosine of pictures from which on memes are on one template, and left out together; None to leave
+            templates in.
         safeguards: The library's; None for those that every library has.
         groups: int64 of shape (n,): blocks of memes in place of those of :data:`GROUP`, such as templates; None for
             these.
@@ -103,6 +106,8 @@ def leave_one_out_neighbours(
         if apart:
             left_out |= (by_text > NEARLY) | (by_picture > NEARLY)
             left_out |= groups[block, None] == groups
+        if template is not None:
+            left_out |= (by_picture >= template) & has_picture[block, None] & has_picture
         left_out |= silent
         # Where the first of some clones is the one that is tried, the next speaks for the rest.
         next_ = following[block]

@@ -222,6 +222,7 @@ class _RecordedSoFar:
             precedents=self._precedents_for(side),
             prompts=self._prompts,
             on_claim=asks_for_claims(self.settings, self._policy),
+            language=self._language,
         )
         make = brief.ask if task == "ask" else brief.summarise
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
@@ -260,6 +261,7 @@ class _RecordedSoFar:
             defender_first=self.settings.judge_order == "defender first",
             similarity_shown=self.settings.similarity_shown,
             original_labels=self.settings.exhibit_labels == "original",
+            language=self._language,
         )
 
     def ask_guard(self, heard: GuardHeard) -> Messages[PictureShown]:
@@ -321,6 +323,11 @@ class _RecordedSoFar:
         if text is None:
             raise _Missing("The record does not hold the text of the meme.")
         return text.text
+
+    @property
+    def _language(self) -> str:
+        text = self._record.last(TextRead)
+        return text.language if text is not None and self.settings.language_shown else ""
 
     @property
     def _description(self) -> str | None:

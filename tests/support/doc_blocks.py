@@ -21,6 +21,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
         "installs packages; tests/unit/test_dependencies.py and make clients see to these",
     ),
     (r"\bMEMECOURT_FULL=1\b", "tests at their full size take hours: make test-full"),
+    (r"memecourt-eval functional|synthetic-functional", "216 trials: tests/unit/test_functional.py holds 18"),
     (r"memecourt-eval perf\b", "benchmarks take minutes; small ones are run by tests/unit/test_perf*.py"),
     (r"--vllm\b|memecourt vllm\b", "needs vLLM and a GPU: tests/live (make test-vllm)"),
     (r"\bdocker\b|:16686|:6006|scripts/phoenix", "needs Docker or Phoenix; tests/live sends traces to a real Phoenix"),
@@ -49,8 +50,8 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"memecourt-eval reproduce\b", "needs the data sets: tests/unit/test_reproduce.py"),
     (r"\bcurl\b.*:9464", "asks what serves: tests/integration/test_monitoring.py"),
     (
-        r"memecourt-eval (compare|score|report|run --resume)\b",
-        "needs finished runs: tests/unit/test_report.py, test_run.py",
+        r"memecourt-eval (compare|score|report|run --resume|labels|subgroups)\b",
+        "needs finished runs: tests/unit/test_report.py, test_run.py, test_label_figures.py",
     ),
     (
         r"memecourt\.verify trial\.bundle|--anchor theirs",

@@ -32,6 +32,7 @@ WHERE = {
     "eval": ("eval/",),
     "facts": ("retrieval/facts/",),
     "datasets": ("eval/datasets/hub.py", "eval/datasets/record_files.py"),
+    "labels": ("eval/scores/label_noise.py",),
     "inspect": ("eval/reports/inspect_log.py",),
     "ray": ("eval/runs/ray_cluster.py", "eval/runs/ray_worker.py"),
     "train": ("eval/arena/train_judge.py",),

@@ -7,11 +7,14 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from court.backends.pictures.reader import GuardedPictureReader
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.studies.vote import measure_left_out, measure_plain_votes, measure_vote
 from retrieval.build import build_library
 from retrieval.library.sources import Source
+from retrieval.open import load_encoder
+from retrieval.starter.draw import SCENES, draw_meme
 from tests.support.encoders import WordEncoder
 
 BAD = ["throw them out", "all of them lie", "kick them all out of town"]
@@ -88,6 +91,37 @@ def test_the_command_tells_figures_with_intervals_and_the_majority(library, tmp_
     assert CliRunner().invoke(cli, ["vote", str(library)]).exit_code == 2
     missing = CliRunner().invoke(cli, ["vote", str(tmp_path / "none"), str(file)])
     assert missing.exit_code == 1 and "no precedent library" in missing.output
+
+
+def test_templates_are_held_apart_where_the_encoder_tells_them(library, tmp_path):
+    refused = CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--split", "template"])
+    assert refused.exit_code == 1 and "Build it with --encoder builtin" in refused.output
+    both = CliRunner().invoke(cli, ["vote", str(library), "--leave-one-out", "--keep-twins", "--split", "template"])
+    assert both.exit_code == 2 and "leaves twins out" in both.output
+
+
+@pytest.mark.slow
+def test_a_vote_that_goes_by_templates_loses_where_they_are_held_apart(tmp_path, monkeypatch):
+    """Scenes give the labels away, and words nothing: with the scene left out, the vote is no better than chance."""
+    monkeypatch.undo()
+    lines, pictures = [], tmp_path / "img"
+    pictures.mkdir()
+    for number in range(48):
+        scene, harmful = SCENES[number % 8], number % 8 < 4
+        draw_meme(scene, f"word {number}", seed=1).save(pictures / f"{number}.png")
+        line = {"id": str(number), "image": f"{number}.png", "text": f"word {number}", "label": str(int(harmful))}
+        lines.append(json.dumps(line) + "\n")
+    (tmp_path / "memes.jsonl").write_text("".join(lines))
+    encoder = load_encoder("builtin")
+    source = Source(tmp_path / "memes.jsonl", pictures=pictures)
+    asyncio.run(
+        build_library(tmp_path / "library", [source], name="l", encoder=encoder, picture_reader=GuardedPictureReader())
+    )
+    together = measure_left_out(tmp_path / "library", twins_too=True)
+    apart = measure_left_out(tmp_path / "library", twins_too=True, templates_too=True)
+    assert together.accuracy.value >= 0.9 and apart.accuracy.value <= 0.6
+    told = CliRunner().invoke(cli, ["vote", str(tmp_path / "library"), "--leave-one-out", "--split", "template"])
+    assert told.exit_code == 0 and f"{apart.accuracy.value:.3f}" in told.output
 
 
 def test_the_plain_vote_counts_each_of_the_k_nearest_the_same(library, tmp_path):

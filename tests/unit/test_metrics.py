@@ -268,6 +268,37 @@ def test_figures_don_t_depend_on_which_others_there_are(made):
     assert bare.strict == ours.strict and bare.coverage == ours.coverage and bare.auroc is None
 
 
+# --- AUROC over all memes and over those that were given a class -----------------------------------
+
+
+def test_auroc_over_all_memes_counts_every_pair_with_an_unscored_meme_as_lost():
+    # Harmful .9 and unscored, not harmful .1, .95 and unscored: of 2 x 3 pairs only (.9, .1) is ranked rightly.
+    ours = plain([True, True, False, False, False], [H, F, N, H, U], score=[0.9, None, 0.1, 0.95, None])
+    assert (ours.auroc.value, ours.auroc_strict.value) == (0.5, pytest.approx(1 / 6))
+    assert ours.auroc_strict.low <= 1 / 6 <= ours.auroc_strict.high
+
+
+def test_auroc_over_decided_memes_leaves_scores_of_undecided_ones_out():
+    # The undecided harmful meme is ranked below both others: over scored memes it costs half of the area.
+    ours = plain([True, True, False, False], [H, U, N, N], score=[0.9, 0.05, 0.1, 0.2])
+    assert (ours.auroc.value, ours.auroc_decided.value, ours.auroc_strict.value) == (0.5, 1.0, 0.5)
+    assert plain([True, False], [U, N], score=[0.9, 0.1]).auroc_decided is None
+
+
+@pytest.mark.parametrize("silent", [0, 40])
+def test_auroc_over_all_memes_is_the_share_of_pairs_ranked_rightly(silent):
+    """A second way: the area over scored memes, times the share of pairs in which both have a score."""
+    rng = np.random.default_rng(3)
+    gold = rng.random(200) < 0.4
+    scores = rng.random(200).round(2)
+    there = np.arange(200) >= silent
+    ours = plain(gold.tolist(), [H] * 200, score=[float(s) if t else None for s, t in zip(scores, there, strict=True)])
+    pairs = (gold & there).sum() * (~gold & there).sum() / (gold.sum() * (~gold).sum())
+    assert ours.auroc_strict.value == pytest.approx(roc_auc_score(gold[there], scores[there]) * pairs)
+    if not silent:
+        assert ours.auroc == ours.auroc_strict == ours.auroc_decided
+
+
 # --- Calibration -----------------------------------------------------------------------------------
 
 
@@ -334,6 +365,7 @@ def test_degenerate_results(gold, said, fields):
     scored = [g for g, s in zip(gold, fields.get("score", [None] * len(gold)), strict=True) if s is not None]
     assert ours.scored == len(scored)
     assert (ours.auroc is None) == (len(set(scored)) < 2)
+    assert (ours.auroc_strict is None) == (len(set(gold)) < 2 or not scored)
     assert (ours.brier is None) == (ours.ece is None) == (ours.calibration == ()) == (not scored)
     for place, one in enumerate(ours.strict.classes):
         assert (one.recall is None) == (bool(place) not in gold)

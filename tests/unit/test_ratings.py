@@ -24,8 +24,9 @@ from eval.arena.rating import (
 from eval.cli import cli
 from eval.probe.folder import MARK
 from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, read_key, write_sheet
+from eval.scores.alpha import alpha
 from eval.scores.metrics import Figure
-from eval.scores.ratings import Rating, alpha, summarise, weighted_kappa
+from eval.scores.ratings import Rating, summarise, weighted_kappa
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 from tests.support.arena_world import STRENGTHS, Arena
 from tests.support.probing import TEXTS, World, a_data_set

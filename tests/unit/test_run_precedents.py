@@ -17,7 +17,7 @@ from eval.datasets.known import DATASETS
 from eval.datasets.read import read_split, source_of
 from eval.runs.precedents import Prepared, prepare_precedents, read_prepared, shuffle_labels
 from eval.synthetic.make import Layout, Plant, make
-from retrieval.audit.leakage import LeakThresholds
+from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.embed.builtin import BuiltinEncoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import USUAL
@@ -137,6 +137,31 @@ def test_a_near_duplicate_takes_picture_and_text(tmp_path: Path) -> None:
         tmp_path, train, judged(("j1", look, long)), place="stricter", nearness=LeakThresholds(text=0.999)
     )
     assert not stricter.excluded and stricter.checked["text"] == 0.999
+
+
+def test_templates_are_held_apart_where_that_is_asked_for(tmp_path: Path) -> None:
+    long = "one two three four five six seven eight nine ten"
+    near, far = picture(tmp_path, "a.png", png_of(RED, BLUE)), picture(tmp_path, "b.png", png_of(GREEN, WHITE))
+    touched = Image.new("RGB", (16, 8), RED)
+    touched.paste(BLUE, (8, 0, 16, 8))
+    touched.putpixel((0, 0), WHITE)
+    look = picture(tmp_path, "c.png", encode(touched, "PNG"))
+    train = rows(
+        ("copy", near, f"{long} eleven"), ("look", near, "quite other words"), ("far", far, "x y"), ("mute", "", "z")
+    )
+    memes = judged(("j1", look, long))
+    apart = prepare(tmp_path, train, memes, place="apart", nearness=LeakThresholds(template=TEMPLATE))
+    assert why(apart) == {"copy": ("j1", "near-duplicate"), "look": ("j1", "same template")}
+    assert {meme.id for meme in apart.library.memes} == {"far", "mute"}
+    assert apart.counts == {"near-duplicate": 1, "same template": 1} and apart.checked["template"] == TEMPLATE
+    with pytest.raises(BadRequest, match="other thresholds"):
+        prepare(tmp_path, train, memes, place="apart")
+
+
+def test_thresholds_that_are_not_asked_for_change_no_key(tmp_path: Path) -> None:
+    """Libraries and manifests of earlier versions know three."""
+    found = prepare(tmp_path, rows(("t1", "", "one"), ("t2", "", "two")), judged(("j1", "", "one")))
+    assert found.checked == {"picture": 0.7, "text": 0.8, "same_text": True}
 
 
 def test_pictures_without_text_are_compared_by_themselves(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""``memecourt-eval functional``: tests of what a classifier of memes must be able to tell."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def functional() -> None:
+    """Functional tests in the manner of HateCheck, for memes: drawn pictures, tame texts, invented groups.
+
+    \b
+    memecourt-eval functional make DIR
+    memecourt-eval run --dataset synthetic-functional --data DIR --out RUN
+    memecourt-eval functional score DIR RUN
+    """  # noqa: D301 - click's mark for text that is not to be wrapped
+
+
+@functional.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--cases", default=12, show_default=True, help="Cases of each functionality.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Another seed, other cases.")
+def make(out: Path, cases: int, seed: int) -> None:
+    """Draws and writes the tests into OUT, a new directory, as the data set synthetic-functional.
+
+    Its train split is the starter library's memes: precedents for whoever has no other. Any system can be tested that
+    judges test.jsonl: the court by `run`, others by a file of predictions for `functional score`.
+    """
+    from court.errors import CourtError
+    from eval.commands.options import say
+    from eval.runs.progress import watching
+    from eval.synthetic.functional import write_functional
+
+    try:
+        with watching(say) as progress:
+            made = write_functional(out, count=cases, seed=seed, progress=partial(progress.step, "pictures"))
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    harmful = sum(case.harmful for case in made)
+    kinds = len({case.functionality for case in made})
+    click.echo(f"{len(made):,} cases of {kinds} functionalities, {harmful:,} of them harmful")
+
+
+@functional.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR")
+@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
+@click.option(
+    "--predictions",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Another system's predictions, as `memecourt-eval score` takes them. May be given again.",
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
+    """Shows which tests in DIR each RUN passes, a rate for each functionality, and which contrast sets it gets right.
+
+    A case passes if it is given its label; one without a class has not passed. Rates have Wilson's 95 % intervals.
+    """
+    from court.errors import CourtError
+    from eval.commands.pages import command_line, show_sections
+    from eval.datasets.known import DATASETS
+    from eval.datasets.read import read_split
+    from eval.reports.functional_words import functional_sections
+    from eval.reports.gather import runs_below
+    from eval.runs.results import read_results
+    from eval.scores.functional import functional_scores
+    from eval.scores.scored_file import read_predictions
+    from eval.synthetic.functional import DATASET, read_key, suite
+
+    if not runs and not predictions:
+        raise click.UsageError("Name a run, or --predictions FILE.")
+    try:
+        cases = read_key(data)
+        results = [read_results(root) for path in runs for root in runs_below(path)]
+        if predictions:
+            memes = read_split(DATASETS[DATASET], data, "test").memes
+            results += [
+                read_predictions(file, memes).results(
+                    memes,
+                    name=file.stem,
+                    dataset=DATASET,
+                    split="test",
+                    protocols=DATASETS[DATASET].protocols,
+                )
+                for file in predictions
+            ]
+        rows = [(one.name, functional_scores(cases, one)) for one in results]
+        figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
+        show_sections(
+            "Functional tests",
+            [],
+            functional_sections(rows, suite().titles),
+            page=html,
+            figures=figures if as_json else None,
+            command=command_line(),
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None

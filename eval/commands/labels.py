@@ -1,0 +1,137 @@
+"""``memecourt-eval labels``: how far gold labels can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from eval.scores.label_noise import LabelNoise
+
+
+@click.group()
+def labels() -> None:
+    """Says how far gold labels can be trusted: annotators who disagree, and labels that are likely wrong."""
+
+
+@labels.command()
+@click.argument("votes", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
+@click.option("--harmful", metavar="LABEL,…", help="Labels that are harmful, where their words don't say so.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, soft labels included.")
+def annotators(
+    votes: Path, runs: tuple[Path, ...], harmful: str | None, seed: int, html: Path | None, as_json: bool
+) -> None:
+    """Measures how far annotators agree, and holds each RUN against their shares.
+
+    VOTES is CSV with a header or JSON a line: id (of the meme), annotator and label, a line a vote. Agreement is told
+    by Krippendorff's alpha (labels as names), shares of pairs and memes that agree, and an annotator's accuracy against
+    the rest. A run's scores are held against the share of annotators who found a meme harmful (Brier score,
+    cross-entropy), its labels against the majority, apart for memes on which all agree and others. Intervals are 95 %,
+    by bootstrap over memes.
+    """
+    from court.errors import CourtError
+    from eval.commands.pages import command_line, show_sections
+    from eval.reports.gather import runs_below
+    from eval.reports.label_words import annotators_section, soft_section
+    from eval.runs.results import read_results
+    from eval.scores.annotators import AnnotatorVote, annotator_agreement, harm_shares, soft_labels, soft_scores
+    from eval.scores.meme_rows import read_meme_rows
+
+    try:
+        rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
+        given = [AnnotatorVote(*row) for row in rows]
+        agreement = annotator_agreement(given, seed=seed)
+        soft = soft_labels(given)
+        sections = [annotators_section(agreement)]
+        scores = []
+        if runs:
+            named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
+            shares = harm_shares(soft, named)
+            for root in (root for path in runs for root in runs_below(path)):
+                results = read_results(root)
+                scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
+            sections.append(soft_section(scores))
+        figures = {
+            "agreement": asdict(agreement),
+            "soft_labels": soft,
+            "runs": [{"run": name, **asdict(one)} for name, one in scores],
+        }
+        show_sections(
+            "Annotators", [], sections, page=html, figures=figures if as_json else None, command=command_line()
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+@labels.command()
+@click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
+@click.option("--library", type=click.Path(path_type=Path), help="Instead: the labels of this library's precedents.")
+@click.option("--protocol", help="By which the runs' labels become two classes. [default: the first of the run]")
+@click.option("--show", default=20, show_default=True, type=click.IntRange(0), help="List so many in the terminal.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object, all labels listed.")
+def noise(
+    runs: tuple[Path, ...], library: Path | None, protocol: str | None, show: int, html: Path | None, as_json: bool
+) -> None:
+    """Lists gold labels that are likely wrong, by confident learning (cleanlab).
+
+    Of RUNs of the same split, the mean of their scores is the probability of harm: none of them has seen the labels. Of
+    a library, it is the vote of the other precedents, without what shares picture or words. By ids alone: no text of a
+    meme is shown.
+    """
+    from court.errors import CourtError
+    from eval.commands.pages import command_line, show_sections
+    from eval.reports.label_words import noise_section
+    from eval.studies.vote import left_out_probabilities
+
+    if bool(runs) == (library is not None):
+        raise click.UsageError("Give either runs or --library.")
+    try:
+        if library is not None:
+            from eval.scores.label_noise import find_label_noise
+
+            name, found = library.name, find_label_noise(left_out_probabilities(library))
+        else:
+            name, found = _noise_of_runs(runs, protocol)
+        show_sections(
+            "Label noise",
+            [],
+            [noise_section(found, name, show)],
+            page=html,
+            figures={"of": name, **asdict(found)} if as_json else None,
+            command=command_line(),
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, LabelNoise]:
+    from statistics import fmean
+
+    from court.errors import BadRequest
+    from eval.commands.options import protocols_of
+    from eval.runs.results import read_results
+    from eval.scores.label_noise import find_label_noise
+
+    read = [read_results(root) for root in runs]
+    first = read[0]
+    if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
+        raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
+    (how, *_) = protocols_of(protocol, first.protocols)
+    gold: dict[str, bool] = {}
+    scores: dict[str, list[float]] = {}
+    for results in read:
+        for harmful, one in results.under(how):
+            if gold.setdefault(one.meme.id, harmful) is not harmful:
+                raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
+            if one.prediction.score is not None:
+                scores.setdefault(one.meme.id, []).append(one.prediction.score)
+    memes = [(id_, harmful, fmean(scores[id_]) if id_ in scores else None) for id_, harmful in gold.items()]
+    name = f"{first.dataset}, {first.split}, by {', '.join(results.name for results in read)}"
+    return name, find_label_noise(memes)

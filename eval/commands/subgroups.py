@@ -1,0 +1,74 @@
+"""``memecourt-eval subgroups``: whom a system treats worse than others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "--by",
+    metavar="PROPERTY",
+    help="What memes are grouped by: label (the data set's own words), language (detected), script, split or target.",
+)
+@click.option(
+    "--groups",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Instead, a file of groups: CSV or JSON a line with id and group, a line for each group that a meme is of.",
+)
+@click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the run]")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+def subgroups(
+    runs: tuple[Path, ...], by: str | None, groups: Path | None, protocol: str | None, html: Path | None, as_json: bool
+) -> None:
+    """Shows figures of each RUN by groups of memes, each beside those of all other memes.
+
+    Accuracy, false alarms (not harmful, called harmful) and misses (harmful, not called so) have Wilson's 95 %
+    intervals. Each is tested against the other memes by Fisher's exact test, and all p-values of a table are corrected
+    by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class counts as wrong.
+    """
+    from court.errors import CourtError
+    from eval.commands.options import protocols_of
+    from eval.commands.pages import command_line, show_sections
+    from eval.reports.gather import runs_below
+    from eval.reports.label_words import subgroup_section
+    from eval.runs.results import read_results
+    from eval.scores.meme_rows import read_meme_rows
+    from eval.scores.subgroups import groups_by, subgroup_table
+
+    if (by is None) == (groups is None):
+        raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
+    sections, figures = [], []
+    try:
+        for root in (root for path in runs for root in runs_below(path)):
+            results = read_results(root)
+            memes = [one.meme for one in results.judged]
+            of_meme: dict[str, tuple[str, ...]] = {}
+            if groups is not None:
+                for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
+                    of_meme[id_] = (*of_meme.get(id_, ()), group)
+                if not of_meme.keys() & {meme.id for meme in memes}:
+                    raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
+            elif by is not None:
+                of_meme = groups_by(memes, by)
+            for one in protocols_of(protocol, results.protocols):
+                table = subgroup_table(results, one, of_meme)
+                sections.append(subgroup_section(results.name, table))
+                figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
+        unfinished = [str(one["run"]) for one in figures if not one["finished"]]
+        lead = [f"Not finished, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
+        show_sections(
+            "Subgroups",
+            lead,
+            sections,
+            page=html,
+            figures={"by": by or "groups", "tables": figures} if as_json else None,
+            command=command_line(),
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None

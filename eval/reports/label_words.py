@@ -1,0 +1,137 @@
+"""Annotators, label noise and subgroups as sections of words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.reports import words
+from eval.reports.sections import Section
+from eval.scores.annotators import AnnotatorAgreement, SoftScores
+from eval.scores.label_noise import LabelNoise
+from eval.scores.subgroups import Share, SubgroupTable
+from eval.scores.tables import figure
+
+_FEW = 30
+"""Memes of a group below which it is said how wide its intervals are."""
+
+
+def annotators_section(found: AnnotatorAgreement) -> Section:
+    """Agreement of annotators."""
+    labels = ", ".join(f"{count:,} {words.plain(label)}" for label, count in found.labels.items())
+    return Section(
+        key="annotators",
+        title="Annotators",
+        rows=(
+            ("figure", "value"),
+            ("memes with votes", f"{found.memes:,}"),
+            ("of these with two or more", f"{found.paired:,}"),
+            ("annotators, votes", f"{found.annotators:,}, {found.votes:,}"),
+            ("Krippendorff’s α", figure(found.alpha)),
+            ("pairs of votes that agree", figure(found.pairs)),
+            ("memes on which all agree", figure(found.unanimous)),
+            ("an annotator against the rest", figure(found.ceiling)),
+        ),
+        notes=(
+            f"Labels given: {labels}.",
+            "The last figure is an annotator's accuracy if most of the others are right: no system can be shown to do "
+            "better than that.",
+        ),
+    )
+
+
+def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
+    """Predictions held against annotators' shares, a row a system."""
+    heads = ("system", "scored", "Brier, soft", "cross-entropy", "at least", "accuracy, unanimous", "contested")
+    without = [f"{words.plain(name)} {one.without_votes:,}" for name, one in rows if one.without_votes]
+    even = max(one.even for _, one in rows)
+    notes = ["Scores are held against the share of annotators who found a meme harmful; cross-entropy in nats."]
+    if even:
+        notes.append(f"On {even:,} memes the votes are even: there is no majority that could be right.")
+    if without:
+        notes.append(f"Judged memes without a vote, which are in no figure: {', '.join(without)}.")
+    return Section(
+        key="soft",
+        title="Held against soft labels",
+        rows=(
+            heads,
+            *(
+                (
+                    words.plain(name),
+                    f"{one.scored:,}",
+                    figure(one.brier),
+                    figure(one.cross_entropy),
+                    figure(one.least_entropy),
+                    figure(one.unanimous),
+                    figure(one.contested),
+                )
+                for name, one in rows
+            ),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def noise_section(found: LabelNoise, name: str, most: int) -> Section:
+    """Labels that are likely wrong, the least supported first."""
+    rows = [("meme", "label", "probability of harm")]
+    rows += [
+        (words.plain(one.id), "harmful" if one.harmful else "not harmful", words.places(one.probability))
+        for one in found.noisy[:most]
+    ]
+    notes = [
+        f"{len(found.noisy):,} of {found.n:,} labels are likely wrong. By confident learning {found.harmful_wrong:.1%} "
+        f"of the memes labelled harmful are not, and {found.benign_wrong:.1%} of the others are.",
+        "A system's own errors stand among them and in these shares: have people look before a label is changed.",
+    ]
+    if len(found.noisy) > most:
+        notes.append(f"{len(found.noisy) - most:,} more are not shown; --json lists all.")
+    if found.without:
+        notes.append(f"{found.without:,} memes have no probability, and were not looked at.")
+    return Section(
+        key="noise", title=f"Labels to look at: {name}", rows=tuple(rows) if found.noisy else (), notes=tuple(notes)
+    )
+
+
+def subgroup_section(name: str, found: SubgroupTable) -> Section:
+    """Figures of each group of memes beside those of all others."""
+    heads = ("group", "memes", "harmful", "accuracy", "others", "false alarms", "others", "misses", "others")
+    rows = []
+    sure = []
+    for group in found.groups:
+        cells = [group.name, f"{group.n:,}", f"{group.harmful:,}"]
+        for title, share in (
+            ("accuracy", group.accuracy),
+            ("false alarms", group.false_alarms),
+            ("misses", group.misses),
+        ):
+            cells += [_cell(share), words.places(share.rest)]
+            if share.sure and share.figure and share.rest is not None:
+                sure.append(
+                    f"{words.plain(group.name)}: {title} {share.figure.value:.3f} against {share.rest:.3f} of the "
+                    f"others (p = {share.corrected:.2g} after correction)."
+                )
+        if group.silent.sure and group.silent.figure and group.silent.rest is not None:
+            sure.append(
+                f"{words.plain(group.name)}: no class for {group.silent.figure.value:.3f} of its memes against "
+                f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
+            )
+        rows.append(tuple(map(words.plain, [*cells, _cell(group.silent)])))
+    notes = [
+        f"Tests of each group against all other memes (Fisher's exact): {found.tests:,}, corrected by Holm. * marks "
+        "what is below 0.05 after that.",
+        *(sure or ["No group differs from the others by more than chance often makes among so many looks."]),
+    ]
+    few = [words.plain(group.name) for group in found.groups if group.n < _FEW]
+    if few:
+        notes.append(f"Fewer than {_FEW} memes, of which little can be said: {', '.join(few)}.")
+    return Section(
+        key=f"groups-{found.protocol}",
+        title=f"{words.plain(name)}, protocol {found.protocol}: {found.n:,} memes",
+        rows=((*heads, "no class"), *rows),
+        notes=tuple(notes),
+        caption="Shares with Wilson's 95 % intervals; a meme without a class is wrong",
+    )
+
+
+def _cell(share: Share) -> str:
+    return figure(share.figure) + ("*" if share.sure else "")

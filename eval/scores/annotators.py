@@ -1,0 +1,233 @@
+"""Annotators who disagree: their votes as soft labels, how far they agree, and predictions held against their shares.
+
+A gold label hides how sure it is: of two memes that are called harmful, all may have found one so, and three of five
+the other. Soft labels keep that (Uma et al. 2021, "Learning from Disagreement").
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+
+from court.errors import BadRequest
+from eval.runs.results import Judged
+from eval.scores.alpha import Scale, alpha_figure
+from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.resampled_means import MemeValues, mean_of
+from retrieval.library.tables import LABEL_WORDS, plain_word
+
+_SMALLEST = 1e-6
+"""Probabilities are held this far from 0 and 1, where a logarithm has no value."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatorVote:
+    """Label that one annotator gave to one meme.
+
+    Attributes:
+        meme: Id of the meme.
+        annotator: A name that stands for the person, and need not be theirs.
+        label: In the data set's own words.
+    """
+
+    meme: str
+    annotator: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatorAgreement:
+    """Agreement of annotators.
+
+    Attributes:
+        memes: Memes with a vote.
+        paired: Number of them with two votes or more, on which all figures but the counts rest.
+        annotators: Number of annotators.
+        votes: Votes; of two by one annotator for one meme the later counts.
+        labels: Number of votes for each label.
+        alpha: Krippendorff's alpha of labels as names; None where it is not defined.
+        pairs: Mean share of pairs of votes on a meme that agree; None without a pair.
+        unanimous: Share of memes on which all agree; None likewise.
+        ceiling: Share of votes that are what most of the others said, memes on which the others are even left out: an
+            annotator's accuracy against the rest, which is as much as a system can be expected to reach.
+    """
+
+    memes: int
+    paired: int
+    annotators: int
+    votes: int
+    labels: Mapping[str, int]
+    alpha: Figure | None
+    pairs: Figure | None
+    unanimous: Figure | None
+    ceiling: Figure | None
+
+
+def annotator_agreement(
+    votes: Sequence[AnnotatorVote], *, resamples: int = RESAMPLES, seed: int = 0
+) -> AnnotatorAgreement:
+    """Measures how far annotators agree; intervals are 95 %, by bootstrap over memes.
+
+    Raises:
+        BadRequest: There are no votes.
+    """
+    by_meme = _by_meme(votes)
+    labels = Counter(label for said in by_meme.values() for label in said.values())
+    paired = {meme: list(said.values()) for meme, said in by_meme.items() if len(said) > 1}
+    agreeing: list[tuple[str, float]] = []
+    alike: list[tuple[str, float]] = []
+    against_rest: list[tuple[str, float]] = []
+    for meme, said in paired.items():
+        counts, n = Counter(said), len(said)
+        agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
+        alike.append((meme, float(len(counts) == 1)))
+        for label in said:
+            most = _most(counts - Counter([label]))
+            if most is not None:
+                against_rest.append((meme, float(label == most)))
+    return AnnotatorAgreement(
+        memes=len(by_meme),
+        paired=len(paired),
+        annotators=len({vote.annotator for vote in votes}),
+        votes=sum(labels.values()),
+        labels=dict(labels.most_common()),
+        alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=resamples, seed=seed),
+        pairs=mean_of(agreeing, resamples, seed),
+        unanimous=mean_of(alike, resamples, seed),
+        ceiling=mean_of(against_rest, resamples, seed),
+    )
+
+
+def soft_labels(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, float]]:
+    """Share of each label among the votes on each meme; of two by one annotator the later counts.
+
+    Raises:
+        BadRequest: There are no votes.
+    """
+    found = {}
+    for meme, said in _by_meme(votes).items():
+        counts = Counter(said.values())
+        found[meme] = {label: count / counts.total() for label, count in counts.most_common()}
+    return found
+
+
+def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str] = ()) -> dict[str, float]:
+    """Share of annotators who found each meme harmful.
+
+    Args:
+        soft: Shares of labels, as :func:`soft_labels` counts them.
+        harmful: Labels that are harmful, all others being not; words for the two classes where it is empty.
+
+    Raises:
+        BadRequest: A label is neither harmful nor not harmful, or none of the harmful ones was given to any meme.
+    """
+    given = {label for shares in soft.values() for label in shares}
+    if harmful:
+        if not given & set(harmful):
+            raise BadRequest(
+                f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(given))}.",
+                reason="LABEL_UNKNOWN",
+            )
+        classes = {label: label in harmful for label in given}
+    else:
+        words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in given}
+        unknown = sorted(label for label, known in words.items() if known is None)
+        if unknown:
+            raise BadRequest(
+                f"It is not known whether {unknown[0]!r} is harmful. Name the labels that are: --harmful LABEL,LABEL.",
+                reason="LABEL_UNKNOWN",
+            )
+        classes = {label: bool(known) for label, known in words.items()}
+    return {meme: sum(share for label, share in shares.items() if classes[label]) for meme, shares in soft.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SoftScores:
+    """Predictions held against the shares of annotators who found each meme harmful.
+
+    Attributes:
+        scored: Memes with a score and with votes.
+        brier: Mean squared difference of score and share; None without any.
+        cross_entropy: Mean cross-entropy in nats of the score under the share, which is smallest at a score equal to
+            the share; None likewise.
+        least_entropy: The cross-entropy of saying the shares themselves: as low as it can be.
+        unanimous: Strict accuracy on memes on which all annotators agree, gold being what they say; None without any.
+        contested: Strict accuracy on the others, gold being the majority; memes on which it is even are in neither.
+        even: Number of memes on which the votes are even.
+        without_votes: Judged memes of which no annotator said anything; they are in no figure.
+    """
+
+    scored: int
+    brier: Figure | None
+    cross_entropy: Figure | None
+    least_entropy: float | None
+    unanimous: Figure | None
+    contested: Figure | None
+    even: int
+    without_votes: int
+
+
+def soft_scores(
+    judged: Sequence[Judged], shares: Mapping[str, float], *, resamples: int = RESAMPLES, seed: int = 0
+) -> SoftScores:
+    """Scores predictions against the shares of annotators; a meme without a class counts as wrong.
+
+    Args:
+        judged: Memes and predictions.
+        shares: Share of annotators who found a meme harmful, by id, as :func:`harm_shares` counts it.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap.
+    """
+    voted = [one for one in judged if one.meme.id in shares]
+    squares: list[tuple[str, float]] = []
+    entropies: list[tuple[str, float]] = []
+    least: list[float] = []
+    right: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
+    even = 0
+    for one in voted:
+        meme, share, score = one.meme.id, shares[one.meme.id], one.prediction.score
+        if score is not None:
+            squares.append((meme, (score - share) ** 2))
+            entropies.append((meme, _cross_entropy(share, score)))
+            least.append(_cross_entropy(share, share))
+        if share == 0.5:
+            even += 1
+        else:
+            # By identity: an undecided verdict is None, which is neither.
+            right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
+    found: list[MemeValues] = [squares, entropies, right[True], right[False]]
+    brier, entropy, unanimous, contested = (mean_of(values, resamples, seed) for values in found)
+    return SoftScores(
+        scored=len(squares),
+        brier=brier,
+        cross_entropy=entropy,
+        least_entropy=sum(least) / len(least) if least else None,
+        unanimous=unanimous,
+        contested=contested,
+        even=even,
+        without_votes=len(judged) - len(voted),
+    )
+
+
+def _cross_entropy(share: float, score: float) -> float:
+    p = min(max(score, _SMALLEST), 1 - _SMALLEST)
+    return -(share * log(p) + (1 - share) * log(1 - p))
+
+
+def _most(counts: Counter[str]) -> str | None:
+    """The label that most gave; None where there is none, or two are equally frequent."""
+    first = counts.most_common(2)
+    if not first or (len(first) == 2 and first[0][1] == first[1][1]):
+        return None
+    return first[0][0]
+
+
+def _by_meme(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, str]]:
+    if not votes:
+        raise BadRequest("There are no votes of annotators.", reason="VOTES_MISSING")
+    by_meme: dict[str, dict[str, str]] = defaultdict(dict)
+    for vote in votes:
+        by_meme[vote.meme][vote.annotator] = vote.label
+    return dict(by_meme)

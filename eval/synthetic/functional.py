@@ -1,0 +1,226 @@
+"""Functional tests for memes: what a classifier must be able to tell, one functionality at a time.
+
+In the manner of HateCheck (Röttger et al. 2021) for texts, with contrast sets (Gardner et al. 2020) that swap captions
+and pictures: the same words over two pictures that differ in a sign, of which one is of a group of people. Written as a
+data set in the layout of FHM, so that whatever judges, scores and reports data sets does so with it; its train split is
+the starter library's memes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+from pydantic import BaseModel, ConfigDict, Field
+
+from court.errors import BadRequest
+from eval.datasets.known import FUNCTIONAL_KEY, SYNTHETIC_KEY
+from eval.synthetic.draw import SIZE, png_of
+from eval.synthetic.world import GROUPS
+from retrieval.build import STARTER_MEMES
+from retrieval.starter.draw import SCENES, draw_meme
+
+DATASET = "synthetic-functional"
+CONTRAST = (
+    "attack-on-shown-group",
+    "attack-on-shown-things",
+    "kindness-to-shown-group",
+    "kindness-to-shown-things",
+)
+"""Functionalities of the four memes of a contrast set; the first is harmful."""
+
+_MOST = 200  # cases a functionality
+_PLATE = (0.16, 0.44, 0.84, 0.58)  # of the sign: left, top, right and bottom, in shares of the picture
+
+
+class Functionality(BaseModel):
+    """Something that a classifier must be able to tell."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1)
+    title: str
+    harmful: bool
+    captions: tuple[str, ...] = Field(min_length=1)
+
+
+class Suite(BaseModel):
+    """Words of the functional tests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int
+    things: tuple[str, ...] = Field(min_length=1)
+    pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
+    contrast: Mapping[str, str]
+    functionality: tuple[Functionality, ...]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Returns the title of each functionality by id, those of contrast sets first."""
+        return {**{id_: self.contrast[id_] for id_ in CONTRAST}, **{one.id: one.title for one in self.functionality}}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalCase:
+    """A meme of a functional test; one line of the key.
+
+    Attributes:
+        id: In the annotations.
+        functionality: Functionality that it tests.
+        harmful: Label that a classifier must give.
+        caption: Its text.
+        sign: Words on the sign in the picture; empty for none.
+        scene: Scene behind it.
+        seed: Seed of that scene.
+        contrast: Number of its contrast set; None where it is of none.
+    """
+
+    id: str
+    functionality: str
+    harmful: bool
+    caption: str
+    sign: str
+    scene: str
+    seed: int
+    contrast: int | None = None
+
+
+def suite() -> Suite:
+    """Returns the words of the functional tests."""
+    return Suite.model_validate(tomllib.loads(files("eval.synthetic").joinpath("functional.1.toml").read_text("utf-8")))
+
+
+def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
+    """Cases of all functionalities, the same for the same arguments.
+
+    Args:
+        count: Cases of each functionality.
+        seed: Another seed, other groups, captions and scenes.
+    """
+    words = suite()
+    rng = random.Random(f"functional {words.version} {seed}")
+    found: list[FunctionalCase] = []
+
+    def add(
+        functionality: str, harmful: bool, caption: str, *, sign: str = "", look: tuple[str, int], of: int | None
+    ) -> None:
+        scene, drawn = look
+        found.append(
+            FunctionalCase(
+                id=str(len(found) + 1),
+                functionality=functionality,
+                harmful=harmful,
+                caption=caption,
+                sign=sign,
+                scene=scene,
+                seed=drawn,
+                contrast=of,
+            )
+        )
+
+    for number in range(count):
+        attack, kind = words.pairs[number % len(words.pairs)]
+        group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
+        look = rng.choice(SCENES), rng.randrange(1_000_000)
+        signs = (f"people from {group}", thing)
+        for place, (caption, sign) in enumerate((caption, sign) for caption in (attack, kind) for sign in signs):
+            add(CONTRAST[place], place == 0, caption, sign=sign, look=look, of=number)
+    for functionality in words.functionality:
+        for number in range(count):
+            caption = functionality.captions[number % len(functionality.captions)]
+            filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
+            look = rng.choice(SCENES), rng.randrange(1_000_000)
+            add(functionality.id, functionality.harmful, filled, look=look, of=None)
+    return tuple(found)
+
+
+def write_functional(
+    root: Path, *, count: int = 12, seed: int = 0, progress: Callable[[int, int], None] = lambda *_: None
+) -> tuple[FunctionalCase, ...]:
+    """Draws and writes the functional tests: the same files for the same arguments.
+
+    Args:
+        root: A directory that is new or empty.
+        count: Cases of each functionality.
+        seed: Another seed, other groups, captions and scenes.
+        progress: Told how many pictures of how many are drawn.
+
+    Raises:
+        BadRequest: The directory is not empty, or more is asked for than can be made.
+        OSError: The disk will not have it.
+    """
+    if root.exists() and any(root.iterdir()):
+        raise BadRequest(f"{root} is not empty. Name a new directory.")
+    if not 1 <= count <= _MOST:
+        raise BadRequest(f"Between 1 and {_MOST} cases of each functionality can be made, not {count}.")
+    made = cases(count, seed)
+    starter = [json.loads(line) for line in STARTER_MEMES.read_text("utf-8").splitlines()]
+    (root / "img").mkdir(parents=True)
+    train, test = [], []
+    total = len(starter) + len(made)
+    for number, meme in enumerate(starter, 1):
+        image = f"img/train-{number:03d}.png"
+        (root / image).write_bytes(png_of(draw_meme(meme["scene"], meme["text"], seed=number)))
+        # Numbers of their own: an id of both splits would be a leak.
+        train.append(_line(100_000 + number, image, meme["label"] == "HARMFUL", meme["text"]))
+        progress(number, total)
+    for number, case in enumerate(made, 1):
+        image = f"img/test-{number:05d}.png"
+        (root / image).write_bytes(png_of(draw_case(case)))
+        test.append(_line(number, image, case.harmful, case.caption))
+        progress(len(starter) + number, total)
+    (root / "train.jsonl").write_text("".join(train), "utf-8")
+    (root / "test.jsonl").write_text("".join(test), "utf-8")
+    key = "".join(json.dumps({name: getattr(case, name) for name in case.__slots__}) + "\n" for case in made)
+    (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
+    about = {"made_by": "memecourt-eval functional make", "dataset": DATASET, "seed": seed, "cases": count}
+    (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    return made
+
+
+def read_key(root: Path) -> tuple[FunctionalCase, ...]:
+    """Reads the key of the functional tests in a directory.
+
+    Raises:
+        BadRequest: There is none, or it can't be read.
+    """
+    try:
+        return tuple(
+            FunctionalCase(**json.loads(line)) for line in (root / FUNCTIONAL_KEY).read_text("utf-8").splitlines()
+        )
+    except (OSError, ValueError, TypeError):
+        raise BadRequest(
+            f"{root} holds no functional tests: {FUNCTIONAL_KEY} is missing or can't be read. `memecourt-eval "
+            "functional make DIR` writes them.",
+            reason="DATA_MISSING",
+        ) from None
+
+
+def draw_case(case: FunctionalCase) -> Image.Image:
+    """The picture of a case: a scene with its caption, and in the middle a sign where it has one."""
+    image = draw_meme(case.scene, case.caption, size=SIZE, seed=case.seed)
+    if case.sign:
+        _draw_sign(image, case.sign.upper())
+    return image
+
+
+def _draw_sign(image: Image.Image, words: str) -> None:
+    canvas = ImageDraw.Draw(image)
+    left, top, right, bottom = (share * side for share, side in zip(_PLATE, image.size * 2, strict=True))
+    canvas.rounded_rectangle((left, top, right, bottom), 10, fill=(250, 248, 235), outline=(25, 25, 30), width=4)
+    size = int((bottom - top) * 0.6)
+    while canvas.textlength(words, ImageFont.load_default(size)) > (right - left) * 0.92:
+        size -= 1
+    middle = ((left + right) / 2, (top + bottom) / 2)
+    canvas.text(middle, words, fill=(25, 25, 30), font=ImageFont.load_default(size), anchor="mm")
+
+
+def _line(id_: int, image: str, harmful: bool, text: str) -> str:
+    return json.dumps({"id": id_, "img": image, "label": int(harmful), "text": text}) + "\n"

@@ -1,0 +1,148 @@
+"""Functional tests: what they hold, who passes them, and the way from a run to figures."""
+
+import csv
+import json
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from eval.datasets.places import recognised
+from PIL import Image, ImageChops
+
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.datasets.known import DATASETS
+from eval.datasets.read import read_split
+from eval.scores.functional import functional_scores
+from eval.synthetic.functional import CONTRAST, DATASET, cases, draw_case, read_key, suite, write_functional
+from eval.synthetic.world import GROUPS
+from tests.support.judged import F, H, N, U, results
+
+CASES = cases(6, 0)
+
+
+def invoke(*args, code=0, **env):
+    ran = CliRunner().invoke(cli, [str(arg) for arg in args], env=env)
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def judged(said, name="ours"):
+    return results(
+        [case.harmful for case in CASES], [said(case) for case in CASES], ids=[c.id for c in CASES], name=name
+    )
+
+
+def by_label(case):
+    return H if case.harmful else N
+
+
+def test_each_functionality_has_as_many_cases_and_one_label():
+    counts = Counter(case.functionality for case in CASES)
+    assert set(counts) == set(suite().titles) and set(counts.values()) == {6}
+    labels = defaultdict(set)
+    for case in CASES:
+        labels[case.functionality].add(case.harmful)
+    assert all(len(own) == 1 for own in labels.values())
+    assert cases(6, 0) == CASES != cases(6, 1)
+    assert len({case.id for case in CASES}) == len(CASES)
+
+
+def test_a_contrast_set_differs_in_caption_and_sign_alone():
+    sets = defaultdict(list)
+    for case in CASES:
+        if case.contrast is not None:
+            sets[case.contrast].append(case)
+    assert len(sets) == 6
+    for own in sets.values():
+        assert [case.functionality for case in own] == list(CONTRAST) and [c.harmful for c in own] == [True] + [
+            False
+        ] * 3
+        assert len({(case.scene, case.seed) for case in own}) == 1
+        attack, things, kind, kind_things = own
+        assert attack.caption == things.caption != kind.caption == kind_things.caption
+        assert attack.sign == kind.sign != things.sign == kind_things.sign
+        # The words name nobody: without the picture, attack and complaint are the same.
+        assert not any(group in attack.caption for group in GROUPS) and any(group in attack.sign for group in GROUPS)
+        box = ImageChops.difference(draw_case(attack), draw_case(things)).getbbox()
+        assert box and box[0] >= 0.15 * 640 and box[2] <= 0.85 * 640 and box[1] >= 0.4 * 480 and box[3] <= 0.6 * 480
+
+
+def test_no_case_names_anything_but_invented_groups():
+    for case in CASES:
+        assert "{" not in case.caption and "}" not in case.caption
+        if case.harmful and case.contrast is None:
+            assert any(group in case.caption for group in GROUPS)
+
+
+def test_who_tells_everything_passes_everything():
+    found = functional_scores(CASES, judged(by_label))
+    assert found.passed.value == 1 and found.passed.low < 1
+    assert (found.sets, found.sets_passed.value, found.by_picture.value, found.by_text.value) == (6, 1, 1, 1)
+
+
+def test_who_sees_no_picture_passes_no_pair_that_the_picture_tells():
+    attacks = {case.caption for case in CASES if case.functionality == CONTRAST[0]}
+    blind = functional_scores(CASES, judged(lambda case: H if case.caption in attacks or case.harmful else N))
+    rates = {one.id: one.passed.value for one in blind.functionalities}
+    assert rates[CONTRAST[0]] == 1 and rates[CONTRAST[1]] == 0 and rates["derogation"] == 1
+    assert (blind.by_picture.value, blind.by_text.value, blind.sets_passed.value) == (0, 1, 0)
+
+
+def test_who_always_says_harmful_passes_the_harmful_cases_alone():
+    found = functional_scores(CASES, judged(lambda _: H))
+    assert found.passed.value == found.always_harmful == np.mean([case.harmful for case in CASES])
+    assert (found.by_picture.value, found.by_text.value) == (0, 0)
+
+
+def test_no_class_is_no_pass():
+    found = functional_scores(CASES, judged(lambda case: U if case.harmful else F))
+    assert found.passed.value == 0 and sum(one.silent for one in found.functionalities) == len(CASES)
+
+
+def test_predictions_of_other_cases_are_refused():
+    with pytest.raises(BadRequest, match=r"other functional tests"):
+        functional_scores([], judged(by_label))
+    flipped = results([not case.harmful for case in CASES], [H] * len(CASES), ids=[case.id for case in CASES])
+    with pytest.raises(BadRequest, match="labels differ"):
+        functional_scores(CASES, flipped)
+    part = results([CASES[0].harmful], [H], ids=[CASES[0].id])
+    with pytest.raises(BadRequest, match=r"has not judged 107 of 108 cases.*without --limit"):
+        functional_scores(CASES, part)
+
+
+@pytest.mark.slow
+def test_from_the_drawn_tests_to_pass_rates_of_the_embedded_court_and_of_anyone(tmp_path):
+    told = invoke("functional", "make", tmp_path / "tests", "--cases", 1)
+    assert "18 cases of 18 functionalities, 8 of them harmful" in told
+    (dataset,) = recognised(tmp_path / "tests")
+    assert dataset.id == DATASET
+    key = read_key(tmp_path / "tests")
+    read = read_split(DATASETS[DATASET], tmp_path / "tests", "test")
+    assert not read.problems and [(m.id, m.harmful, m.text) for m in read.memes] == [
+        (case.id, case.harmful, case.caption) for case in key
+    ]
+    with Image.open(tmp_path / "tests" / read.memes[0].image) as picture:
+        assert not ImageChops.difference(picture.convert("RGB"), draw_case(key[0])).getbbox()
+    home = {"MEMECOURT_HOME": str(tmp_path / "home")}
+    invoke("run", "--dataset", DATASET, "--data", tmp_path / "tests", "--out", tmp_path / "court", **home)
+    file = tmp_path / "oracle.csv"
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([("id", "label"), *((case.id, int(case.harmful)) for case in key)])
+    score = ("functional", "score", tmp_path / "tests", tmp_path / "court", "--predictions", file)
+    told = invoke(*score, "--html", tmp_path / "page.html")
+    assert "attack-on-shown-group" in told and "whole sets right" in told
+    assert "quoted-to-refuse" in (tmp_path / "page.html").read_text()
+    court, oracle = json.loads(invoke(*score, "--json"))["systems"]
+    assert oracle["passed"]["value"] == 1 and 0 < court["passed"]["value"] < 1
+    assert "holds no functional tests" in invoke("functional", "score", tmp_path, tmp_path / "court", code=1)
+    assert "Name a run" in invoke("functional", "score", tmp_path / "tests", code=2)
+
+
+def test_tests_are_written_into_an_empty_directory_only(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadRequest, match="not empty"):
+        write_functional(tmp_path)
+    with pytest.raises(BadRequest, match="Between 1 and 200"):
+        write_functional(tmp_path / "new", count=0)

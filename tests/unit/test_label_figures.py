@@ -1,0 +1,296 @@
+"""Annotators' agreement, soft labels, label noise and subgroups: as others compute them, and planted ones come out."""
+
+import json
+import random
+
+import krippendorff
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+
+from court.errors import BadRequest
+from eval.cli import cli
+from eval.commands.ablate import _tell
+from eval.datasets.protocol import Protocol
+from eval.reports.contrasts import contrasts, remarks
+from eval.scores.alpha import Scale, alpha, alpha_figure
+from eval.scores.annotators import AnnotatorVote, annotator_agreement, harm_shares, soft_labels, soft_scores
+from eval.scores.compare import holm
+from eval.scores.label_noise import find_label_noise
+from eval.scores.meme_rows import read_meme_rows
+from eval.scores.metrics import card
+from eval.scores.subgroups import NONE, groups_by, subgroup_table, wilson
+from tests.support.judged import F, H, N, U, meme, results, write_run
+
+
+def invoke(*args, code=0):
+    ran = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+# Krippendorff's alpha
+
+
+@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("seed", range(4))
+def test_alpha_is_that_of_the_package(scale, seed):
+    rng = random.Random(seed)
+    # Five people, some of whom skip some of forty items; three values, not evenly used.
+    table = [[rng.choice([0, 0, 1, 2, None]) for _ in range(5)] for _ in range(40)]
+    matrix = np.array([[np.nan if v is None else v for v in row] for row in table], dtype=float).T
+    theirs = krippendorff.alpha(reliability_data=matrix, level_of_measurement=scale.value)
+    ours = alpha([[v for v in row if v is not None] for row in table], scale)
+    assert ours == pytest.approx(theirs)
+
+
+def test_alpha_s_interval_is_that_of_drawing_items_one_by_one():
+    rng = np.random.default_rng(2)
+    items = [["a" if rng.random() < p else "b" for _ in range(3)] for p in rng.choice([0.1, 0.5, 0.9], 80)]
+    ours = alpha_figure(items, Scale.NOMINAL, resamples=2000)
+    drawn = [alpha([items[i] for i in rng.integers(0, 80, 80)], Scale.NOMINAL) for _ in range(600)]
+    assert ours.value == alpha(items, Scale.NOMINAL)
+    assert [ours.low, ours.high] == pytest.approx(list(np.percentile(drawn, [2.5, 97.5])), abs=0.03)
+    assert alpha_figure([["a", "a"], ["a"]], Scale.NOMINAL) is None
+
+
+# Annotators
+
+
+def votes(table):
+    """Votes from a mapping of memes to labels, annotators called p0, p1 …"""
+    return [AnnotatorVote(meme, f"p{who}", label) for meme, labels in table.items() for who, label in enumerate(labels)]
+
+
+TABLE = {"m1": "hhh", "m2": "hhn", "m3": "nnn", "m4": "hn", "m5": "h"}
+
+
+def test_agreement_of_annotators_by_hand():
+    found = annotator_agreement(votes(TABLE))
+    assert (found.memes, found.paired, found.annotators, found.votes) == (5, 4, 3, 12)
+    assert found.labels == {"h": 7, "n": 5}
+    # Pairs that agree: all, one of three, all, none.
+    assert found.pairs.value == pytest.approx((1 + 1 / 3 + 1 + 0) / 4)
+    assert found.unanimous.value == 0.5
+    # Against the rest: three of three; of hhn the n, since the others are even for each h; three; none and none of two.
+    assert found.ceiling.value == pytest.approx((3 + 0 + 3 + 0) / (3 + 1 + 3 + 2))
+
+
+def test_soft_labels_are_shares_and_the_later_vote_of_a_person_counts():
+    said = [*votes(TABLE), AnnotatorVote("m2", "p2", "h")]
+    soft = soft_labels(said)
+    assert soft["m2"] == {"h": 1.0} and soft["m4"] == {"h": 0.5, "n": 0.5}
+    assert harm_shares(soft, ["h"]) == {"m1": 1.0, "m2": 1.0, "m3": 0.0, "m4": 0.5, "m5": 1.0}
+
+
+def test_labels_that_don_t_say_whether_they_are_harmful_are_asked_for():
+    soft = soft_labels(votes(TABLE))
+    with pytest.raises(BadRequest, match=r"'h' is harmful.*--harmful"):
+        harm_shares(soft)
+    with pytest.raises(BadRequest, match=r"No annotator gave the label x; there are: h, n"):
+        harm_shares(soft, ["x"])
+    assert harm_shares(soft_labels(votes({"m": ["hateful", "0", "Not hateful"]}))) == {"m": pytest.approx(1 / 3)}
+    with pytest.raises(BadRequest, match="no votes"):
+        annotator_agreement([])
+
+
+def test_soft_scores_by_hand():
+    ours = results([True, True, False, False, True], [H, N, U, H, H], ids=["m1", "m2", "m3", "m4", "m6"],
+                   score=[1.0, 0.25, None, 0.5, 0.9])  # fmt: skip
+    shares = {"m1": 1.0, "m2": 0.75, "m3": 0.0, "m4": 0.5}
+    found = soft_scores(ours.judged, shares)
+    assert (found.scored, found.even, found.without_votes) == (3, 1, 1)
+    assert found.brier.value == pytest.approx((0 + 0.25 + 0) / 3)
+    assert found.least_entropy < found.cross_entropy.value
+    # Unanimous: m1 right, m3 without a class and so wrong; contested: m2 wrong; m4 is even.
+    assert (found.unanimous.value, found.contested.value) == (0.5, 0.0)
+
+
+def test_saying_the_shares_themselves_costs_the_least_entropy():
+    shares = {str(i): share for i, share in enumerate([0.0, 0.2, 0.6, 1.0])}
+    ours = results([True] * 4, [H] * 4, score=list(shares.values()))
+    found = soft_scores(ours.judged, shares)
+    assert found.cross_entropy.value == pytest.approx(found.least_entropy) and found.brier.value == 0
+
+
+def test_votes_are_read_and_shown_with_a_run(tmp_path):
+    file = tmp_path / "votes.csv"
+    lines = [f"{m},p{i},{'harmful' if label == 'h' else 'not_harmful'}" for m, ls in TABLE.items()
+             for i, label in enumerate(ls)]  # fmt: skip
+    file.write_text("id,annotator,label\n" + "\n".join(lines) + "\n")
+    write_run(tmp_path / "run", results([True, False], [H, N], ids=["m1", "m3"], score=[0.9, 0.2]))
+    told = invoke("labels", "annotators", file, tmp_path / "run", "--html", tmp_path / "page.html")
+    assert "Krippendorff’s α" in told and "accuracy, unanimous" in told
+    assert "Krippendorff" in (tmp_path / "page.html").read_text()
+    found = json.loads(invoke("labels", "annotators", file, tmp_path / "run", "--json"))
+    assert found["soft_labels"]["m4"] == {"harmful": 0.5, "not_harmful": 0.5}
+    assert found["runs"][0]["unanimous"]["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("id,label\nm1,h\n", "line 1: the header must name id, annotator and label"),
+        ("id,annotator,label\nm1,,h\nm2,p1,h,x\n", "line 2: annotator is empty"),
+        ('{"id": "m1", "annotator": "p", "label": true}\n', "line 1: label is empty, or neither a word nor a whole"),
+        ("", "it holds no rows"),
+    ],
+)
+def test_rows_that_can_t_be_used_are_told_by_line(tmp_path, content, told):
+    file = tmp_path / "rows.csv"
+    file.write_text(content)
+    with pytest.raises(BadRequest) as error:
+        read_meme_rows(file, ("id", "annotator", "label"), "votes")
+    assert told in error.value.message
+
+
+def test_rows_about_unknown_memes_are_told(tmp_path):
+    file = tmp_path / "groups.jsonl"
+    file.write_text('{"id": 7, "group": "a"}\n{"id": "8", "group": "b"}\n')
+    assert read_meme_rows(file, ("id", "group"), "groups") == [("7", "a"), ("8", "b")]
+    with pytest.raises(BadRequest, match="line 2: no meme here has the id '8'"):
+        read_meme_rows(file, ("id", "group"), "groups", ids={"7"})
+
+
+# Label noise
+
+
+def noisy_memes(flipped=20, n=400):
+    """Memes of which some bear the other label, and probabilities by somebody who is right nine times of ten."""
+    rng = np.random.default_rng(5)
+    truth = rng.random(n) < 0.5
+    wrong = set(rng.choice(n, flipped, replace=False).tolist())
+    right = rng.random(n) < 0.95
+    p = np.where(truth == right, rng.uniform(0.75, 0.99, n), rng.uniform(0.01, 0.25, n))
+    return [(str(i), bool(truth[i]) != (i in wrong), float(p[i])) for i in range(n)], {str(i) for i in wrong}
+
+
+@pytest.mark.slow
+def test_planted_wrong_labels_are_found():
+    memes, wrong = noisy_memes()
+    found = find_label_noise([*memes, ("unscored", True, None)])
+    listed = {one.id for one in found.noisy}
+    assert (found.n, found.without) == (400, 1)
+    assert len(listed & wrong) >= 17 and len(listed) <= 50
+    assert [one.support for one in found.noisy] == sorted(one.support for one in found.noisy)
+    clean = find_label_noise(noisy_memes(flipped=0)[0])
+    assert len(clean.noisy) < len(found.noisy) and clean.harmful_wrong < found.harmful_wrong
+
+
+def test_label_noise_of_a_few_memes_is_refused():
+    with pytest.raises(BadRequest, match="label noise needs 20 of each"):
+        find_label_noise([("1", True, 0.4), ("2", False, 0.1)])
+
+
+@pytest.mark.slow
+def test_label_noise_of_runs_takes_the_mean_of_their_scores(tmp_path):
+    memes, wrong = noisy_memes(n=200, flipped=10)
+    gold, scores = [harmful for _, harmful, _ in memes], [p for *_, p in memes]
+    for name in ("a", "b"):
+        write_run(tmp_path / name, results(gold, [H] * 200, name=name, score=scores))
+    found = json.loads(invoke("labels", "noise", tmp_path / "a", tmp_path / "b", "--json"))
+    assert len({one["id"] for one in found["noisy"]} & wrong) >= 8
+    told = invoke("labels", "noise", tmp_path / "a", "--show", 1)
+    assert "labels are likely wrong" in told and "more are not shown" in told
+    assert "Give either runs or --library" in invoke("labels", "noise", code=2)
+    write_run(tmp_path / "c", results([not harmful for harmful in gold], [H] * 200, score=scores))
+    assert "disagree on the gold label" in invoke("labels", "noise", tmp_path / "a", tmp_path / "c", code=1)
+
+
+# Subgroups
+
+
+def test_holm_and_wilson_are_those_of_statsmodels():
+    rng = np.random.default_rng(0)
+    ps = rng.random(12) ** 3
+    assert holm(ps.tolist()) == pytest.approx(multipletests(ps, method="holm")[1].tolist())
+    for count, n in ((0, 5), (3, 7), (40, 40)):
+        ours = wilson(count, n)
+        assert (ours.low, ours.high) == pytest.approx(proportion_confint(count, n, method="wilson"))
+    assert holm([]) == [] and wilson(0, 0) is None
+
+
+def test_subgroups_by_hand():
+    ours = results([True, True, False, False, False], [H, U, H, N, F], ids="abcde")
+    table = subgroup_table(ours, Protocol.PLAIN, {"a": ["x"], "b": ["x", "y"], "c": ["x"], "d": []})
+    x, none, y = table.groups
+    assert [(g.name, g.n, g.harmful) for g in table.groups] == [("x", 3, 2), (NONE, 2, 0), ("y", 1, 1)]
+    assert (x.accuracy.count, x.accuracy.n, x.accuracy.rest) == (1, 3, 0.5)
+    assert (x.false_alarms.count, x.false_alarms.n, x.false_alarms.rest) == (1, 1, 0.0)
+    assert (x.misses.count, x.misses.n, x.misses.rest) == (1, 2, None) and x.misses.p is None
+    assert none.misses.figure is None and y.silent.figure.value == 1
+
+
+def test_a_group_that_is_treated_worse_comes_out_and_no_other_does():
+    """Forty groups of 50 memes, one with false alarms on half of its memes: uncorrected, chance makes others too."""
+    rng = random.Random(6)
+    gold, said, groups = [], [], {}
+    for number in range(40):
+        for _ in range(50):
+            groups[str(len(gold))] = [f"g{number}"]
+            gold.append(rng.random() < 0.4)
+            wrong = rng.random() < (0.5 if number == 3 and not gold[-1] else 0.1)
+            said.append(H if gold[-1] != wrong else N)
+    table = subgroup_table(results(gold, said), Protocol.PLAIN, groups)
+    assert {g.name for g in table.groups if g.false_alarms.sure} == {"g3"}
+    assert not any(g.misses.sure for g in table.groups)
+    assert any(g.name != "g3" and share.p < 0.05 for g in table.groups for share in (g.false_alarms, g.misses))
+    # No meme is without a class: there is nothing to test, and nothing that the correction has to pay for.
+    assert table.tests == 120 and all(g.silent.p is None for g in table.groups)
+
+
+def test_groups_by_properties_of_the_memes():
+    one = meme("1", True).model_copy(update={"text": "Синие люди", "targets": ("a", "b")})
+    two = meme("2", False).model_copy(update={"text": "blue people"})
+    assert groups_by([one, two], "script") == {"1": ("cyrillic",), "2": ("latin",)}
+    assert groups_by([one, two], "target") == {"1": ("a", "b"), "2": (NONE,)}
+    with pytest.raises(BadRequest, match="there are: label, language"):
+        groups_by([one], "colour")
+
+
+def test_subgroups_are_shown(tmp_path):
+    write_run(tmp_path / "run", results([True, False] * 40, [H] * 80))
+    file = tmp_path / "groups.csv"
+    file.write_text("id,group\n" + "".join(f"{i},{'even' if i % 4 < 2 else 'odd'}\n" for i in range(80)))
+    told = invoke("subgroups", tmp_path / "run", "--groups", file, "--html", tmp_path / "page.html")
+    assert "No group differs from the others" in told and "even" in (tmp_path / "page.html").read_text()
+    found = json.loads(invoke("subgroups", tmp_path / "run", "--by", "label", "--json"))
+    (table,) = found["tables"]
+    assert {group["name"] for group in table["groups"]} == {"True", "False"}
+    assert "Give either --by" in invoke("subgroups", tmp_path / "run", code=2)
+    file.write_text("id,group\nstranger,a\n")
+    assert "names no meme" in invoke("subgroups", tmp_path / "run", "--groups", file, code=2)
+
+
+# Several looks at once
+
+
+def arms(*odd, n=60):
+    """A run that is right about everything, and arms that are wrong about the first so many memes."""
+    gold = [True, False] * (n // 2)
+    said = [H, N] * (n // 2)
+    wrong = [[N if (label is H) else H for label in said[:count]] + said[count:] for count in odd]
+    return [results(gold, labels, name=name) for name, labels in zip("abcde", [said, *wrong], strict=False)]
+
+
+def test_an_ablation_says_which_arms_are_left_after_the_correction(capsys):
+    """Six memes of sixty have p = .031, which one look of four does not make a difference; twenty have .000002."""
+    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=False)
+    told = capsys.readouterr().out
+    assert "These are 4 tests at 5 %" in told and "After Holm's correction for that many: c." in told
+    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=True)
+    rows = json.loads(capsys.readouterr().out)["plain"]
+    assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
+    assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])
+
+
+def test_a_report_says_which_comparisons_are_left_after_the_correction():
+    runs = [(one.name, one) for one in arms(6, 20)]
+    held = contrasts(runs, Protocol.PLAIN, 200)
+    said = remarks([(name, card(one, Protocol.PLAIN, resamples=200)) for name, one in runs], held)
+    assert f"These are {len(held)} comparisons" in said[-1]
+    # Of always saying "not harmful" some are told apart; of the two others one is told from the first.
+    *_, left = said[-1].removesuffix(".").partition("correction for that many: ")
+    assert [one for one in left.split("; ") if "always" not in one] == ["c against a"]
