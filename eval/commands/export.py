@@ -82,14 +82,12 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
 
             click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
         if publisher is not None:
-            from eval.datasets.known import DATASETS
             from eval.reports.every_eval_ever import record_of_run
 
-            known = DATASETS.get(results.dataset)
             record = record_of_run(
                 results,
                 publisher,
-                source_url=known.source_url if known else "",
+                source_url=_source_url(results.dataset),
                 developer=given["developer"],
                 with_texts=given["with_texts"],
             )
@@ -98,6 +96,17 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
         raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
+
+
+def _source_url(dataset: str) -> str:
+    """Address at which a data set is published; empty for a card of somebody's own that is not at hand."""
+    from court.errors import BadRequest
+    from eval.datasets.known import find_dataset
+
+    try:
+        return find_dataset(dataset).source_url
+    except BadRequest:
+        return ""
 
 
 def _inspect(run: Path, results: Results, target: Path) -> int:

@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from eval.datasets.places import recognised
 from PIL import Image, ImageChops
 
 from court.errors import BadRequest
 from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.datasets.read import read_split
+from eval.datasets.recognise import recognised
 from eval.scores.functional import functional_scores
 from eval.synthetic.functional import CONTRAST, DATASET, cases, draw_case, read_key, suite, write_functional
 from eval.synthetic.world import GROUPS
