@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import click
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from eval.reports.gather import Report
     from eval.runs.results import Results
@@ -61,45 +62,62 @@ def report(
             raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
         tables: dict[str, object] = {}
         texts: list[str] = []
+        # Written after the tables are told: a page needs libraries that a terminal does without.
+        pages: list[Callable[[], None]] = []
         if trials:
             # Only the page and Markdown show records, and only the page pictures.
             records, pictures = bool(html or markdown), bool(html) and not no_pictures
             gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
             tables = _plain(gathered)
             texts.append(as_terminal(gathered))
-            if markdown is not None:
-                from eval.reports.markdown import as_markdown
-
-                _write(markdown, as_markdown(gathered))
-            if html is not None:
-                from eval.reports.html import as_html
-
-                _write(html, as_html(gathered))
+            pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
         if asked:
-            tables["tasks"] = _show_asked(asked, texts, html=html, markdown=markdown)
+            tables["tasks"] = _show_asked(asked, texts, pages, html=html, markdown=markdown)
         if by:
             tables["by"] = _show_parts(results, by, texts)
         click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
+        for write in pages:
+            write()
     except CourtError as error:
         raise click.ClickException(error.message) from None
     if show and html is not None:
         click.launch(html.resolve().as_uri())
 
 
+def _write_trials(report: Report, *, html: Path | None, markdown: Path | None) -> None:
+    if markdown is not None:
+        from eval.reports.markdown import as_markdown
+
+        _write(markdown, as_markdown(report))
+    if html is not None:
+        from eval.reports.html import as_html
+
+        _write(html, as_html(report))
+
+
 def _show_asked(
-    asked: Sequence[Results], texts: list[str], *, html: Path | None, markdown: Path | None
+    asked: Sequence[Results],
+    texts: list[str],
+    pages: list[Callable[[], None]],
+    *,
+    html: Path | None,
+    markdown: Path | None,
 ) -> list[dict[str, object]]:
-    """Adds what is said of runs that asked questions to the texts, and writes it where asked to. Returns figures."""
+    """Adds the figures of runs that asked questions to the texts, and their pages to those to be written."""
     from eval.reports import tasks
     from eval.reports.sections import as_page, as_text
 
     groups = tasks.gather_tasks(asked)
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
     texts.append(as_text(lead, sections))
-    if markdown is not None:
-        _write(markdown, tasks.as_markdown_sections(lead, sections))
-    if html is not None:
-        _write(html, as_page("Answers to questions", lead, sections))
+
+    def write() -> None:
+        if markdown is not None:
+            _write(markdown, tasks.as_markdown_sections(lead, sections))
+        if html is not None:
+            _write(html, as_page("Answers to questions", lead, sections))
+
+    pages.append(write)
     return tasks.as_json(groups)
 
 

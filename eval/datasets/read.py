@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from court.digests import digest
@@ -114,7 +114,8 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
             )
             for meme in again.memes
         ]
-        return Rows(SourceFormat.CARD, good, list(again.problems))
+        # Under the source's name, by which a library's report puts them in order.
+        return Rows(SourceFormat.CARD, good, [replace(problem, source=name) for problem in again.problems])
 
     return Source(
         path=read.file,

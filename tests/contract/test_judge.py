@@ -633,6 +633,7 @@ def test_every_kind_of_error_has_its_code():
         "Unavailable": "UNAVAILABLE",
         "Overrun": "UNAVAILABLE",
         "Busy": "RESOURCE_EXHAUSTED",
+        "QuotaExceeded": "RESOURCE_EXHAUSTED",
         "ReplyUnusable": "ABORTED",
         "Unauthenticated": "UNAUTHENTICATED",
         "NotAllowed": "PERMISSION_DENIED",
@@ -642,7 +643,11 @@ def test_every_kind_of_error_has_its_code():
     ours -= {TrialAborted}  # carries another error, whose code it has
     # Of no call: what ends the command that starts a vLLM, and what the console alone is told.
     # Nor what a replay ends with.
-    elsewhere = ("serving.models.vllm", "serving.docket.review.locks", "court.backends.chat.recorded")
+    # Nor what a witness settles its claims at.
+    elsewhere = (
+        *("serving.models.vllm", "serving.docket.review.locks"),
+        *("court.backends.chat.recorded", "court.expert.witness"),
+    )
     ours = {kind for kind in ours if kind.__module__ not in elsewhere}
     assert {kind.__name__ for kind in ours} - expected.keys() == set()
     for kind in ours:

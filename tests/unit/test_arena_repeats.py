@@ -157,6 +157,6 @@ def test_the_command_takes_memes_from_the_file_or_from_options_and_not_both(tmp_
 
     assert "names the memes with sample: leave --data, --limit out" in said("--data", str(places), "--limit", "3")
     models.write_text(table + arena + 'sample = [{dataset = "nothing", data = "."}]\n')
-    assert "there is no data set 'nothing'" in said()
+    assert "There is no data set 'nothing'" in said()
     models.write_text(table + arena)
     assert "Missing option --data" in said()

@@ -32,7 +32,7 @@ class FakeDuplicates:
         self.wait = wait
         self.asked = []
 
-    async def near(self, picture, text, text_read, namespace):
+    async def find(self, picture, text, text_read, namespace):
         self.asked.append((picture.pixels_sha256, text, text_read, namespace))
         if self.wait is not None:
             await self.wait.wait()

@@ -54,7 +54,7 @@ def job(tmp_path):
 def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, again):
     counting = Counting()
     with counting.listening() as url:
-        held = job.held(("--out", job.out), ("--llm-url", url, "--repeats", repeats), counting, (0.2, 0.5))
+        held = job.finish(("--out", job.out), ("--llm-url", url, "--repeats", repeats), counting, (0.2, 0.5))
     assert held.again == again
     assert 20 + again <= held.asked <= 20 + again + held.lost  # a call that was under way is asked once more
     assert 0 < held.restart_s < held.wall_s
@@ -64,10 +64,10 @@ def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, ag
 
 def test_a_job_that_fails_is_told_with_what_it_said(job):
     with pytest.raises(RuntimeError, match="it can't be done"):
-        job.held(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, ())
+        job.finish(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, ())
     # Nor is one that ends before it can be killed.
     with pytest.raises(RuntimeError, match="exit code 1"):
-        job.held(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, (0.5,))
+        job.finish(("--out", job.out), ("--fails", "yes", "--llm-url", "", "--repeats", "no"), None, (0.5,))
 
 
 def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):

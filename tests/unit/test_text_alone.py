@@ -152,7 +152,7 @@ class Near:
     def __init__(self):
         self.asked = []
 
-    async def near(self, *asked):
+    async def find(self, *asked):
         self.asked.append(asked)
         return [NearDuplicate(trial_id="b", label=H, distance=0, same_text=True, same_picture=False, text_alone=True)]
 
