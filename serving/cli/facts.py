@@ -37,7 +37,7 @@ def facts() -> None:
 @click.option(
     "--trust",
     type=click.Path(path_type=Path, dir_okay=False),
-    help='A TOML file with a table [trust]: "who.int" = 3. Of equally many hits the more trusted come first.',
+    help='A TOML file with a table [trust]: "who.int" = 3. Of the hits of one search the more trusted come first.',
 )
 @click.option("--source", default="", help="Who says what stands in files that do not say it. [default: site, or file]")
 @click.option("--date", default="", metavar="YYYY-MM-DD", help="Of what date files are that do not say it.")
