@@ -56,6 +56,7 @@ class Evidence:
         """
         if known := self.recorder.recall(TextRead):
             return known
+        # Refused, and not judged without words: the text may be all that is harmful in a meme.
         if self.text_reader is None:
             raise text_reader_off()
         assert self.meme.picture is not None, "a text that was sent alone is on record since the trial was opened"
@@ -70,6 +71,7 @@ class Evidence:
         return await self.recorder.note(
             TextRead,
             text=reading.text,
+            # Nothing found is a finding: a meme without words is judged by its picture, and nobody reads it again.
             source=TextSource.OCR if reading.lines else TextSource.NONE,
             language=self.meme.language or "",
             lines=reading.lines,
@@ -126,6 +128,8 @@ class Evidence:
             alpha=self.settings.alpha,
         )
         findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late())
+        # Recorded with the precedents: a trial that is resumed must not vote by another rule than the one it began
+        # with.
         vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
         cited = {"findings": findings, "vote": vote, "latency_s": time.perf_counter() - began}
         return findings, vote, [EventDraft(PrecedentsCited, cited)]

@@ -85,6 +85,7 @@ def _after_thought(reply: str) -> str:
 
 
 def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
+    # The first line alone decides; further ones only name hazards.
     first, *rest = [line.strip() for line in _after_thought(reply).splitlines() if line.strip()] or [""]
     if first.lower() not in ("safe", "unsafe"):
         raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
@@ -96,6 +97,7 @@ def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
 def _nemotron(reply: str, _: Policy) -> GuardOpinion:
     """Reads lines of a name and a value, or the JSON object of the same names that its predecessors write."""
     answer = _after_thought(reply)
+    # What the user sent, and not the answer to it, which there is none of here.
     safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", answer, re.IGNORECASE)
     if not safety:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe")
@@ -108,11 +110,13 @@ def _guardreasoner(reply: str, _: Policy) -> GuardOpinion:
     said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", _after_thought(reply), re.IGNORECASE)
     if not said:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether the request is harmful")
+    # The last one: a model of this family reasons before it decides, and may weigh both.
     return GuardOpinion(said[-1].lower() == "harmful")
 
 
 def _gpt_oss_safeguard(reply: str, policy: Policy) -> GuardOpinion:
     read = replies.parse(_Classified, reply)
+    # Numbers that the policy does not have stay as they were said: they are an opinion, and decide nothing.
     known = {clause.number: clause.category for clause in policy.clauses}
     named = tuple(f"{known[number]} ({number})" if number in known else number for number in read.clauses)
     return GuardOpinion(read.violates, named, read.reason.strip())
@@ -179,6 +183,7 @@ def guard_messages(
         task = prompt.task("classify", text=fence.around(text), description=described)
         system = prompt.system(policy=policy.text)
         return Messages(prompt=prompt, task="classify", system=system, parts=apart([task]), schema=_CLASSIFIED)
+    # Never empty: a guard would judge an empty message, and not a meme without words.
     words = neutralise(text).strip() or prompt.task("no_text")
     name = "request" if adapter is GuardAdapter.GUARDREASONER else "post"
     parts: list[str | P] = [*shown, prompt.task(name, text=words)]

@@ -76,6 +76,7 @@ def verdict_of(
     label = rule(strengths.harmful, strengths.benign)
     # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
     ruling = opinions[spokesman_of(opinions)].ruling
+    # Beside the label and never before it: the rule alone decides, and a score that contradicts it calls a person.
     score = mean_score(opinions, settings.least_label_mass)
     # A Judge may name a category and still give strengths that acquit: the label decides, and then nothing is found.
     found = label is Label.HARMFUL and ruling.category != _NONE
@@ -149,6 +150,8 @@ def _estimate(score: float | None, label: Label, prior: Vote | None, weight: flo
             "harm_score_meaning": None if score is None else ScoreMeaning.LABEL_PROBABILITY,
         }
     meaning = ScoreMeaning.PRECEDENT_VOTE if score is None else ScoreMeaning.JUDGE_AND_VOTE
+    # A cascade came here because the vote was unsure: it is then better than no estimate, and the meaning says which it
+    # is.
     both = prior.probability if score is None else joined_odds(score, prior.probability, weight)
     return {
         "harm_score": both,
@@ -179,6 +182,7 @@ def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
     told = [opinion.odds for opinion in opinions if opinion.odds is not None]
     if not told:
         return ()
+    # The least of all orders and judges, which is the one that fell below the bound.
     least = min(sum(pair) for odds in told for pair in zip(odds.harmful, odds.not_harmful, strict=True))
     detail = f"The Judge's model gave the two labels {least:.2g} of its probability: there is no harm score."
     return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
@@ -254,6 +258,7 @@ def _of_guard(guard: GuardHeard | None, label: Label) -> list[Review]:
     if guard.harmful is None:
         detail = f"The guard model ({guard.adapter}) gave no opinion: {guard.failure}."
         return [Review(reason=ReviewReason.GUARD_FAILED, detail=detail)]
+    # In one direction alone: a guard that sees no harm must not cast doubt on a finding of it.
     if not guard.harmful or label is Label.HARMFUL:
         return []
     named = f" ({', '.join(guard.categories)})" if guard.categories else ""
@@ -275,6 +280,7 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
     harmful = [duplicate for duplicate in found.duplicates if duplicate.label is Label.HARMFUL]
     if not harmful:
         return verdict
+    # The same words weigh more than a few bits of the picture.
     nearest = min(harmful, key=lambda duplicate: (not duplicate.same_text, duplicate.distance))
     words = "the same text" if nearest.same_text else "another text"
     picture = "neither has a picture" if nearest.text_alone else f"its picture {nearest.distance} of 256 bits away"
@@ -321,6 +327,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
     def draft(events: Sequence[AnyEvent]) -> EventDraft:
         # A callable draft: the recorder passes all events before it, those of the same write included, so that signs of
         # steering in the very last ones count too.
+        # A sign adds a reason for review and changes no label: whoever writes on a meme must gain nothing by it.
         found = steering_in(events)
         near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
         seen = with_harmful_duplicates(with_review(verdict, found), near)

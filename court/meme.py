@@ -183,6 +183,7 @@ def check_present(text: str | None, *, picture: bool) -> None:
 
 def check_text(text: str, limits: Limits = LIMITS) -> None:
     """Raises BadText if the text of a meme is beyond the limits or can't be written down as UTF-8."""
+    # Counted first: the length is known, and the search below goes over all of a text.
     if len(text) > limits.max_text:
         raise BadText(
             f"The text has {len(text):,} characters; at most {limits.max_text:,} are tried. "

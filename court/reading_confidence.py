@@ -23,6 +23,7 @@ def reading_confidence(text: TextRead) -> float:
     Lines that are letters of a stack count as read with none: each letter is sure, and the words that they make in
     reading order are nonsense.
     """
+    # By identity: two lines may be equal letters, and only one of them in a stack.
     stacked = {id(line) for line in stacked_letters(text.lines)}
     # By characters: a long line that was read badly matters more than a stray mark.
     characters = sum(len(line.text) for line in text.lines) or 1
@@ -32,6 +33,7 @@ def reading_confidence(text: TextRead) -> float:
 def stacked_letters(lines: Sequence[TextLine]) -> list[TextLine]:
     """Lines of one or two letters each that stand closely above or below another such line; none where they are few."""
     short = [line for line in lines if sum(map(str.isalnum, line.text)) in range(1, _MOST_LETTERS + 1)]
+    # Each is compared with each: a picture full of single letters would take time with the square of them.
     if len(short) > _MOST_COMPARED:
         return short
     bounds = [(line.frame, _bounds(line)) for line in short]
@@ -50,6 +52,7 @@ def _is_next_to(line: _Bounds, other: _Bounds) -> bool:
     (left, top, right, bottom), (left2, top2, right2, bottom2) = line, other
     overlap = min(right, right2) - max(left, left2)
     gap = max(top, top2) - min(bottom, bottom2)
+    # Measured by the smaller of the two, so that a tall headline does not draw in what stands near it.
     return 2 * overlap >= min(right - left, right2 - left2) and gap < min(bottom - top, bottom2 - top2)
 
 

@@ -44,6 +44,7 @@ class TrialRecord:
     def __post_init__(self) -> None:
         if not self.events or not isinstance(self.events[0], TrialOpened):
             raise ValueError("a record begins with TrialOpened")
+        # Checked with each record, wherever it comes from: all that reads one relies on its order.
         ended: AnyEvent | None = None
         for place, event in enumerate(self.events):
             if event.trial_id != self.events[0].trial_id:
@@ -96,6 +97,7 @@ class TrialRecord:
     def label_in_force(self) -> Label:
         """The label that holds: the last reviewer's, else the court's; UNDECIDED where there is no verdict."""
         review, verdict = self.last(VerdictReviewed), self.verdict
+        # An appeal or a wish for a second opinion changes nothing by itself: only a review does.
         if review is not None:
             return review.label
         return verdict.label if verdict else Label.UNDECIDED

@@ -76,6 +76,7 @@ def most_tokens(role: Role, chars: int) -> int:
         chars: Longest text that is asked for; see :mod:`court.replies`.
     """
     longest = _LENGTHS[role] * chars
+    # A quarter and 200 more: escapes, names of fields and brackets of the JSON around the texts.
     return longest + longest // 4 + 200
 
 
@@ -152,6 +153,7 @@ class RoleModels:
         Args:
             samples: Rulings that are drawn of each model.
         """
+        # In a fixed order: records name judges by their numbers, and a replay finds their replies by them.
         return tuple(model for model in (self.judge, *self.judges) for _ in range(samples))
 
     @property
@@ -206,6 +208,7 @@ class RoleModels:
         }
         return {
             "temperature": {name: chair.temperature for name, chair in self._named.items()},
+            # What is in force, also where nobody set it: a record must not depend on defaults of a later version.
             "max_tokens": {
                 # Further judges are named JUDGE_2 and so on; the role is what stands before the number.
                 name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
@@ -329,6 +332,7 @@ class Speaker:
             why, repeats = fault.what, fault.reason == REPLY_LOOPS
         # Of a loop no more than its phrase once: what a model reads many times over it goes on with.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
+        # In a fence: the reply may repeat what a meme says, and is a stranger's text like any other.
         again = asked.again(self.fence, quoted, why)
         second = await self._call(again, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
         try:
@@ -355,6 +359,7 @@ class Speaker:
 
     def _priority(self, progress: int) -> int:
         """The rank of a request at the server: the lower, the earlier."""
+        # A trial that is further on goes first: it frees its place sooner.
         return (BATCH_PRIORITY if self.batch else 0) - progress
 
     async def _call(
@@ -405,6 +410,7 @@ class Speaker:
             system=asked.system,
             parts=asked.parts,
             reply_schema=None,
+            # The probabilities of the first token are all that is wanted.
             max_tokens=1,
             priority=self._priority(progress),
             place=CallPlace(role, asked.task, asked.prompt.digest, judge=judge),
@@ -416,6 +422,7 @@ class Speaker:
 
     async def _within_deadline(self, ask: Callable[..., Awaitable[T]], *, share: float = 1.0) -> T:
         """Runs a model call within a share of the seconds that are left. Raises Overrun where it takes longer."""
+        # Two bounds: what one call may take at most, and what the caller has left for all of them.
         within_s = min(self.deadline.for_call(), share * self.deadline.left)
         late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
@@ -533,6 +540,7 @@ class Judge:
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
+            # Models prefer the option that stands first: asked in both orders, that cancels out in the mean.
             masses = odds.masses if harmful_first else odds.masses[::-1]
             harmful.append(masses[0])
             benign.append(masses[1])

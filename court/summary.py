@@ -83,6 +83,7 @@ def vote_if_close(findings: Findings) -> Vote | None:
 def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
     """True if the vote is sure enough to spare the full trial, by what the library's own held-out memes have shown."""
     settles = findings.settles
+    # A library that was never measured settles nothing: then every trial goes on to the models.
     if vote is None or settles is None:
         return False
     return vote.probability <= settles.below or vote.probability >= settles.above
@@ -91,6 +92,7 @@ def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
 def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
     """Builds a side's statement from the precedents that were decided its way, and adds nothing."""
     label = _LABEL_OF[side]
+    # By label alone: either side cites the best that it has, also where that is farther away than the other's.
     own = [p for p in _at_hand(findings) if p.label is label][:3]
     if held is None or not own:
         return Statement(
@@ -138,6 +140,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     label = rule(strengths.harmful, strengths.benign)
     # Acquittals alone: whoever can add one precedent must not acquit with it unseen (docs/security.md).
     sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
+    # A reason to look or a signal, and never both: a person would read the same sentence twice.
     one_sided = _half_reasons(findings, reach)
     must_look = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
     signals = (
@@ -206,6 +209,7 @@ def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | N
 def _at_hand(findings: Findings) -> Sequence[Precedent]:
     """Exhibits and the nearest of either label, each once, nearest first."""
     extra = [p for p in (findings.nearest_harmful, findings.nearest_benign) if p is not None]
+    # The nearest of either label are often exhibits as well, and would be cited twice.
     unique = {p.id: p for p in (*findings.exhibits, *extra)}
     return sorted(unique.values(), key=lambda p: -p.similarity)
 
@@ -279,6 +283,7 @@ def _contrary_precedents(vote: Vote, label: Label, threshold: float, margin: flo
             f"The nearest precedents put the probability of harm at {vote.by_precedents:.2f}, the whole library at "
             f"{vote.probability:.2f}: they lead to different labels."
         )
+    # Around the threshold in force, which moves with harm_cost.
     elif abs(vote.probability - threshold) < margin:
         detail = f"The probability of harm ({vote.probability:.2f}) is within {margin:.2f} of {threshold:.2f}."
     else:
@@ -347,6 +352,7 @@ def _half_reasons(findings: Findings, reach: Coverage) -> tuple[Review, ...]:
 
 def unsure_text(text: TextRead, settings: TrialSettings) -> tuple[Review, ...]:
     """A reason where the text was read off the picture with little confidence; nothing where it was not."""
+    # What a caller gave is what the meme says; only a reader can be unsure.
     if text.source is not TextSource.OCR or not text.lines:
         return ()
     confidence = reading_confidence(text)

@@ -139,6 +139,7 @@ def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
     described, given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
     near = record.last(NearDuplicatesFound)
+    # By side and round: both sides are examined at the same time, and their events come in any order.
     asked = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
     # Without SummarisedAhead: where such a round counts, a Summarised has the same words.
@@ -156,6 +157,7 @@ def transcript(record: TrialRecord) -> Transcript:
             summary=summary.summary if summary else "",
             entropy=summary.entropy if summary else None,
             change=summary.entropy_change if summary else None,
+            # While the side has not rested, nobody knows yet which of its rounds count.
             ahead=side in rested and number > rested[side].rounds,
             calls=tuple(event.call for event in (question, answer, summary) if event is not None and event.call),
             asked=question if isinstance(question, QuestionAsked) else None,
@@ -175,6 +177,7 @@ def transcript(record: TrialRecord) -> Transcript:
             justification=text,
             cites=event.cites,
             rested=why,
+            # With an examination, this call is one of the last round's and would be counted twice.
             call=event.call if last == 0 else None,
             event=event,
         )

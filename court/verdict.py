@@ -21,6 +21,7 @@ def decision(label: Label, *, needs_review: bool) -> str:
 
     Nothing is allowed that a person should look at, and what is undecided is never allowed.
     """
+    # First: a harmful meme that a person should look at is not blocked unseen either.
     if needs_review or label is Label.UNDECIDED:
         return "review"
     return "block" if label is Label.HARMFUL else "allow"
@@ -232,11 +233,13 @@ class Verdict(BaseModel):
 
     @model_validator(mode="after")
     def _follows_the_rule(self) -> Self:
+        # The same number means something else by each procedure: alone it would be compared with the wrong threshold.
         if (self.harm_score is None) != (self.harm_score_meaning is None):
             raise ValueError("a harm score and its meaning come together")
         if self.label is Label.UNDECIDED:
             if self.strengths is not None:
                 raise ValueError("an undecided verdict has no strengths")
+            # Otherwise a meme would be left without a verdict, and nobody would learn of it.
             if not self.review:
                 raise ValueError("an undecided verdict says why a person must look")
         elif self.strengths is None:

@@ -106,6 +106,7 @@ async def build_library(
     """
     # Before what may take hours; Library.create looks again under its lock.
     await asyncio.to_thread(refuse_place, path, replace)
+    # Beside the library and by encoder: a build that is cut off after hours goes on where it was.
     remembered = EmbeddingCache(path, encoder.identity)
     gathered = await _gather(
         path,
@@ -174,6 +175,7 @@ async def add_to_library(
         max_lost=max_lost,
     )
     rows = np.concatenate([library.rows, gathered.rows])
+    # Chosen by whoever built it: adding memes is no reason to ask again, or to change it unseen.
     old = library.manifest.tuning
     memes = [*library.memes, *gathered.memes]
     tuning = await asyncio.to_thread(
@@ -275,6 +277,7 @@ async def _gather(
         )
         problems += [problem for problem in without.values() if problem.kept]
     texts = await _embed_texts([item.row.text for item in wanted], encoder, tell, remembered)
+    # By label, which the rows carry as their source.
     known = {source.label: source.provenance for source in sources}
     # One time for all, so that a filter by time takes a build whole or leaves it.
     now = datetime.now(UTC)
@@ -289,6 +292,7 @@ async def _gather(
         if place in seen:
             rows[len(memes), half.stop :] = seen[place].vector
         has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
+        # Known only now: whether the encoder can read a text shows in its vector.
         if not has_text and not has_picture:
             lacking = (
                 "the encoder can't read its text, and it has no picture"
@@ -331,6 +335,7 @@ async def _gather(
 
 def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
     """Raises BadRequest where more than that share of the rows can't be used; those that are there already can."""
+    # A build that is repeated finds its own ids taken, and has lost nothing by that.
     lost = [problem for problem in problems if not problem.kept and problem.reason != _TAKEN]
     if len(lost) > most * read:
         raise BadRequest(
@@ -392,6 +397,7 @@ def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -
     new = [text for text, one in zip(texts, known, strict=True) if one is None]
     if new:
         made = encoder.embed_texts(new)
+        # Batch by batch, so that no more than one is embedded twice.
         remembered.keep_texts(new, made)
         # In the order of those that were missing.
         rest = iter(zip(made.vectors, made.cut, strict=True))

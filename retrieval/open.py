@@ -48,6 +48,7 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
             raise BadRequest("This encoder has no CLIP to embed texts with. Name one with --encoder.")
         if name.startswith(PREFIX):
             return onnx_texts.OnnxTextEncoder(Path(name.removeprefix(PREFIX)).expanduser())
+        # Imported when it is needed: most of what imports this module never loads an encoder.
         from retrieval.embed.builtin import BuiltinEncoder
 
         return BuiltinEncoder()
@@ -80,12 +81,14 @@ def choose_encoder(library: Path | Address | None, asked: str | None = None) -> 
         name_of(asked or BUILTIN)
         return partial(load_encoder, asked or BUILTIN)
     made_with = encoder_of(library)
+    # By name alone, which costs nothing. The whole identity is compared when the library is opened.
     if asked is not None and name_of(asked) != made_with.name:
         raise BadLibrary(
             f"The precedent library was made with the encoder {made_with}, but {asked} is asked for: their "
             "similarities can't be compared. Ask for the former or for none, or build it again with the latter.",
             reason="LIBRARY_FOREIGN",
         )
+    # A library records what the weights are and not where they lie, which is another place on each machine.
     if asked is None and clip_source.is_local(made_with.name):
         raise BadLibrary(
             f"The precedent library was made with weights of this machine, {made_with}. It does not say where "
@@ -113,6 +116,7 @@ def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None 
     made_with = read_corpus_manifest(place).encoder
     if made_with is None:
         return open_corpus(place)
+    # The court's encoder serves for documents too where it is the same: a second one would hold the weights twice.
     if at_hand is not None and at_hand.identity == made_with:
         return open_corpus(place, at_hand)
     return open_corpus(place, load_text_encoder(name or BUILTIN))
@@ -138,6 +142,7 @@ def load_text_encoder(name: str) -> Encoder | None:
 
 def require_library(library: Path | Address | None) -> None:
     """Before anything is loaded: raises BadLibrary where a library on disk is missing or damaged at first sight."""
+    # A database is not asked here: its first call finds out, and may have to wait for the connection.
     if isinstance(library, Path):
         encoder_of(library)
 
@@ -162,6 +167,7 @@ def encoder_of(library: Path | Address) -> EncoderIdentity:
     """Returns the identity of a library's encoder. Raises BadLibrary if the library is missing or damaged."""
     if isinstance(library, Address):
         return pgvector.encoder_of(library)
+    # Without the writer's lock: a reader must not wait for an import that takes minutes.
     while True:
         pointer = storage.read_pointer(library)
         try:

@@ -101,6 +101,7 @@ async def serve(
         libraries = [settings.library, *(each.library for each in settings.namespaces.values())]
         for library in (*libraries, settings.shadow.library if settings.shadow else None):
             await asyncio.to_thread(require_library, library)
+        # These fail here too where their settings are wrong, and not hours later with the first checkpoint or message.
         anchor = open_witness(settings.anchor) if settings.anchor else None
         receivers = [Receiver(hook) for hook in settings.webhooks]
         telemetry = await stack.enter_async_context(open_telemetry(settings))
@@ -132,6 +133,7 @@ async def serve(
             _beside(stack, follow_files(certificates.paths, certificates.use, CERTIFICATES, certificates.contents))
         if tokens is not None:
             _beside(stack, follow_files([tokens.path], tokens.use, TOKENS, tokens.contents))
+        # Before the court is opened, which waits for its models: a server that has died would be waited for in vain.
         widowed = _beside(stack, _stop_when(ended, stopping))
         opening = stack.enter_async_context(
             open_court(settings, tell=tell, follow_library=True, encoder_apart=True, patient=True)
@@ -147,6 +149,7 @@ async def serve(
                 telemetry.anchored(0)
                 _beside(stack, keep_anchored(house.docket.log, anchor, kept=telemetry.anchored))
             if settings.metrics:
+                # Only where somebody reads it: measuring asks the docket again and again.
                 house.docket.transactions.written = telemetry.docket_written
                 _beside(stack, measure_docket(telemetry, house.docket.reviews, house.docket.log))
                 queue, wanted = house.docket.review_queue(rules_of(settings)), settings.trial.review_risk
@@ -171,6 +174,7 @@ async def serve(
         health.end()
         await server.stop(_LAST_S)
         if widowed.done():
+            # After an orderly end, so that what supervises this process sees a failure and starts both again.
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
 
 
@@ -240,6 +244,7 @@ async def _run_shadow(house: TrialExecutor, settings: Settings, admission: Admis
             shadow = Shadow(house, admission, candidate, telemetry.shadow_tried)
             house.feed.subscribe(shadow.note)
             await asyncio.gather(shadow.run(), shadow.follow_erasures())
+    # A candidate that can't be opened is a fault of its settings, and no reason to stop the court.
     except CourtError as error:
         _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)
 
@@ -316,6 +321,7 @@ def allow_open_files() -> None:
 
 def _settle_down() -> None:
     """Freezes present objects, so that the garbage collector does not scan them again while callers wait."""
+    # First, so that nothing that could go is frozen with the rest.
     gc.collect()
     gc.freeze()
 
@@ -351,6 +357,7 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
     if doing.done():
         return doing.result()
     doing.cancel()
+    # Until it has really ended: what it has opened is closed by then.
     await asyncio.wait((doing,))
     return None
 

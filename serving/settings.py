@@ -58,6 +58,7 @@ def _addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
     """Refuses what is no address of a server, or holds what must not stand in a record."""
     for url in urls:
         try:
+            # urlsplit() and .port raise ValueError for what can't be an address.
             parts = urlsplit(url)
             whole = (
                 parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -68,6 +69,7 @@ def _addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError("an address of a model server is http://HOST:PORT/v1, or https")
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError("an address stands in records: give the key as api_key, not in it")
+    # With and without a slash at the end it is the same server, which would count as two.
     if not urls or len({url.rstrip("/") for url in urls}) < len(urls):
         raise ValueError("each model server is named once, and at least one")
     return urls
@@ -105,6 +107,7 @@ Place = Annotated[
 
 def _reader(name: str) -> str:
     """Refuses what names no text reader."""
+    # Whoever writes a wrong name is told at the start, and not by the first picture.
     from court.backends.ocr.reader import check_reader_name  # lazy: few set it, and it imports an HTTP client
 
     return check_reader_name(name)
@@ -240,6 +243,7 @@ class WebhookSettings(BaseModel):
         try:
             parts = urlsplit(self.url)
             whole = parts.scheme in ("http", "https") and bool(parts.hostname)
+            # Without a port it is that of https, so that plain http fails by its scheme.
             port = parts.port or HTTPS
         except ValueError:
             raise ValueError("url is no address: give https://HOST/PATH") from None
@@ -310,6 +314,7 @@ class EvidenceSettings(BaseModel):
             whole = False
         if not whole or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError("url is https://HOST/PATH, or http, without a password or a query: give a key by key_env")
+        # The one exception: on this machine nobody else reads the connection.
         if self.key_env is not None and parts.scheme != "https" and parts.hostname not in _THIS_MACHINE:
             raise ValueError("a key is sent by https, or to this machine: give url as https://HOST/PATH")
         return self
@@ -478,6 +483,7 @@ class Settings(BaseSettings):
     @field_validator("webhooks")
     @classmethod
     def _named_once(cls, hooks: tuple[WebhookSettings, ...]) -> tuple[WebhookSettings, ...]:
+        # The docket stores by name how far each has been told: two of one name would skip each other's messages.
         if len({hook.name for hook in hooks}) < len(hooks):
             raise ValueError("each webhook has a name of its own")
         return hooks
@@ -489,6 +495,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _records_apart(self) -> Self:
+        # As text, since a place is a path or an address. In one docket, a candidate's verdicts would pass for the
+        # court's.
         if self.shadow is not None and str(self.shadow_docket_place) == str(self.docket_place):
             raise ValueError("shadow.docket is another docket than the court's: what the shadow says is recorded apart")
         return self
@@ -498,6 +506,8 @@ class Settings(BaseSettings):
         roles: dict[str, RoleSettings] = {name: self.llm.of_role(name) for name in self.roles}
         for name, own in {**roles, **self.llm.further_judges}.items():
             role = Role(name.partition(" ")[0].upper())
+            # At the start: a reply that is cut off at the limit would fail in every trial, after all calls before it
+            # were paid for.
             limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)
             if limit is not None and limit < fewest:
                 raise ValueError(
@@ -516,6 +526,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Options, environment, file; a file that is named must be there."""
+        # From the environment alone, which --config sets as well: the file can't say where it is itself.
         named = os.environ.get(CONFIG)
         if not named:
             return init_settings, env_settings
@@ -541,6 +552,7 @@ class Settings(BaseSettings):
         """
         if self.procedure is not Procedure.SUMMARY:
             return self.concurrent_trials
+        # Four for each worker keep them busy while other trials are decoded, searched and recorded.
         return min(self.concurrent_trials, max(8, 4 * self.text_workers))
 
     @property

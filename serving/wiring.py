@@ -120,6 +120,7 @@ async def open_court(
         if search:
             load = await asyncio.to_thread(choose_encoder, settings.library, settings.encoder)
             tell("Loading the encoder and the text reader …" if reads else "Loading the encoder …")
+            # Beside each other: either takes seconds, and they share nothing.
             loading = asyncio.to_thread(partial(EncoderProcess, load) if encoder_apart else load)
             warming = asyncio.gather(*(begin() for begin in warm))
             encoder = (await asyncio.gather(loading, warming))[0]
@@ -128,6 +129,7 @@ async def open_court(
             # The court's own first; those of namespaces, each once.
             for place in (settings.library, *(each.library for each in settings.namespaces.values() if each.library)):
                 if place not in finders:
+                    # With the one encoder of the court: a library that another made is refused when it is opened.
                     own = settings.model_copy(update={"library": place})
                     finders[place] = await _open_followed(
                         own, encoder, pictures, tell=tell, stack=stack, following=follow_library
@@ -208,6 +210,7 @@ async def open_shadow(
         place = settings.shadow_docket_place
         if isinstance(place, Path) and not place.exists():
             tell(f"Making a docket for the shadow at {place} …")
+        # A key of its own, so that no checkpoint of the shadow passes for one of the court.
         key = None if isinstance(place, Path) else settings.home / "shadow.key"
         docket = await asyncio.to_thread(partial(Docket.open, place, key=key))
         stack.push_async_callback(docket.close)
@@ -231,6 +234,7 @@ async def open_shadow(
         court.require(own.procedure or settings.procedure)
         yield ShadowCourt(
             docket=docket,
+            # On top of what the namespace has: only what the candidate names is another.
             court_of=lambda namespace: replace(house.court_of(namespace), **changes),
             share=own.share,
             waiting=own.waiting,
@@ -398,6 +402,7 @@ async def parts_alone(
 def _starter(settings: Settings) -> Path | Address | None:
     """The starter library that was used here last; None where none has been made yet."""
     made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
+    # An upgrade makes a new one beside the old; the one that was written to last is in use.
     return max(made, key=lambda path: (path / CURRENT).stat().st_mtime, default=None)
 
 
@@ -430,6 +435,7 @@ async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, 
 
 def forget_by(house: TrialExecutor) -> Callable[[str], Awaitable[bool]] | None:
     """Returns what takes precedents of trials erased by age out of the libraries; None if none can be changed."""
+    # By identity: several namespaces may search one library, and each change of it would be made twice.
     finders = {id(court.finder): court.finder for court in (house.court, *house.courts.values())}
     changeable = [each for each in finders.values() if isinstance(each, LibraryFinder | PgvectorFinder)]
     if not changeable:
@@ -464,6 +470,7 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
             await asyncio.to_thread(finder.encoder.check)
 
     models: list[ReadinessCheck] = []
+    # A court that holds summary trials serves without its models, also while they are away.
     if house.court.chairs is not None and settings.procedure is not Procedure.SUMMARY:
         from court.backends.chat.client import ChatCompletions
 

@@ -62,6 +62,7 @@ class SentenceWitness:
         found = self.recorder.recall(ClaimsFound)
         if found is None:
             said = [sentence for sentence in sentences(text) if _may_claim(sentence)][: self.settings.expert_claims]
+            # The claim is its own span: nobody has put it into other words.
             claims = tuple(CheckableClaim(number=n, text=sentence, span=sentence) for n, sentence in enumerate(said, 1))
             found = await self.recorder.note(ClaimsFound, claims=claims)
         if found.claims:
@@ -85,6 +86,8 @@ class SentenceWitness:
             return
         try:
             for number, hit in enumerate((await self._search(claim)).hits[: self.settings.expert_results], 1):
+                # Of a trial that is resumed, what was weighed before stands: the same number is the same hit of the
+                # same search.
                 if self.recorder.recall(DocumentWeighed, claim=claim.number, number=number) is None:
                     values: dict[str, object] = {
                         "title": hit.title,
@@ -121,9 +124,11 @@ class SentenceWitness:
         values: dict[str, object] = {"text": document.text, "sha256": document.sha256, "comprehensible": True}
         said = sentences(document.text)[:_MOST_SENTENCES]
         if self.entailment is None:
+            # Without a model nothing is inferred: it is the passage for a person to read, and no label.
             nearest = max(said, key=lambda sentence: _shared_words(sentence, claim.text))
             return {**values, "helpful": True, "leaning": ClaimLabel.NOT_ENOUGH, "quotes": (nearest,)}
         inferred = [(sentence, await self.entailment.infer(sentence, claim.text)) for sentence in said]
+        # In either direction: a contradiction weighs as much as support.
         clearest, given = max(inferred, key=lambda pair: max(pair[1].entailment, pair[1].contradiction))
         inference = InferenceGiven(
             model=self.entailment.identity,

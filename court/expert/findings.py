@@ -41,6 +41,7 @@ def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
             checked=end.checked,
         )
         for claim in found.claims
+        # Of a trial that was cut off, some claims are not settled yet.
         if (end := settled.get(claim.number)) is not None
     )
     return Testimony(findings, found.failure)
@@ -68,6 +69,8 @@ def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review
     """
     reasons = []
     refuted = [finding for finding in testimony.findings if finding.label is ClaimLabel.REFUTED]
+    # Only where the evidence and the label point in different directions; a refuted claim in a harmful meme is no
+    # surprise.
     if refuted and label is not Label.HARMFUL:
         more = f", and {len(refuted) - 1} more" if len(refuted) > 1 else ""
         detail = f"Evidence refutes a claim of the meme{more}, and its label is {label}: “{refuted[0].claim}”"
@@ -120,11 +123,13 @@ class ClaimRecord:
     @property
     def documents(self) -> int:
         """Number of documents that were read."""
+        # By id, since one that was looked at twice was read once; without a digest it was found and could not be read.
         return len({event.document for event in self.weighed if event.sha256})
 
     @property
     def checked(self) -> bool:
         """True if a source answered, and something of what it found could be read and weighed."""
+        # A search that found nothing is an answer. One that failed, or results that nobody could read, is none.
         answered = [search for search in self.searches if not search.failure]
         found = any(search.hits for search in answered)
         return bool(answered) and (not found or any(not event.failure for event in self.weighed))
@@ -150,6 +155,7 @@ class ClaimRecord:
         """
         helpful = self.helpful
         if label is None:
+            # The latest: it was given with all evidence before it in view.
             label = next((each.leaning for each in reversed(helpful) if each.leaning), ClaimLabel.NOT_ENOUGH)
         if quotes is None:
             quotes = [(place, quote) for place, event in enumerate(helpful) for quote in event.quotes]

@@ -17,6 +17,7 @@ from court.verdict import ClaimLabel
 
 T = TypeVar("T")
 
+# Wider than what the schema asks for: a server without schemas may send more, which is cut off and not refused.
 _MOST_STATEMENTS = 20
 _MORE_STATEMENTS = 3
 """Statements that are asked for beyond the claims that are checked: some are opinions."""
@@ -26,10 +27,12 @@ MOST_NEXT = 2
 """Further queries after a document, at most."""
 _MOST_QUOTES = 3
 _MOST_FINAL_QUOTES = 6
+# Shorter ones stand in nearly every document, and prove nothing about it.
 _LEAST_QUOTE = 12
 """Characters of a quotation, at least."""
 _MOST_QUERY = 200
 _MOST_LENGTH = 1000
+# Words of the prompts; the record has names of its own, which must not change with them.
 _LABELS = {"supported": ClaimLabel.SUPPORTED, "refuted": ClaimLabel.REFUTED, "not enough": ClaimLabel.NOT_ENOUGH}
 
 _Label = Literal["supported", "refuted", "not enough"]
@@ -183,6 +186,7 @@ def weighing_schema(task: str, chars: int) -> dict[str, Any]:
         "comprehensible": yes,
         "new": yes,
         "useful": yes,
+        # In this order, for models write fields in turn: what the document says comes before what follows from it.
         "quotes": {"type": "array", "items": quote, "maxItems": _MOST_QUOTES},
         "label": {"type": "string", "enum": [*_LABELS]},
         "enough": yes,
@@ -222,6 +226,7 @@ def parse_statements(reply: str, most: int, *texts: str) -> Statements:
         texts: Text and description, in which the words of a claim have to stand.
     """
     statements = replies.parse(_Statements, reply).statements
+    # Filtered before it is cut: opinions must not take the places of claims.
     facts = [statement for statement in statements if statement.kind == "fact"]
     claims = tuple(
         CheckableClaim(number=number, text=fact.claim, span=fact.words if stands_in(fact.words, *texts) else "")
@@ -239,6 +244,7 @@ def _each_once(queries: Sequence[str]) -> tuple[str, ...]:
     """Queries that differ in more than the size of letters, in order."""
     known: dict[str, str] = {}
     for query in queries:
+        # The first spelling stays, since it is the one that stands in the reply on record.
         known.setdefault(query.casefold(), query)
     return tuple(known.values())
 
@@ -248,6 +254,7 @@ def parse_order(reply: str, hits: int) -> tuple[int, ...]:
     order = replies.parse(_Order, reply).order
     if len(set(order)) < len(order) or not all(1 <= number <= hits for number in order):
         raise UnusableReply("REPLY_MALFORMED", f"order must name each of the {hits} results at most once")
+    # A model that names only the best has not refused the others: they are read after them.
     return (*order, *(number for number in range(1, hits + 1) if number not in order))
 
 
@@ -289,8 +296,10 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
         UnusableReply: The reply can't be read, or rests on no passage of any document.
     """
     said = replies.parse(_Classified, reply)
+    # Before any number is used as an index, by which 0 would be the last document.
     if not all(1 <= quoted.document <= len(texts) for quoted in said.quotes):
         raise UnusableReply("REPLY_MALFORMED", f"document must be a number from 1 to {len(texts)}")
+    # A quotation counts once, and in the order of the reply.
     standing = dict.fromkeys(
         (quoted.document - 1, quoted.quote)
         for quoted in said.quotes
@@ -302,6 +311,7 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
             raise UnusableReply(
                 "REPLY_MALFORMED", "no quote stands in its document; copy each letter for letter from where it stands"
             )
+        # A label may rest on what the model remembers; without a passage nobody could check it.
         label = ClaimLabel.NOT_ENOUGH
     return Classification(label, tuple(standing), len(said.quotes) - len(standing))
 
@@ -319,6 +329,8 @@ def _is_quote(quote: str, text: str) -> bool:
 def stands_in(quote: str, *texts: str) -> bool:
     """True if a quotation stands in one of the texts, as it is or as a fence shows it; white space may differ."""
     words = _spaced(quote)
+    # In both forms: the model saw the text in a fence, where control tokens and fence posts are made harmless
+    # (PI-1 to PI-3).
     return bool(words) and any(words in _spaced(shown) for text in texts for shown in (text, neutralise(text)))
 
 

@@ -98,6 +98,8 @@ class ExpertWitness:
     @asynccontextmanager
     async def beside(self, text: str, description: str | None) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
         """Works beside the block, which is given a function that ends the work and returns the testimony."""
+        # A task from the start, and waiting: a side may call the witness at any time, and the examination goes on
+        # meanwhile.
         working = asyncio.create_task(self._testify(text, description))
 
         async def due() -> Testimony:
@@ -107,6 +109,7 @@ class ExpertWitness:
                 await asyncio.wait([working], timeout=None if left == math.inf else max(_SHARE * left, 0))
             if working.done():
                 working.result()  # a mistake of ours is not passed over
+            # Ended before it is closed: a step that still ran would record events behind those that settle its claim.
             await _ended(working)
             return await self._close()
 
@@ -118,13 +121,16 @@ class ExpertWitness:
     async def _testify(self, text: str, description: str | None) -> None:
         await self.called.wait()
         try:
+            # One clock for all claims: the caller waits for the slowest, however many there are.
             async with asyncio.timeout(self.settings.expert_s) as clock:
                 found = await self._find_claims(text, description)
                 if found.claims:
                     await gather_or_cancel(*map(self._settle, found.claims))
         except TimeoutError:
+            # A timeout from elsewhere is a fault, and must not pass for the end of the time.
             if not clock.expired():
                 raise
+        # It is a CourtError too, and no failure of this step: _close settles the claims with what there is.
         except WitnessOutOfTime:
             pass
 
@@ -132,16 +138,20 @@ class ExpertWitness:
         """The testimony, after each claim that is not settled was settled with what there is."""
         if not self.called.is_set():
             return Testimony()
+        # Recorded even where nothing was found in time: without it, a record could not be told from one without a
+        # witness.
         found = self.recorder.recall(ClaimsFound) or await self.recorder.note(ClaimsFound, failure=TIME)
         late = [
             EventDraft(ClaimSettled, {"claim": claim.number, **self._so_far(claim).settled(ClaimBasis.TIME)})
             for claim in found.claims
             if self.recorder.recall(ClaimSettled, claim=claim.number) is None
         ]
+        # All at once: a trial that is cut off here has either all of them or none, and is resumed accordingly.
         await self.recorder.note_all(*late)
         return testimony_of(self.recorder.events)
 
     async def _find_claims(self, text: str, description: str | None) -> ClaimsFound:
+        # A trial that is resumed goes by its record: no step is paid for twice, and none comes out otherwise.
         if known := self.recorder.recall(ClaimsFound):
             return known
         most = self.settings.expert_claims
@@ -179,6 +189,7 @@ class ExpertWitness:
 
     async def _collect(self, claim: CheckableClaim) -> ClaimBasis:
         """Looks for evidence until there is enough of it, or all queries are used."""
+        # First in, first out: what was planned comes before what single documents suggest.
         queue = deque((await self._plan(claim)).queries)
         used: set[str] = set()
         seen: set[str] = set()
@@ -187,10 +198,12 @@ class ExpertWitness:
         weighings, evidence = 0, 0
         while queue and len(used) < self.settings.expert_queries:
             query = queue.popleft()
+            # Models plan the same query in other letters; it would find the same and use up one of the few.
             if query.casefold() in used:
                 continue
             used.add(query.casefold())
             search = await self._search(claim, len(used), query)
+            # Known ones are left out before the cut, so that each query has as many new results to offer.
             new = [hit for hit in search.hits if hit.id not in seen][: self.settings.expert_results]
             for hit in new:
                 seen.add(hit.id)
@@ -204,6 +217,7 @@ class ExpertWitness:
                         return ClaimBasis.ENOUGH
                     queue.extend(weighed.queries)
                     break  # as published: with a next query, and not with this one's next result
+        # Once, after everything else: what makes them understandable may come with a later query.
         for before, evidence_then in aside:
             if evidence == evidence_then:
                 continue  # it would be asked the same in the same words
@@ -227,6 +241,7 @@ class ExpertWitness:
             return await self.recorder.note(
                 QueriesPlanned, claim=claim.number, queries=(claim.text,), failure=error.reason
             )
+        # A plan of nothing must not settle a claim without a single search.
         queries = said.value or (claim.text,)
         return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=said.call)
 
@@ -248,6 +263,7 @@ class ExpertWitness:
             spent = time.perf_counter() - began
             return await self.recorder.note(EvidenceSearched, **values, latency_s=spent, failure=error.reason)
         values["latency_s"] = time.perf_counter() - began
+        # There is nothing to put in order, and a call to the model costs seconds.
         if len(hits) < 2:
             return await self.recorder.note(EvidenceSearched, **values, hits=hits)
         try:
@@ -284,6 +300,7 @@ class ExpertWitness:
             raise
         except CourtError as error:
             return await self.recorder.note(DocumentWeighed, **values, failure=error.reason)
+        # With the failure too: what was read stands in the record, even where no model could weigh it.
         values |= {"text": document.text, "sha256": document.sha256}
         asked, failure = _Questions(), ""
         try:
@@ -299,10 +316,13 @@ class ExpertWitness:
             **values,
             comprehensible=said.comprehensible,
             helpful=said.helpful,
+            # Of a document that does not help, all further answers are dropped: in one call models give them
+            # nevertheless.
             sufficient=said.enough if said.helpful else None,
             aside=not (said.comprehensible or second or failure),
             leaning=said.leaning if said.helpful else None,
             quotes=quotes if said.helpful else (),
+            # As a set, since quotations that stand are counted once each as well.
             quotes_dropped=len(set(said.quotes)) - len(quotes),
             queries=said.queries if said.helpful and not said.enough else (),
             failure=failure,
@@ -330,9 +350,11 @@ class ExpertWitness:
         asked.found = Weighing(comprehensible=True, helpful=helped.helpful, quotes=helped.quotes)
         if not helped.helpful:
             return
+        # With this document, which is recorded as evidence only when all questions about it are answered.
         grown = self._brief(claim, document)
         settled = await ask("sufficient", grown.sufficient())
         queries: tuple[str, ...] = ()
+        # Before the last call: where that fails, the answers so far still count.
         asked.found = _with(helped, settled, queries)
         if not settled.enough:
             more = await self._ask(claim, grown.more_queries(MOST_NEXT), partial(_queries, most=MOST_NEXT), step=number)
@@ -344,6 +366,7 @@ class ExpertWitness:
         known = self._so_far(claim)
         if not known.helpful:
             return known.settled(because)  # nothing to go by: a model would have only what it remembers
+        # Fixed here: the numbers in the reply are places in this very list.
         texts = [document.text for document in known.evidence]
 
         def read(reply: str, last: bool) -> replies.Classification:

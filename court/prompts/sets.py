@@ -22,6 +22,7 @@ FILES = (*ROLES, "repair")
 """Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
 _NEEDED = frozenset(ROLES)
 _VERSION = re.compile(r"[A-Za-z0-9._-]{1,40}")
+# Every call sends these words: longer ones would leave no room for a meme.
 _MOST_BYTES = 200_000
 
 
@@ -136,6 +137,7 @@ def packaged(version: str = PACKAGED) -> PromptSet:
 def packaged_versions() -> tuple[str, ...]:
     """Versions of the packaged sets, in order."""
     found = (re.fullmatch(r"judge\.(\d+)\.toml", entry.name) for entry in files("court.prompts").iterdir())
+    # As numbers, so that 10 comes after 9.
     return tuple(sorted((match[1] for match in found if match), key=int))
 
 
@@ -153,6 +155,7 @@ def open_set(place: str) -> PromptSet:
     Raises:
         BadRequest: There is no such version or folder, or something is wrong with the set; the message says what.
     """
+    # A folder whose name is a number can still be named by its path: ./2.
     if place.isdecimal():
         return packaged(place)
     if not Path(place).expanduser().is_dir():
@@ -178,6 +181,7 @@ def open_set(place: str) -> PromptSet:
             field="trial.prompts",
         )
     found = _set(folder_name(place), contents)
+    # By digest and not by path: files may be edited later, and records name the words that were used.
     _OPENED[found.digest] = found
     return found
 
@@ -203,9 +207,11 @@ def source(place: str, name: str) -> str:
         return (files("court.prompts") / f"{name}.{place}.toml").read_text("utf-8")
     path = Path(place).expanduser() / f"{name}.toml"
     try:
+        # Only where there is none: a file that can't be read is a fault, and no wish for the packaged one.
         if name not in _NEEDED and not path.exists():
             return source(PACKAGED, name)
         with path.open("rb") as file:
+            # One byte beyond the bound shows that it is exceeded, without reading the rest.
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise BadRequest(f"{name}.toml is larger than {_MOST_BYTES:,} bytes.", reason="PROMPTS_UNREADABLE")
@@ -257,6 +263,7 @@ def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:
+    # The prompt that asks again has an empty system message: it goes on under that of the role.
     if not isinstance(template, str) or (not template.strip() and key != "system"):
         yield f"{key} is missing, or no text."
         return
@@ -267,6 +274,7 @@ def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:
         may = wanted.required | wanted.optional
         instead = f"it may name {_list('{{' + each + '}}' for each in may)}" if may else "it may name none"
         yield f"{key} names {_list('{{' + each + '}}' for each in unknown)}, which has no value there; {instead}."
+    # The set of names above does not say how often each stands there.
     if template.count("{{secret}}") > 1:
         yield f"{key} must name {{{{secret}}}} once."
 

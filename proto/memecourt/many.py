@@ -115,6 +115,7 @@ class Book:
 
     def limit_until_known(self) -> None:
         """Keeps few requests in flight until :meth:`told`."""
+        # A server that works on few at once would have the others wait in it, while their time passes.
         self._bound = _BEFORE_TOLD
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:

@@ -133,6 +133,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
     if bundle.get("format") != FORMAT:
         raise CantCheck(f"This is no bundle of the format {FORMAT}.")
     trial_id = _text(bundle, "trial")
+    # The signature comes first: nothing else in the file is believed before it holds.
     checkpoint = open_checkpoint(_text(bundle, "checkpoint"), keys)
     _check_count(_text(bundle, "count"), keys, checkpoint, trial_id=trial_id, entries=len(_list(bundle, "entries")))
     entries = tuple(_logged(one, checkpoint) for one in _list(bundle, "entries"))
@@ -152,6 +153,7 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
         raise Violated("The events of the trial are not counted from 0 without gaps.")
     if not any(entry.seq == 0 and entry.kind == "TrialOpened" for entry in entries):
         raise Violated("The trial is not opened by any entry.")
+    # Otherwise whoever passes a bundle on could drop the precedents that a verdict was based on.
     if missing := _quoted(entries) - {part.number for part in parts}:
         raise Violated(f"The trial quotes entry {min(missing)} of the log, which is left out.")
     known = tuple(_continued(one, checkpoint, keys) for one in _list(bundle, "known"))
@@ -207,6 +209,7 @@ def _keys_of(origin: str, keys: Sequence[str]) -> list[str]:
 
 def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, trial_id: str, entries: int) -> None:
     """The docket says under its signature how many entries the trial has in the log of this checkpoint."""
+    # By keys of this docket alone: another docket that is trusted too must not count its entries.
     lines = _open_note(note, _keys_of(checkpoint.origin, keys)).split("\n")
     root = base64.b64encode(checkpoint.root).decode()
     said = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
@@ -288,10 +291,13 @@ def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
         return b""
     here, last = number, size - 1
     for sibling in proof:
+        # The path is longer than the way to the root.
         if last == 0:
             return b""
+        # The sibling is on the left: of a right child, or of a last node that has no sibling on its own level.
         if here % 2 or here == last:
             leaf = _node(sibling, leaf)
+            # Such a node goes up unhashed until it is a right child.
             while here and here % 2 == 0:
                 here, last = here // 2, last // 2
         else:
@@ -309,6 +315,7 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
     wrong = Violated(f"The log of {checkpoint.size} entries is not shown to continue that of {known.size} entries.")
     if known.origin != checkpoint.origin or known.size > checkpoint.size:
         raise wrong
+    # RFC 9162 has no proofs for these two: nothing is the start of any log, and every log continues itself.
     if known.size in (0, checkpoint.size):
         if proof or known.root != (checkpoint.root if known.size else hashlib.sha256(b"").digest()):
             raise wrong
@@ -316,6 +323,7 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
     if known.size & (known.size - 1) == 0:  # a perfect tree is a node of the larger one
         proof.insert(0, known.root)
     here, last = known.size - 1, checkpoint.size - 1
+    # The proof begins with the largest complete subtree at the end of the smaller log.
     while here % 2:
         here, last = here // 2, last // 2
     if not proof:
@@ -325,12 +333,15 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
         if last == 0:
             raise wrong
         if here % 2 or here == last:
+            # What is on the left belongs to both trees; what is on the right came later, and is of the larger one
+            # alone.
             old, new = _node(sibling, old), _node(sibling, new)
             while here and here % 2 == 0:
                 here, last = here // 2, last // 2
         else:
             new = _node(new, sibling)
         here, last = here // 2, last // 2
+    # Both roots: the smaller alone would show nothing about the larger, and the other way round.
     if last or (old, new) != (known.root, checkpoint.root):
         raise wrong
     return known
@@ -344,6 +355,7 @@ def _quoted(entries: Sequence[Logged]) -> set[int]:
     """Numbers of the entries that stand in bodies in the place of texts."""
     numbers: set[int] = set()
     quoting = ("PrecedentsCited", "VerdictGiven", "EvidenceSearched", "DocumentWeighed", "ClaimSettled")
+    # A list and no recursion: how deep a body is nested is up to whoever wrote the file.
     left: list[Any] = [entry.body for entry in entries if entry.kind in quoting]
     while left:
         value = left.pop()
@@ -361,6 +373,7 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
     if not keys:
         raise CantCheck("No public key was given.")
     _str(note)
+    # At the last blank line: signatures contain none, and the text may.
     text, gap, below = note.rpartition("\n\n")
     text += "\n"
     # C2SP signed-note: no control characters but line breaks.
@@ -395,6 +408,7 @@ def _key(text: str) -> tuple[str, bytes, bytes]:
     if not found or key[:1] != b"\x01":
         raise CantCheck("This is no public key of a docket. Copy the line that `memecourt docket key` printed.")
     id_ = hashlib.sha256(found[1].encode() + b"\n" + key).digest()[:4]
+    # The id is a checksum too: of a line that was copied wrongly, nothing may be said to be altered.
     if id_.hex() != found[2]:
         raise CantCheck("This public key was not copied as it is: its parts don't belong together.")
     return found[1], id_, key[1:]
@@ -486,6 +500,7 @@ def _receipts(text: str) -> list[dict[str, Any]]:
         receipt = value.get("receipt", value)
         if not isinstance(receipt, dict):
             raise CantCheck(_NOT_WHOLE + "there is no receipt in it.")
+        # Protobuf's JSON has the first spelling; with preserving_proto_field_name, the second.
         trial_id = value.get("verdictId", value.get("verdict_id", ""))
         found.append({**receipt, "trial_id": trial_id})
     if not found:
@@ -561,6 +576,7 @@ def _against_anchor(trial: Trial, text: str, keys: Sequence[str]) -> int:
 
 
 def _same_log(trial: Trial, other: Checkpoint) -> None:
+    # The one thing that no proof within a bundle can show: the same docket, the same size, and another history.
     for one in (*trial.known, trial.checkpoint):
         if one.origin == other.origin and one.size == other.size and one.root != other.root:
             raise Violated(f"The docket has signed two different logs of {one.size} entries.")
@@ -624,6 +640,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         keys = [line for line in _read(given.key).splitlines() if line.strip()]
         text = _read(given.file)
+        # By the format that stands in it, and not by the name of the file.
         if _is_bundle(text):
             trial = verify_bundle(text, keys)
             agreed = _against_receipts(trial, _read(given.receipt), keys) if given.receipt else 0

@@ -172,16 +172,19 @@ def _find_copies(
             lambda meme: text_key(meme.text),
         ),
     )
+    # By the vectors: a text that the encoder can't read is compared with nothing, as if there were none.
     has_text: NDArray[np.bool_] = np.asarray(vectors[:, :dim].any(axis=1))
     has_picture: NDArray[np.bool_] = np.asarray(vectors[:, dim:].any(axis=1))
     leaks: list[Leak] = []
     text_alone = 0
     for start in range(0, len(whole.memes), _BLOCK):
+        # Rows lie in a mapped file: no more of it is in memory at once than a block.
         block = np.asarray(whole.rows[start : start + _BLOCK])
         texts, looks = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
         for row, meme in enumerate(whole.memes[start : start + _BLOCK]):
             close_text: NDArray[np.bool_] = np.greater_equal(texts[row], nearness.text)
             close_picture: NDArray[np.bool_] = np.greater_equal(looks[row], nearness.picture)
+            # Only where both lack it; one that has a text where the other has none is another meme.
             textless = ~has_text & (not meme.has_text)
             why, place = next(
                 (
@@ -202,6 +205,7 @@ def _find_copies(
                 elif alike.size:
                     why, place = "same template", int(alike[np.argmax(looks[row, alike])])
                 else:
+                    # Counted all the same, so that a report says how much it could not see.
                     text_alone += bool((close_text & ~pictured).any())
                     continue
             leaks.append(

@@ -86,6 +86,7 @@ def weights_digest(modules: Mapping[str, torch.nn.Module]) -> str:
 
     sha256 = hashlib.sha256()
     for part, module in sorted(modules.items()):
+        # In order of the names: files of the same weights list them differently.
         for name, tensor in sorted(module.state_dict().items()):
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise _damaged()
@@ -116,6 +117,7 @@ def _from_tag(open_clip: Any, source: ClipSource) -> LoadedClip:
         )
     try:
         path = open_clip.download_pretrained(known)
+    # Not fetched is what all of them come to for whoever asked; the cause is chained.
     except Exception as error:  # the hub, urllib and open_clip each have their own
         raise not_fetched(source.name, error) from error
     wanted = {key: known[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in known}
@@ -170,6 +172,7 @@ def _create(
             force_preprocess_cfg=force_preprocess_cfg,
             pretrained_text=False,
             require_pretrained=True,
+            # A checkpoint with pickled code is refused, and not run.
             weights_only=True,
         )
         config = open_clip.get_model_config(known_as)
@@ -184,6 +187,7 @@ def _create(
 
 def _refusal(open_clip: Any, source: ClipSource, files: Iterable[Path], error: Exception) -> CourtError:
     """Why a model could not be made: its file can't be read, belongs to another, or something is not at hand."""
+    # Read once more, by itself: what a library raised says little about whether the file or the model is wrong.
     for file in files:
         try:
             state = open_clip.factory.load_state_dict(str(file), weights_only=True)

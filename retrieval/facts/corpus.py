@@ -104,6 +104,8 @@ class FactCorpus:
         self._words = words
         self._vectors = vectors
         self._encoder = encoder
+        # Passages of a document stand together, in order (_check_content): the number within it is a difference of
+        # places.
         first: dict[int, int] = {}
         for place, passage in enumerate(passages):
             first.setdefault(passage.document, place)
@@ -127,7 +129,10 @@ class FactCorpus:
             for rank, place in enumerate(ranking, 1):
                 scores[place] = scores.get(place, 0.0) + 1 / (_RRF + rank)
         found: list[int] = []
+        # Equal scores go by place, so that the same query always gets the same answer.
         for place in sorted(scores, key=lambda place: (-scores[place], place)):
+            # Cut off before trust is looked at: trust orders what was found, and brings in nothing that fits the query
+            # less.
             if len(found) == most:
                 break
             if not any(abs(place - other) == 1 and self._same_document(place, other) for other in found):
@@ -158,6 +163,7 @@ class FactCorpus:
         if not vector.any():  # the encoder can't read it
             return []
         hits = self._vectors.search(vector, None, alpha=1.0, k=_RANKED)
+        # Every passage has some similarity to any query; below the encoder's own minimum it says nothing.
         least = self._encoder.floors.text
         return [
             int(row)
@@ -210,11 +216,13 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
         )
     for name, entry in manifest.files.items():
         try:
+            # The size first: it spares reading a file that is cut short.
             if (folder / name).stat().st_size != entry.size or sha256_of(folder / name) != entry.sha256:
                 raise _damaged(f"{name} is not what it was when written")
         except OSError:
             raise _damaged(f"{name} can't be read") from None
     try:
+        # Only what has the digest of the manifest gets to the parsers, and the manifest has that of CURRENT.
         lines = (folder / DOCUMENTS).read_bytes().splitlines()
         documents = [FactDocument.model_validate_json(line) for line in lines]
         passages = [Passage(*row) for row in npy.open_memmap(folder / PASSAGES, mode="r").tolist()]
@@ -234,6 +242,7 @@ def _manifest_in(root: Path) -> tuple[CorpusManifest, Path, str]:
     try:
         pointer = storage.read_pointer(root)
     except BadLibrary as error:
+        # The storage is shared with libraries of precedents, and speaks of those.
         if error.reason == "LIBRARY_MISSING":
             raise BadLibrary(
                 "There is no corpus at the given place. Build one with `memecourt facts build`.",
@@ -278,6 +287,7 @@ def _check_content(
         raise ValueError("an id is there twice")
     before = 0
     for one in passages:
+        # In rising order, on which the numbers of passages and the search for neighbours rely.
         if not before <= one.document < len(documents) or not 0 <= one.start < one.end:
             raise ValueError("a passage of nothing")
         if one.end > len(documents[one.document].text):
@@ -286,6 +296,7 @@ def _check_content(
     if rows is not None and manifest.encoder is not None:
         if rows.shape != (len(passages), manifest.encoder.text_dim + 1):
             raise ValueError("vectors of another shape")
+        # A row of zeros is a passage that the encoder can't read: it is found by its words alone.
         lengths = np.linalg.norm(rows, axis=1)
         if not np.all((np.abs(lengths - 1) <= UNIT_TOLERANCE) | (lengths == 0)):
             raise ValueError("a vector that is no unit")

@@ -111,6 +111,7 @@ class EndpointEvidence:
                 answer = await self._ask(query, most)
         except TimeoutError:
             raise Overrun("The search endpoint did not answer in time.", reason="EVIDENCE_TOO_SLOW") from None
+        # A subclass of HTTPError: what comes and goes is told apart from what will never work.
         except httpx2.TransportError:
             raise Unavailable(
                 "The search endpoint can't be reached, breaks off, or sends what can't be read.",
@@ -127,6 +128,7 @@ class EndpointEvidence:
         for hit in hits:
             self._known[hit.id] = hit
             self._known.move_to_end(hit.id)
+        # A bound for a server that runs for months; what is forgotten can still be read where pages are fetched.
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
         return hits
@@ -164,6 +166,7 @@ class EndpointEvidence:
     async def _ask(self, query: str, most: int) -> Any:
         at, key = self._endpoint, self._endpoint.key
         if at.shape == "serper":
+            # In a head and never in the address, which proxies and servers write into their logs.
             headers = {"X-API-KEY": key} if key else {}
             request = self._client.build_request("POST", at.url, json={"q": query, "num": most}, headers=headers)
         else:
@@ -202,6 +205,7 @@ class EndpointEvidence:
     def _hit(self, result: Any) -> EvidenceHit | None:
         """A result; None for one without an address, such as an answer of the engine's own."""
         url = _at(result, self._paths.url)
+        # It becomes the id of a document, is shown to people and perhaps fetched: nothing but an address may do.
         if not isinstance(url, str) or not url.startswith(("https://", "http://")) or len(url) > _MAX_URL:
             return None
         paths = self._paths

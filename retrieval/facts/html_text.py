@@ -15,6 +15,7 @@ _BLOCKS = frozenset(
 )
 _DATES = ("article:modified_time", "article:published_time", "dcterms.modified", "dc.date", "last-modified", "date")
 """Names under which pages say when they were written, the best first."""
+# Bounded within the tag: a page of open tags must not make the search go over all of it from each.
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
 _DAY = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
@@ -67,6 +68,7 @@ class _Page(HTMLParser):
         if self._in_title:
             self.title += data
         elif not self._skipped:
+            # Space at the edges stays, for words on either side of a tag such as <b> would run together.
             self.parts.append(" ".join(data.split()).join((_edge(data[:1]), _edge(data[-1:]))) if data.strip() else " ")
 
     def _close_forgotten(self) -> None:
@@ -91,6 +93,7 @@ def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[st
         UnicodeDecodeError: The bytes are of another encoding than the page names; UTF-8 where it names none.
         LookupError: The page names an encoding that nobody knows.
     """
+    # A byte order mark goes before what the server and the page say, as in browsers.
     named = next((name for mark, name in _MARKS if data.startswith(mark)), "")
     if not named:
         declared = _CHARSET.search(data, 0, 4096)

@@ -76,6 +76,7 @@ class PageFetcher:
         """Type, encoding and body of a page."""
         try:
             for _ in range(MAX_REDIRECTS + 1):
+                # In the loop, so that each redirect is checked as well.
                 place = _checked(url)
                 async with self._client.stream("GET", place.geturl()) as answer:
                     if answer.status_code in (301, 302, 303, 307, 308):
@@ -86,10 +87,12 @@ class PageFetcher:
                         raise _unreadable(f"its host answers with status {answer.status_code}")
                     about = email.message.Message()
                     about["content-type"] = answer.headers.get("content-type", "")
+                    # Without the head, Message would say text/plain.
                     type_ = about.get_content_type() if about["content-type"] else ""
                     if type_ not in (*_HTML, _PLAIN):
                         raise _unreadable("it is no text")
                     return type_, str(about.get_content_charset() or ""), await answer.aread()
+        # Before TransportError, of which it is one: what is not allowed is not tried again.
         except AddressRefused:
             raise _not_allowed("its host's name leads to an address that is not public") from None
         except UnreadableAnswer:
@@ -108,6 +111,7 @@ def _checked(url: str) -> SplitResult:
         port = place.port
     except ValueError:
         raise _not_allowed("it is no address") from None
+    # Where the name leads is checked with the connection, after it was looked up: here it could still change (BO-8).
     if place.scheme != "https" or port not in (None, 443) or "@" in place.netloc or not place.hostname:
         raise _not_allowed("only https addresses are fetched, at the usual port, and without a name in front")
     return place._replace(fragment="")

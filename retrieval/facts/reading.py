@@ -21,6 +21,7 @@ LINES = (".jsonl", ".ndjson")
 TEXTS = (".txt", ".md", ".markdown")
 PAGES = (".html", ".htm", ".xhtml")
 _HEADING = re.compile(r"^#{1,2}\s+(.+?)\s*#*\s*$", re.MULTILINE)
+# A file of lines holds many documents; that of a single one is bounded as the extraction bounds it.
 _MAX_LINES_BYTES = 1024**3
 _FIELDS = tuple(FactDocument.model_fields)
 
@@ -71,6 +72,7 @@ async def read_documents(
         read = await _read_file(path, extractor, origin)
         found.problems += read.problems
         for line, document in read.good:
+            # The first keeps it: results and records name documents by their ids.
             if document.id in taken:
                 found.problems.append(Problem(path.name, line, document.id, "its id is taken"))
                 continue
@@ -93,6 +95,7 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
             return await asyncio.to_thread(_read_lines, path)
         if suffix in TEXTS:
             text = tidy(await asyncio.to_thread(read_text, path, "documents"))
+            # In plain text, a line that begins with a number sign may be anything.
             heading = _HEADING.search(text) if suffix != ".txt" else None
             extracted = ExtractedText(text, heading[1] if heading else "", "", "")
         elif suffix in PAGES or suffix == ".pdf":
@@ -104,6 +107,7 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
                 f"{', '.join((*TEXTS, *PAGES, '.pdf', *LINES))}"
             )
         return _OfFile([(0, _document(path, extracted, origin))])
+    # One bad file is a problem of its own and costs none of the others; the caller decides what becomes of them.
     except OSError as error:
         return _OfFile(problems=[Problem(path.name, 0, "", f"it can't be read ({error.strerror})")])
     except BadRequest as error:
@@ -120,6 +124,7 @@ def _check_size(path: Path, most: int) -> None:
 def _document(path: Path, extracted: ExtractedText, origin: Origin) -> FactDocument:
     try:
         return FactDocument(
+            # Cut to the bounds of the fields: a long name of a file is no reason to leave its text out.
             id=path.name[:200],
             title=(extracted.title or path.stem)[:500],
             text=extracted.text,
@@ -128,6 +133,7 @@ def _document(path: Path, extracted: ExtractedText, origin: Origin) -> FactDocum
             source=origin.source or host_of(extracted.url) or path.name[:200],
         )
     except ValidationError as error:
+        # In words of ours: pydantic's message would quote the document.
         raise BadRequest(_fault(error)) from None
 
 
@@ -149,6 +155,7 @@ def _document_of(record: dict[str, Any], name: str) -> FactDocument:
     """The document of a line. Raises ValidationError."""
     fields = {key: tidy(value) if isinstance(value, str) else value for key, value in record.items()}
     # An absent field may also be written as null.
+    # Of unknown fields null stays, so that they are refused by name all the same.
     fields = {key: value for key, value in fields.items() if value is not None or key not in _FIELDS}
     document = FactDocument.model_validate(fields)
     return document if document.source else document.model_copy(update={"source": host_of(document.url) or name[:200]})
@@ -156,6 +163,7 @@ def _document_of(record: dict[str, Any], name: str) -> FactDocument:
 
 def _fault(error: ValidationError) -> str:
     """The first fault of a document, in words."""
+    # One fault a document: the others often follow from it.
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(map(str, first["loc"]))
     match first["type"]:

@@ -66,6 +66,7 @@ def write_corpus(
         f"{documents[one.document].title}\n{documents[one.document].text[one.start : one.end]}".strip()
         for one in passages
     ]
+    # All that takes long is done before the lock is taken: others are kept from writing for the copying alone.
     words = LexicalIndex.build(texts)
     vectors = None if encoder is None else _embedded(texts, encoder)
     manifest: CorpusManifest | None = None
@@ -85,6 +86,7 @@ def write_corpus(
             written[VECTORS] = storage.write_synced(folder / VECTORS, [_array(vectors)])
         words.save(folder)
         written |= {file: storage.synced(folder / file) for file in lexical.FILES}
+        # Made last, for it vouches for the bytes of all other files.
         manifest = CorpusManifest(
             format=FORMAT,
             name=name,
@@ -101,6 +103,7 @@ def write_corpus(
     try:
         with storage.writing(root):
             pointer = storage.publish(root, fill, MANIFEST)
+            # Under the same lock: another writer's new generation would look like an old one.
             storage.prune(root, pointer.generation, None)
     except Unavailable:
         raise Unavailable(

@@ -68,10 +68,13 @@ def add_precedent(
         )
     if not 0 < len(id_) <= 200 or not id_.strip():
         raise BadRequest("A precedent needs an id of 1 to 200 characters.", field="id")
+    # Before anything of the library is touched, for it takes longest.
     texts = encoder.embed_texts([text])
     looks = np.zeros(encoder.identity.picture_dim, dtype=np.float32)
     if picture is not None:
         looks = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
+    # By the vectors, and not by what was given: zeros are what the encoder could not read, and are compared with
+    # nothing.
     has_text, has_picture = bool(texts.vectors[0].any()), bool(looks.any())
     if not has_text and not has_picture:
         raise BadRequest(
@@ -123,6 +126,7 @@ async def changed(opened: Opened, work: Callable[[Writer], T]) -> T:
             return work(writer)
 
     try:
+        # A thread can't be cancelled, which is what makes the promise above hold.
         return await asyncio.to_thread(done)
     except OSError as error:
         raise Unavailable(
@@ -162,6 +166,7 @@ async def add_meme(
         BadPicture: The picture can't be read or is beyond the limits.
         As :func:`changed` and :func:`retrieval.library.edit.add_precedent`.
     """
+    # Decoded first: a file that can't be read opens no library.
     picture = None if image is None else await pictures.read(image)
     return await changed(
         opened,

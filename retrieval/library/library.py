@@ -122,6 +122,7 @@ class Library:
         """The rows that are found, in order; None where all are."""
         if not self.overlay.hidden:
             return None
+        # Rows are hidden and not taken out, so that numbers of rows stay good for whoever searches meanwhile.
         shown = np.ones(self.flags.size, dtype=np.bool_)
         shown[list(self.overlay.hidden)] = False
         return np.flatnonzero(shown)
@@ -171,6 +172,7 @@ class Library:
 
     def row_of(self, id_: str) -> int | None:
         """Returns the row of a meme; None if there is none. Raises BadLibrary."""
+        # What was changed since goes first: it may have described a row of the generation anew.
         row = self.overlay.places.get(id_)
         if row is not None:
             return row
@@ -338,6 +340,7 @@ class Library:
             ValueError: Rows and memes do not fit each other.
         """
         memes = list(memes)
+        # Before the lock is taken: this looks at every id, and keeps no other writer waiting.
         refuse_ids([meme.id for meme in memes if self.row_of(meme.id) is not None], "already in the library")
         if self.manifest.changes or self.overlay.changes:
             # Records of trials name precedents by id, so that an id never comes to mean a second meme.
@@ -374,6 +377,7 @@ class Library:
             yield from ((meme, self.pictures) for meme in self.memes)
             yield from more
 
+        # Views and no copies: a library of gigabytes is written without a second one in memory.
         blocks = [*self._blocks(), *([] if rows is None else [rows])]
         return self._write(
             self.root,
@@ -403,6 +407,8 @@ class Library:
         lineage: str = "",
     ) -> Self:
         def fill(directory: Path) -> None:
+            # The pictures come through it once, in the order of the memes; the other files follow from what it has
+            # counted.
             writer = MemeWriter(directory / MEMES)
             try:
                 # First, as this also hands each meme to the writer, with the new place of its picture.

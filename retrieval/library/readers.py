@@ -35,6 +35,7 @@ _CSV_COLUMNS = ("id", "label")
 _LOOKED_AT = 20
 """Rows looked at to tell the format."""
 
+# HarMeme has three degrees and a court two labels: both degrees of harm are harm.
 _HARMEME: dict[str, PrecedentLabel] = {
     "not harmful": Label.NOT_HARMFUL,
     "somewhat harmful": Label.HARMFUL,
@@ -88,6 +89,7 @@ def read_source(source: Source) -> Rows:
         id_ = ""
         try:
             if isinstance(record, str):
+                # In the place of a record stands why its line could not be read.
                 raise _BadRow(record)
             id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
             rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
@@ -125,9 +127,11 @@ def _records(layout: SourceFormat, content: str) -> Iterator[Record]:
 
 
 def _detect(content: str) -> SourceFormat | None:
+    # Split no further than is looked at: these files may be large.
     for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT]:
         record = parse_json(line)
         if isinstance(record, dict) and "id" in record:
+            # Several of them, in a list: of the known layouts, only HarMeme's has that.
             if "labels" in record:
                 return SourceFormat.HARMEME
             # The name of the picture's field is what tells FHM's rows from ours.
@@ -206,6 +210,7 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "label": _HARMEME[label],
         "source_label": label,
+        # The first of HarMeme's labels is the degree of harm; those after it name whom it is aimed at.
         "categories": tuple(labels[1:]),
         "image": _name(record.get("image")),
     }
@@ -214,6 +219,7 @@ def _parse_harmeme(record: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_fhm(record: Mapping[str, Any]) -> dict[str, Any]:
     label = record.get("label")
     if label is None:
+        # Never guessed: a precedent without a label that somebody gave would be evidence from nowhere.
         raise _BadRow("it has no label, as in a test split")
     if (word := plain_word(label)) not in ("0", "1"):
         raise _BadRow("the label is neither 0 nor 1")
@@ -263,6 +269,7 @@ def _label(word: str) -> PrecedentLabel:
 def _name(value: Any) -> str:
     if not isinstance(value, str | None):
         raise _BadRow("the name of its picture is no text")
+    # Only text: this name becomes part of a path below the folder of pictures.
     return (value or "").strip()
 
 

@@ -64,6 +64,7 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} can't be read") from error
+    # Before it is parsed, so that the parser sees nothing but what was written.
     if hashlib.sha256(raw).hexdigest() != pointer.manifest_sha256:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} is not what it was when written")
     try:
@@ -150,9 +151,11 @@ def read_base(directory: Path, manifest: Manifest, check: Check, progress: Progr
         pictures = PictureFile.open(directory / PICTURES)
     except OSError as error:
         raise damaged(f"{PICTURES} can't be read") from error
+    # Flags are copied into memory, for every search goes by them; vectors stay mapped.
     base = Base(_read_array(directory / VECTORS), np.array(flags), MemeTable(directory / MEMES), pictures)
     base.flags.flags.writeable = False
     problem = _counts_problem(base, manifest) or shape_problem(base.rows, base.size, manifest.encoder)
+    # After shapes and counts, which the check of the contents relies on.
     if problem is None and check is Check.WHOLE:
         problem = content_problem(base, manifest)
     if problem:

@@ -71,6 +71,7 @@ class GuardedComparer:
         Returns:
             uint8 of shape (n, 8, 32); empty if the picture has too little to go by.
         """
+        # A job without known frames is one for hashes: one kind of worker does both.
         reply = await self._run({"known": 0}, [frame.png for frame in picture.frames])
         try:
             # A process that has decoded what a stranger sent is not trusted: its reply is checked too.
@@ -109,6 +110,7 @@ class GuardedComparer:
         try:
             return await self._workers.run(asked, frames)
         except WorkerDied as died:
+            # Not the picture's doing, such as a machine short of memory: it may be asked again.
             if died.death is Death.KILLED:
                 raise Unavailable(
                     "The process that compared the picture was killed from outside before it was done. Ask again.",
@@ -116,12 +118,14 @@ class GuardedComparer:
                 ) from None
             raise _failed(died) from None
         except JobFailed as failed:
+            # Only the worker imports pdqhash, so that it is the one to find out that it is missing.
             if failed.kind == NotLoaded.__name__:
                 raise pdq_missing() from None
             raise _failed(failed) from None
 
 
 def _failed(error: Exception) -> Unavailable:
+    # The type alone: the message comes from a process that has decoded a stranger's bytes, and may hold some (PR-1).
     _log.warning("the picture comparer failed by %s", type(error).__name__)
     return Unavailable(
         "The picture could not be compared with memes tried before. Try again later.", reason="COMPARER_FAILED"

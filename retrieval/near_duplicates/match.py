@@ -207,6 +207,7 @@ def pictures_differ(
         nearness: Thresholds of the comparison.
         agreement: Agreement of their texts: if they may be misread, the tiles are compared more strictly.
     """
+    # Frames that were left out can't be compared, and a meme may well be in one of them.
     if len(known.frames) != len(new.frames):
         return Difference.FRAMES_DIFFER
     first: Difference | None = None
@@ -220,6 +221,7 @@ def pictures_differ(
         )
         if differs is None:
             return None
+        # The reason in the nearest position is the one that is told.
         first = first or differs
     return first or Difference.FRAMES_DIFFER
 
@@ -229,6 +231,7 @@ def _differing(
 ) -> Iterator[Difference | None]:
     """Yields for each frame the reason why it differs in a position."""
     for one, other in zip(known.frames, new.frames, strict=True):
+        # Bounded, since each try compares all pixels, and a stranger chooses how many views there are.
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
         seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
         yield None if any(each.seen is TileOutcome.SAME for each in seen) else _why(seen)
@@ -262,6 +265,7 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
     """
     if text_key(one.text) == text_key(other.text):
         return Agreement.SAME
+    # Nobody misreads what was given: there, another letter is another text.
     if not one.read and not other.read:
         return Agreement.OTHER
     a, b = letters_of(one.text), letters_of(other.text)
@@ -269,6 +273,7 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
         return Agreement.SAME
     if max(len(a), len(b)) > MISREAD_MOST:
         return Agreement.OTHER
+    # Rounded down: at 5 %, a text of fewer than 20 letters has none to spare, where one letter makes another word.
     most = int(misread * max(len(a), len(b)))
     return Agreement.MISREAD if Levenshtein.distance(a, b, score_cutoff=most) <= most else Agreement.OTHER
 
@@ -283,5 +288,6 @@ _ALIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s",
 
 def letters_of(text: str) -> str:
     """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
+    # Taken apart after folding, which leaves composed letters behind; accents are marks then, and no isalnum().
     plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
     return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")

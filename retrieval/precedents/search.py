@@ -219,6 +219,7 @@ def _perhaps_sole(findings: Findings) -> list[str]:
 def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
     tuning = shelf.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
     exhibits = wanted.exhibits
+    # Not `or`: a weight of 0 is a search by picture alone.
     asked = tuning.alpha if wanted.alpha is None else wanted.alpha
     # The vote was calibrated with this many.
     tally = max(wanted.tally, tuning.vote.k)
@@ -251,6 +252,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     counted: tuple[TallyEntry, ...] = ()
     nearest: dict[bool, Precedent | None] = {True: None, False: None}
     if used is not None:
+        # One at least, for the nearest of either label are wanted with no exhibit too.
         k = max(exhibits, tally, 1)
         nearest_first = _Ranking(
             shelf=shelf,
@@ -334,6 +336,7 @@ class _Ranking:
                 harmful=harmful,
             )
             places, memes, passed_over = self._chosen(hits, k)
+            # Fewer rows than were asked for are all that there are.
             if len(places) == k or hits.rows.size < fetched or fetched >= _MOST_LOOKED_AT:
                 break
             # Each round searches from the start: growing fourfold, all together cost little more than the last.
@@ -447,6 +450,7 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
             if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
                 break
             k *= 4
+        # By one half first, which the index finds quickly; both halves are compared below.
         near = np.flatnonzero(hits.scores >= floor)
         memes = shelf.read(hits.rows[near].tolist())
         for place, meme in zip(near.tolist(), memes, strict=True):

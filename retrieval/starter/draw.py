@@ -47,6 +47,8 @@ class _Canvas:
     """A picture addressed in hundredths of its width and height, so that every scene fits every size."""
 
     def __init__(self, image: Image.Image, rng: random.Random) -> None:
+        # Each draw from it counts: one more in a scene changes all pixels that follow, and with them the library's
+        # digest.
         self.rng = rng
         self._draw = ImageDraw.Draw(image)
         self._width, self._height = image.size
@@ -433,6 +435,7 @@ def _pieces(word: str, fits: Callable[[str], bool]) -> list[str]:
         return [word]
     pieces, piece = [], ""
     for character in word:
+        # A single character is never too wide, or nothing would come to an end.
         if piece and not fits(piece + character):
             pieces.append(piece)
             piece = ""
@@ -472,6 +475,7 @@ def _even(text: str, font: ImageFont.FreeTypeFont, widest: float, most: int) -> 
     fewest = within(widest)
     if len(fewest) > most:
         return None
+    # Narrow to wide: the narrowest that needs no more lines has the most even ones.
     tries = (within(share * widest) for share in (0.5, 0.6, 0.7, 0.8, 0.9))
     return next((lines for lines in tries if len(lines) == len(fewest)), fewest)
 
@@ -485,6 +489,7 @@ def _blocks(text: str) -> tuple[str, str]:
     if len(words) < 9:
         return top, ""
     middle = len(words) // 2
+    # Three words at least on either side, so that no line stands alone with one.
     ends = [i for i in range(3, len(words) - 2) if words[i - 1][-1] in ".,:?!;"]
     cut = min(ends, key=lambda i: abs(i - middle)) if ends else middle + len(words) % 2
     return " ".join(words[:cut]), " ".join(words[cut:])
@@ -503,6 +508,7 @@ def caption_lines(text: str, size: tuple[int, int] = (640, 480)) -> list[Caption
     width, height = size
     margin = _MARGIN * width
     blocks = _blocks(text)
+    # In pixels of a picture 640 wide, so that a caption has the same share of any size.
     for nominal in range(_LARGEST, _SMALLEST - 1, -1):
         pixels = max(6, round(nominal * width / 640))
         outline = max(1, round(pixels / 11))

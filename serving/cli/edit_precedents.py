@@ -39,6 +39,7 @@ _id = click.argument("id_", metavar="ID")
 _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
 
 
+# A change of what verdicts rest on is never anonymous: name and reason stand in the history for good.
 def _signed(command: F) -> F:
     why = click.option("--why", required=True, help="For what reason; it stands in the history.")
     who = click.option("--who", required=True, help="Who makes the change; it stands in the history.")
@@ -190,6 +191,7 @@ async def _add_one(
         image = None if picture is None else await asyncio.to_thread(picture.read_bytes)
     except OSError as error:
         raise BadPicture(f"The picture {picture} can't be read: {error.strerror}.") from None
+    # Taken out of the options, since the rest goes to add_precedent by name.
     provenance = Provenance(**{name: known.pop(name) for name in ("split", "namespace", "language", "policy")})
     reader = GuardedPictureReader(workers=settings.picture_workers)
     try:

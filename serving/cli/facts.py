@@ -100,6 +100,7 @@ def build(
                 "was written. Mend them, or leave them out with --skip-bad.",
                 reason="DOCUMENTS_UNREADABLE",
             )
+        # After the documents are read: a file that can't be is found before seconds are spent on weights.
         loaded = await asyncio.to_thread(load_text_encoder, encoder or BUILTIN)
         manifest = await asyncio.to_thread(
             lambda: write_corpus(
@@ -143,6 +144,7 @@ def show(place: Path, id_: str | None, as_json: bool) -> None:
     try:
         document, text = corpus.read(id_)
     except KeyError:
+        # Passages first: their ids have a number sign, and so may those of documents.
         found = next((one for one in corpus.documents if one.id == id_), None)
         if found is None:
             raise click.ClickException("The corpus has no document with this id.") from None
@@ -188,6 +190,7 @@ async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus
     from retrieval.open import open_facts
 
     if not search:
+        # Documents can be shown where the encoder of the corpus is not installed.
         return await asyncio.to_thread(lambda: open_corpus(place, search=False))
     return await asyncio.to_thread(open_facts, place, encoder)
 

@@ -41,6 +41,7 @@ def hashes(namespace: str | None, docket: Path | Address | None) -> None:
                         plain += 1
                     else:
                         click.echo(json.dumps(found))
+        # On standard output as well, since a pipe does not pass on that this command failed.
         click.echo(json.dumps({"end": True}))
         if plain:
             tell(f"{plain:,} pictures have too little to go by for such a hash, and are left out.")
@@ -78,6 +79,7 @@ async def _hashed(docket: Docket, line: DocketLine) -> list[dict[str, Any] | Non
     assert line.review is not None
     found: dict[str, dict[str, Any] | None] = {}
     for number, png in enumerate(await docket.trials.frames(record.opened.meme.pixels_sha256)):
+        # Ours are PNG: none of Pillow's other decoders needs to see these bytes.
         with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
             positions, quality = hashes_of(np.asarray(opened.convert("RGB")))
         if quality < QUALITY_FLOOR:

@@ -98,6 +98,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="The outcome as one
 
 def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
     def decorated(command: F) -> F:
+        # Click lists options from the last decorator to the first.
         for option in reversed(options):
             command = option(command)
         return command
@@ -348,6 +349,7 @@ def _sources_of(
 ) -> list[Source]:
     from retrieval.library.sources import Provenance, Source, SourceFormat
 
+    # Both conditions are checked here, because click knows no options that depend on each other.
     if (dataset is None) is not (data is None):
         raise click.UsageError("--dataset and --data belong together: which data set, and the folder that it lies in.")
     if bool(files) is (dataset is not None):
@@ -355,6 +357,7 @@ def _sources_of(
     if dataset is not None and data is not None:
         if layout or pictures:
             raise click.UsageError("--format and --pictures are known of a data set: leave them out.")
+        # Never the test split by default: precedents taken from it would flatter every figure measured on it.
         provenance = {**provenance, "split": provenance["split"] or "train"}
         found = _of_dataset(dataset, data, provenance["split"])
         return [replace(found, name=name or found.name, provenance=Provenance(**provenance))]
@@ -369,6 +372,7 @@ def _of_dataset(dataset: str, data: Path, split: str) -> Source:
     from court.errors import CourtError
 
     try:
+        # By entry point: data sets are known to the package for evaluation, which need not be installed.
         for point in entry_points(group="memecourt.datasets"):
             found: Source | None = point.load()(dataset, data, split)
             if found is not None:
@@ -521,11 +525,13 @@ async def _info(place: Path | None) -> Library:
     if named := settings_of(library=place).library:
         if isinstance(named, Address):
             raise BadRequest("A library in a database has no files to check. Describe the one that was pushed there.")
+        # No encoder: the description needs none, and its weights may not be at hand.
         opened = Library.open(named, None)
     else:
         settings = settings_of()
         async with _tools(lambda: choose_encoder(None, settings.encoder)) as (encoder, pictures):
             opened = await open_library(settings, encoder, pictures, tell)
+    # Not part of opening, for there may be many; here every byte is promised.
     opened.check_pictures()
     return opened
 
@@ -583,6 +589,7 @@ def _summarise(library: Library) -> None:
     """Prints in five lines what a library that was just written holds and what its labels are worth."""
     counts, tuning = library.counts, library.manifest.tuning
     calibration, risk = tuning.calibration, tuning.risk
+    # Told beside the accuracy: memes held out alone would find their own copies, and look easy.
     repeated = "not measured" if calibration.repeated is None else f"{calibration.repeated:.0%} of the memes"
     click.echo(f"memes        {counts.memes:,}: {counts.with_text:,} with text, {counts.with_picture:,} with picture")
     click.echo(

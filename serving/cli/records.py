@@ -59,6 +59,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
         else:
             outcome = str(line.label or line.state).replace("_", " ")
             whose = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
+            # Once somebody has looked, the verdict's own wish is met.
             asks = line.needs_human_review and line.review is None
             look = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
@@ -145,6 +146,8 @@ def _event_lines(event: AnyEvent) -> Iterator[str]:
             case Headline(text=text):
                 yield f"{_INDENT}{click.style(text, bold=True)}"
             case Fact(name=name, value=value):
+                # What strangers wrote is made safe for a terminal: escape sequences would act on it (excerpt,
+                # paragraph, printable).
                 yield f"{_INDENT}{name:<12}{excerpt(value, 160) or '-'}"
             case Speech(text=text):
                 yield paragraph(text, _INDENT)
@@ -186,6 +189,7 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
 async def _appealed(
     docket: Path | Address | None, trial_id: str, *, by: str, statement: str, reference: str
 ) -> AppealOpened:
+    # Before the docket is opened, which may upgrade it.
     if not by.strip() or not statement.strip():
         raise click.UsageError("--by and --statement are not empty.")
     async with docket_in(settings_of(docket=docket)) as store:

@@ -72,6 +72,7 @@ def rejudge(
     """
     names = ("since", "until", "namespace", "labels", "reviewed")
     chosen = {name: options.pop(name) for name in names}
+    # Going through a whole docket may cost days of a model: it has to be asked for by name.
     if not everything and all(value in (None, ()) for value in chosen.values()):
         raise click.UsageError("Say which trials: --since, --namespace or others, or --everything.")
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
@@ -119,11 +120,13 @@ async def _rejudged(
     done: Counter[str] = Counter()
     async with open_court(settings, tell=tell) as house:
         docket = house.docket
+        # So that whoever asks about such a meme next is given the new verdict, and not the one before it.
         known = VerdictCache(docket.verdict_keys, docket.trials, house.court_of, settings)
         rejudging = Rejudging(house, known, within_s=within_s)
         selection = Selection(docket.index, docket.trials, which)
         if dry_run:
             async for record in selection.records():
+                # As rejudge_all does: the counts of a dry run are to be those of the real one.
                 if not record.opened.of_trial:
                     done["UNCHANGED" if rejudging.is_unchanged(record) else "TO_DO"] += 1
             return done
@@ -149,6 +152,7 @@ def _as_json(each: Rejudged) -> dict[str, object]:
     return {
         "trial_id": old.trial_id,
         "outcome": each.outcome,
+        # The court's own, beside the one in force: only the first says whether the court has changed its mind.
         "label": old.verdict and old.verdict.label,
         "label_in_force": old.label_in_force if old.verdict else None,
         "new_trial_id": new and new.trial_id,

@@ -61,6 +61,7 @@ def replay_records(
     try:
         results = run(_replayed(settings_of(docket=docket), trial_ids, folder))
     except click.ClickException as error:
+        # Click's own errors end with 1, which means differences here.
         raise _NotReplayed(error.message) from None
     # A trial that was named is reported in any case.
     told = [one for one in results if trial_ids or not one.without_outcome]
@@ -76,6 +77,7 @@ def replay_records(
             + (f"; {passed_over} without an outcome passed over" if passed_over else "")
             + "."
         )
+    # Differences first: they were found for certain, whatever could not be replayed beside them.
     context.exit(EXIT_DIFFERENT if different else EXIT_NOT_REPLAYED if stuck else 0)
 
 
@@ -115,6 +117,7 @@ def _in_files(folder: Path) -> Iterator[TrialRecord]:
             text = path.read_bytes()
         except OSError as error:
             raise click.ClickException(f"{path} can't be read: {error.strerror}.") from None
+        # Bytes, whose splitlines() knows line breaks alone and none of Unicode's separators within texts.
         for content in text.splitlines() if path.suffix == ".jsonl" else [text]:
             try:
                 yield read_document(content)
@@ -134,6 +137,7 @@ def _lines(replayed: ReplayedTrial) -> Iterator[str]:
         yield f"{_INDENT}  was    {excerpt(one.kept, 160) or '-'}"
         yield f"{_INDENT}  today  {excerpt(one.found, 160) or '-'}"
         why = replayed.explanations.get(one.what, "")
+        # One change often explains several fields: it is told with the first.
         if why and why not in shown:
             shown.add(why)
             yield paragraph(why, f"{_INDENT}  ")

@@ -31,8 +31,10 @@ def expire(dry_run: bool, yes: bool, docket: Path | Address | None, library: Pat
     erase` takes, and what stays stays.
     """
     settings = settings_of(docket=docket, library=library)
+    # A mistyped setting must not look like a docket in which nothing has expired.
     if not any((settings.retention_days, *(each.retention_days for each in settings.namespaces.values()))):
         raise click.UsageError("No period is set: give retention_days in the file of settings, or for a namespace.")
+    # Looked for once more when it is erased: what expires while the question stands goes as well.
     if dry_run or not yes:
         found = run(_found(settings))
         for namespace, count in sorted(found.items()):
@@ -64,6 +66,7 @@ async def _expired(settings: Settings) -> RetentionPass:
     from serving.wiring import forget_in_library
 
     async def forget(name: str) -> bool:
+        # An overruled verdict may have become a precedent, which holds the text and the picture as well (PR-1).
         return await forget_in_library(settings, name, who=WHO, why="The trial was erased.")
 
     async with docket_in(settings) as store:

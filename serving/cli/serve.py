@@ -113,6 +113,8 @@ def serve(
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 
     async def work() -> None:
+        # Around the court, so that its model server ends after it: trials that finish within the grace still need
+        # models.
         async with _models(vllm, vllm_flag, given) as (settings, ended):
             set_up(settings.log_format)
             await serve_until_stopped(

@@ -39,6 +39,7 @@ _OPTIONAL: tuple[tuple[type[BaseModel], str, str], ...] = (
     (WebhookSettings, "[[webhooks]]", "A receiver that is told what happens; the table may come again:"),
 )
 """Models of tables that are not there by themselves, with the head of each and a line about it."""
+# Fields that the walk over the models leaves out, because _OPTIONAL and the last lines of the example explain them.
 _SHOWN_APART = {
     (ModelSettings, "roles"),
     (ModelSettings, "guard"),
@@ -94,6 +95,7 @@ def _preset(name: str) -> Preset:
 def _toml(values: dict[str, Any], table: str = "") -> list[str]:
     """The values as TOML; what is not set is a comment, for TOML has no word for it."""
     tables = {name: value for name, value in values.items() if _is_tables(value)}
+    # Plain values come before all tables: below a head, TOML would take them for values of that table.
     plain = {name: value for name, value in values.items() if not isinstance(value, dict) and name not in tables}
     lines = [f"[{table}]"] if table and plain else []
     lines += [f"# {name} =" if value is None else f"{name} = {json.dumps(value)}" for name, value in plain.items()]
@@ -149,9 +151,11 @@ def _as_written(value: object) -> str:
 def attribute_docs(model: type[BaseModel]) -> dict[str, str]:
     """Sentences under the attributes of a class and of those it inherits from, by attribute."""
     docs: dict[str, str] = {}
+    # Base classes first, so that what a subclass says of the same attribute replaces it.
     for each in reversed(model.__mro__):
         if not issubclass(each, BaseModel) or each is BaseModel:
             continue
+        # From the source: Python drops texts that stand below attributes.
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         assert isinstance(body, ast.ClassDef)
         for one, after in zip(body.body, body.body[1:], strict=False):

@@ -61,6 +61,7 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
         click.echo(f"{finding.what:<12} {finding.found}")
         if finding.remedy:
             click.echo(f"{'':<12} {click.style('to do:', bold=True)} {finding.remedy}")
+    # The worse of the two decides, and all of them are printed before.
     if not all(finding.readable for finding in findings):
         sys.exit(EXIT_UNREADABLE)
     sys.exit(EXIT_TO_DO if any(finding.remedy for finding in findings) else 0)
@@ -68,6 +69,7 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
 
 def _finding(what: str, look: Callable[[Settings], Iterator[str]], settings: Settings) -> _Inspection:
     try:
+        # Read whole within the try: a look is a generator, and raises only when it is run.
         found, *remedies = look(settings)
     except CourtError as error:
         return _Inspection(what, error.message, remedy="mend or replace it before a server is started", readable=False)
@@ -112,6 +114,7 @@ def _of_library(settings: Settings) -> Iterator[str]:
     if isinstance(settings.library, Address):
         yield f"in a database, made with the encoder {encoder_of(settings.library)}"
         return
+    # Without an encoder, which need not be loaded to see that the files are whole.
     library = Library.open(settings.library, None)
     yield f"{printable(library.manifest.name)}, {library.counts.memes:,} memes, encoder {library.manifest.encoder}"
     if library.manifest.tuning.risk is None:

@@ -87,6 +87,7 @@ def replay(name: str, entry: int, docket: object) -> None:
 
     async def work(open_docket: Docket) -> bool:
         size = await open_docket.log.size()
+        # The number after the last is taken: then what comes next is told, and nothing of what was.
         if entry > size:
             raise click.ClickException(f"The log has {size:,} entries: --from is at most {size}.")
         return await open_docket.hooks.replay(name, entry)
@@ -167,6 +168,7 @@ def _change(docket: object, name: str, change: Callable[[Docket], Awaitable[bool
 
 def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: str) -> dict[str, object]:
     state = "new" if hook is None else "disabled" if hook.disabled_at else "enabled"
+    # Enabled in the docket, and sent nothing: servers send to the receivers of their settings alone.
     if state == "enabled" and not url:
         state = "not in the settings"
     return {

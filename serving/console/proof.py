@@ -154,9 +154,11 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
     for entry in entries:
         standing, wrong = Standing.ERASED if entry.erased else Standing.PROVEN, ""
         try:
+            # Against its own commitment first: an entry that was altered is wrong, whether or not it is signed yet.
             check(entry)
             # The log may have grown since it was signed: that is no fault of an entry.
             if checkpoint is None or entry.number >= checkpoint.size:
+                # Erasing takes the body alone, so that header and place are proven all the same.
                 standing = standing if entry.erased else Standing.UNSIGNED
             else:
                 proof = inclusion_proof(entry.number, checkpoint.size, read)

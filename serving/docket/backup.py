@@ -86,6 +86,7 @@ async def back_up(
     try:
         # An earlier attempt that was cut off is worth nothing: its copy may be half written.
         shutil.rmtree(new, ignore_errors=True)
+        # Its owner's alone, as the docket is (BO-5).
         new.mkdir(parents=True, mode=0o700)
         tell("Copying the database and the pictures …")
         await _copy(docket, place, new)
@@ -153,6 +154,7 @@ async def restore(folder: Path, place: Path | Address, pictures: Path | str | No
         new.chmod(0o600)
         await asyncio.to_thread(_flush_all, new_pictures)
         flush(new)
+        # In this order: a crash in between leaves pictures without a docket, and not a docket that lacks its pictures.
         new_pictures.rename(beside)
         new.rename(place)
         flush(place.parent)
@@ -170,6 +172,7 @@ async def _copy(docket: Docket, place: Path, new: Path) -> None:
     missing: set[str] | None = None
     try:
         while True:
+            # The database first: what comes in after this moment is not in its copy, and its pictures need not be.
             await asyncio.to_thread(copy_sqlite, place, new / DATABASE)
             copy = Docket.open(new / DATABASE, create=False, read_only=True)
             try:

@@ -119,6 +119,7 @@ class Docket:
         database: Database
         if isinstance(place, Address):
             database = PostgresDatabase.open(place, create=create, patience=patience)
+            # Never in the database: whoever can write to it could then sign another log.
             key = key or user_data_path("memecourt") / "docket.key"
         else:
             database = sqlite.open_sqlite(place, create=create, patience=patience, read_only=read_only)
@@ -136,6 +137,7 @@ class Docket:
                 # What an earlier format, or a crash during an erasure, has left.
                 move_out_of_table(database, objects)
                 remove_erased_pictures(database, objects)
+        # Whatever it is, the database is closed: its file would stay locked for the next try.
         except Exception as error:
             database.close()
             if isinstance(error, CourtError):
@@ -168,6 +170,7 @@ class Docket:
 
     async def close(self) -> None:
         """Waits until everything handed in is stored, and lets go."""
+        # Before the pictures: what is still to be written may store some.
         await self.transactions.close()
         if self.pictures is not None:
             await asyncio.to_thread(self.pictures.close)

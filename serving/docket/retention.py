@@ -72,6 +72,7 @@ def retention_periods(settings: Settings) -> Sequence[RetentionPeriod]:
     own = {name: each.retention_days for name, each in settings.namespaces.items() if each.retention_days is not None}
     periods = [RetentionPeriod(days, TrialFilter(namespace=name)) for name, days in own.items() if days != "unlimited"]
     if settings.retention_days is not None:
+        # Except namespaces with a word of their own, also those whose word is to keep everything.
         periods.append(RetentionPeriod(settings.retention_days, TrialFilter(other_than=frozenset(own))))
     return periods
 
@@ -106,6 +107,7 @@ async def erase_expired(
     """
     erased: Counter[str] = Counter()
     overdue, left = 0, dict(unfinished or {})
+    # First: of these, records already say that they are erased, and something of them still lies about (PR-1).
     if left and await _erase(docket, left, why="erased before, and not everywhere", now=now) is None:
         left.clear()
     for period in periods:
@@ -115,11 +117,14 @@ async def erase_expired(
             precedents = {line.trial_id: (name_of(line.trial_id),) if line.review else () for line in ready}
             gone = True
             if (failed := await _erase(docket, precedents, why=why, now=now)) is not None:
+                # Unfinished means erased in the docket and not everywhere: it is counted as erased, and tried again.
                 error, gone = failed, failed.reason == UNFINISHED
                 if gone:
                     left |= precedents
             erased.update(line.namespace for line in ready if gone)
             if error is not None:
+                # Erased together or not at all: if that failed, all are late, else those alone whose precedents are
+                # still there.
                 late = len(lines) - (0 if failed else len(ready))
                 overdue += late
                 _log.error("%d trials can't be erased now: reason=%s", late, error.reason)

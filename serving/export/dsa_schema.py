@@ -150,6 +150,7 @@ def missing(statement: Mapping[str, Any]) -> Sequence[str]:
     for name in ("decision_visibility", "decision_monetary", "content_type"):
         value = statement.get(name)
         chosen = value if isinstance(value, list) else [value]
+        # The database takes OTHER only together with words that say what is meant.
         if any(str(one).endswith("_OTHER") for one in chosen) and not statement.get(f"{name}_other"):
             absent.append(f"{name}_other")
     return absent
@@ -160,6 +161,7 @@ def _wrong(statement: Mapping[str, Any]) -> Iterator[str]:
     for name, value in statement.items():
         if name not in known:
             yield f"{name}: there is no such field"
+        # A field without a value is as good as absent; whether it may be is for missing().
         elif value is None:
             continue
         elif name in WORDS:
@@ -185,6 +187,7 @@ def _words(name: str, value: Any) -> Iterator[str]:
 
 def _day(name: str, value: Any) -> Iterator[str]:
     try:
+        # fromisoformat() also reads 20250701 and week dates, which the database refuses.
         day = date.fromisoformat(value) if re.fullmatch(r"\d{4}-\d{2}-\d{2}", str(value)) else None
     except ValueError:
         day = None

@@ -63,11 +63,13 @@ def pdf(
         NotLoaded: The package that makes PDFs is not installed.
         BadRequest: A font file is not there, or is none.
     """
+    # All of it within the block: fonts are cut to the used glyphs when the file is put out, and read once more for it.
     with font_files(fonts) as (main, bold, others):
         paper = _Paper(_open(main, bold, others, title=kept.record.trial_id, now=now or datetime.now(UTC)))
         _tell(paper, kept, view_of(kept.record), pictures=pictures, now=now or datetime.now(UTC))
         if messages:
             _messages(paper, kept)
+        # Behind everything else, so that the record can be read without coming upon them.
         if pictures is Pictures.SHARP:
             _sharp(paper, kept)
         return bytes(paper.pdf.output())
@@ -77,6 +79,7 @@ def _open(main: Path, bold: Path, others: Sequence[Path], *, title: str, now: da
     try:
         from fpdf import FPDF
     except ModuleNotFoundError as error:
+        # A package that fpdf2 itself misses is another fault, and the advice below would not mend it.
         if (error.name or "").partition(".")[0] != "fpdf":
             raise
         raise NotLoaded(
@@ -110,6 +113,7 @@ class _Paper:
     def heading(self, text: str, level: int = 1) -> None:
         size = {0: 18, 1: 13, 2: 11}[level]
         self.pdf.ln(2 if level == 2 else 5)
+        # Room for a line or two below it, so that no heading stands alone at the foot of a page.
         if self.pdf.will_page_break(20):
             self.pdf.add_page()
         self._write(text, size=size, bold=True)
@@ -127,6 +131,7 @@ class _Paper:
     def quote(self, text: str, size: float = 10) -> None:
         """Prints quoted speech, with a bar beside it."""
         before = self.pdf.l_margin
+        # By the margin, which also holds for lines that are wrapped and for a new page.
         self.pdf.set_left_margin(before + 5)
         self.pdf.set_x(before + 5)
         self._write(text, size=size)
@@ -168,6 +173,7 @@ class _Paper:
 
     def _write(self, text: str, *, size: float, bold: bool = False, colour: tuple[int, int, int] = _INK) -> None:
         for piece, ours in printed(text, self.pdf):
+            # What stands for hidden characters is smaller and in another colour: no text of a meme can imitate it.
             self.pdf.set_font(FAMILY, "B" if bold else "", size * (0.75 if ours else 1))
             self.pdf.set_text_color(*(_MARK if ours else colour))
             # Shaping joins letters and orders what is written from right to left; it is ten times as slow.
@@ -338,6 +344,7 @@ def font_files(more: Sequence[Path] = ()) -> Iterator[tuple[Path, Path, Sequence
         NotLoaded: The packaged fonts are not installed.
         BadRequest: A font file is not there.
     """
+    # Here and not when the file is put out: a wrong path is told by name, before any work is done.
     for path in more:
         if not path.is_file():
             raise BadRequest(f"There is no font file {path.name} at that place.", reason="FONT_MISSING", field="fonts")
@@ -366,6 +373,7 @@ def printed(text: str, pdf: FPDF) -> Iterator[tuple[str, bool]]:
         if hidden:
             yield piece, True
             continue
+        # Runs are kept together where the fonts allow: shaping joins letters only within one piece.
         plain: list[str] = []
         for character in piece:
             if character in "\n\t" or any(ord(character) in glyphs for glyphs in has):

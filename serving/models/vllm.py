@@ -66,6 +66,7 @@ class VllmServer:
     def __init__(self, settings: VllmSettings, *, log: Callable[[str], None] = lambda _: None) -> None:
         self.settings = settings
         self.model = settings.served_name
+        # A key also on loopback: any other user of this machine can connect to it.
         self.api_key = settings.api_key.get_secret_value()
         self._tell = log
         self._port = settings.port
@@ -155,6 +156,7 @@ class VllmServer:
     def _start(self) -> None:
         settings = self.settings
         assert self._group is None, "one server is one process: make another to start again"
+        # Chosen as late as can be: until vLLM listens, another process may take it.
         self._port = settings.port or free_port(settings.host)
         try:
             kept = settings.log_file.open("w", encoding="utf-8") if settings.log_file else None
@@ -285,6 +287,7 @@ class VllmSettings(BaseModel):
     @classmethod
     def _not_ours(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         for flag in flags:
+            # vLLM takes either spelling, and values after a space or an equals sign.
             name = flag.partition("=")[0].replace("_", "-").removeprefix("--")
             if flag.startswith("--") and name in _OURS:
                 raise ValueError(f"--{name} is a setting of memecourt and can't be handed on to vLLM")

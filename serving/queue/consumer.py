@@ -29,6 +29,7 @@ _PARTS = frozenset({"request", PICTURE, "text"})
 _AGAIN_S = 1.0
 """Seconds until the queue is asked again that could not be reached, and until the court is that does not serve."""
 _LONGEST_AGAIN_S = 30.0
+# Of these two, _without_verdict takes most for a fault of the consumer's token before it looks at _NEVER.
 _NOT_KNOWN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _NEVER = frozenset(
     {
@@ -36,6 +37,7 @@ _NEVER = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.FAILED_PRECONDITION,
+        # Reached where the token is not let into the message's namespace; others of the queue may still pass.
         grpc.StatusCode.PERMISSION_DENIED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,  # of a message that is too large; a busy court says when to come again
     }
@@ -99,16 +101,20 @@ class QueueConsumer:
         stop = asyncio.create_task(stopping.wait())
         try:
             while not (stopping.is_set() or self._refused):
+                # No more than can be worked on: what is read and waits here is time in which no other consumer can have
+                # it.
                 room = self._at_once - len(self._working)
                 if room:
                     await self._read(room, stopping)
                 else:
                     await asyncio.wait((*self._working, stop), return_when=asyncio.FIRST_COMPLETED)
             if self._working:
+                # Also where the court refuses this consumer: what it has already taken on may still be answered.
                 await asyncio.wait(self._working, timeout=grace_s)
         finally:
             holding.cancel()
             stop.cancel()
+            # Ended before the caller closes the queue, whose client these tasks use.
             left = list(self._working)
             for task in left:
                 task.cancel()
@@ -121,11 +127,13 @@ class QueueConsumer:
             memes = await self._source.receive(most)
         except Unavailable as error:
             _log.warning("the queue can't be read now: %s", error.message)
+            # A pause that ends at once when it is to stop.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_S):
                     await stopping.wait()
             return
         for meme in memes:
+            # Remembered in _working, for asyncio itself would not save a running task from garbage collection.
             task = asyncio.create_task(self._work(meme))
             self._working[task] = meme
             task.add_done_callback(self._over)
@@ -174,11 +182,14 @@ class QueueConsumer:
             try:
                 return await self._court.judge(request)
             except JudgeError as error:
+                # A court that is full or away says nothing about the message: it waits here, and no delivery is counted
+                # against it.
                 busy = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
                 away = error.code is grpc.StatusCode.UNAVAILABLE and not await self._court.is_serving()
                 if not (busy or away):
                     raise
                 _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
+                # Never sooner than the court asks for: that delay spreads its callers (RE-4).
                 await asyncio.sleep(max(pause, error.retry_after or 0.0))
                 while away and not await self._court.is_serving():
                     await asyncio.sleep(pause)
@@ -236,8 +247,10 @@ async def request_of(meme: QueuedMeme, fetch: Fetch) -> wire.JudgeRequest:
         raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)
     message = message_of(JUDGE.request, given, _text_of(meme.parts))
     assert isinstance(message, wire.JudgeRequest)
+    # The same for each delivery, so that the court knows the request again and tries nothing twice.
     message.request_id = message.request_id or meme.request_id
     if url is not None:
+        # Last: a message that is malformed costs no download.
         picture = await picture_at(url, fetch)
     if picture is not None:
         require_bytes(picture)

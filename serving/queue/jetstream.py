@@ -66,15 +66,19 @@ class JetStreamQueue(QueueSource):
                     connect_timeout=_REPLY_S,
                     error_cb=_ignore,
                 )
+                # It has shown that the server is there; the lasting connection then reconnects for as long as it takes.
                 await first.close()
                 self._nats = await nats.connect(asked.address, max_reconnect_attempts=-1, error_cb=_ignore)
                 self._jetstream = self._nats.jetstream(timeout=_REPLY_S)
+                # At the start: otherwise each answer would fail after its meme was tried.
                 for subject in (asked.answers, asked.dead):
                     await self._find_stream(subject)
                 config = ConsumerConfig(
                     durable_name=asked.group,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=asked.again_after_s,
+                    # The consumer counts deliveries itself, and buries with a reason. JetStream would only stop
+                    # delivering.
                     max_deliver=-1,
                 )
                 try:
@@ -84,6 +88,7 @@ class JetStreamQueue(QueueSource):
                 except APIError as error:
                     raise _refused(f"{error.description}") from None
                 self._pulled = await self._jetstream.pull_subscribe_bind(consumer=asked.group, stream=asked.stream)
+        # Also where the start is cancelled: a connection that is left open goes on reconnecting.
         except BaseException:
             await self.aclose()
             raise
@@ -100,6 +105,7 @@ class JetStreamQueue(QueueSource):
         for message in messages:
             about = message.metadata
             id_ = str(about.sequence.stream)
+            # A later delivery replaces an earlier one, whose address for acknowledgements no longer counts.
             self._messages[id_] = message
             found.append(
                 QueuedMeme(id_, f"{about.stream}/{id_}", {"request": message.data}, deliveries=about.num_delivered)
@@ -150,8 +156,11 @@ class JetStreamQueue(QueueSource):
         # By this id JetStream knows what was sent before, within the stream's window for duplicates.
         headers = {**headers, "Nats-Msg-Id": f"{meme.request_id}@{subject}"}
         with _errors():
+            # The answer before the acknowledgement: a crash in between brings the message again, and the id tells the
+            # copy.
             stored = await self._jetstream.publish(subject, data, headers=headers)
             await message.ack_sync(timeout=_REPLY_S)
+        # Only now: what could not be answered is still held, and can be given back.
         self._messages.pop(meme.id, None)
         return not stored.duplicate
 

@@ -16,6 +16,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.queue.source import QueueSettings, QueueSource
 from serving.rpc.health import COURT
 
+# Short beside a verdict: a court that can't say in this time whether it serves does not.
 _HEALTH_S = 5.0
 
 
@@ -28,6 +29,7 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
         NotLoaded: Its client is not installed.
         Unavailable: Its server can't be reached.
     """
+    # By its beginning alone: the rest may hold a password, and goes to the client as it is.
     scheme = settings.address.partition("://")[0].lower()
     opener = {"redis": _redis, "rediss": _redis, "unix": _redis, "nats": _jetstream, "tls": _jetstream}.get(scheme)
     if opener is None:
@@ -37,6 +39,7 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
             field="queue",
         )
     source = await opener(settings)
+    # Imported here: the clients of queues are an extra.
     try:
         yield source
     finally:
@@ -94,6 +97,7 @@ class RemoteCourt:
         """See :class:`serving.queue.consumer.JudgingCourt`."""
         try:
             said = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
+        # Whatever the reason: messages wait, and the next look finds out.
         except grpc.RpcError:
             return False
         return bool(said.status == health_pb2.HealthCheckResponse.SERVING)

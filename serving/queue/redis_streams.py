@@ -58,7 +58,9 @@ class RedisStreams(QueueSource):
             )
         self._again_after_ms = round(settings.again_after_s * 1000)
         self._remove = settings.remove
+        # Containers repeat names of hosts and process ids: two consumers of one name would take each other's messages.
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        # So that a message which was left is found after at most a quarter more than the time it has to be idle.
         self._look_s = settings.again_after_s / 4
         self._looked = 0.0
         try:
@@ -95,6 +97,7 @@ class RedisStreams(QueueSource):
     @override
     async def receive(self, most: int) -> Sequence[QueuedMeme]:
         with _errors():
+            # Before new ones: what somebody left behind has waited longest.
             if found := await self._left_by_others(most):
                 return found
             try:
@@ -178,6 +181,8 @@ class RedisStreams(QueueSource):
                     start_id=cursor,
                     count=most,
                 )
+                # Each call looks at a part of what is pending, and may find nothing in it: only the cursor says that it
+                # was all.
                 if entries or cursor in (b"0-0", "0-0"):
                     break
         except ResponseError as error:
@@ -188,6 +193,7 @@ class RedisStreams(QueueSource):
             self._looked = now  # otherwise there may be more
         found = []
         for id_, parts in entries:
+            # XAUTOCLAIM does not say how often a message was delivered, by which it is known when it is too often.
             pending = await self._pending(id_, id_)
             found.append(self._meme(id_, parts, pending[0]["times_delivered"] if pending else 1))
         return found

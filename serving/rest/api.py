@@ -179,9 +179,11 @@ class EventEndpoint:
             await finished(work, failed.append)
             if connection_of(request).lost.is_set():
                 return
+            # Before the head is sent, what went wrong still has a status; afterwards it can only be an event.
             if failed and not events.begun:
                 await problem_response(failed[0])(scope, receive, send)
                 return
+            # A caller that takes nothing must not keep a connection and its memory for the sake of a last event.
             async with asyncio.timeout(_TO_SAY_WHY_S):
                 await events.end(*failed)
         except TimeoutError:

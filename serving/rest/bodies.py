@@ -20,6 +20,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+# The same bound on both ways in: no request may be too large for one of them only.
 BODY_BYTES = MESSAGE_BYTES
 """Largest body: what gRPC takes. A picture in base64 is a third larger than by itself."""
 
@@ -99,15 +100,21 @@ class RequestLines:
             line = await self._line()
             if not line:
                 return b""
+            # Blank lines are no requests. They do not renew the caller's time either, or they could keep a stream open
+            # for ever.
             if line.strip():
                 self._came()
                 return stream_request_of(line).SerializeToString()
 
     async def _line(self) -> bytes:
         while True:
+            # From where the last search ended: a long line in small pieces would take time with the square of its
+            # length.
             end = self._buffer.find(b"\n", self._looked)
             if end < 0 and self._ended:
+                # The last line needs no line break.
                 end = len(self._buffer) - 1
+            # Also before the end of the line is known: what never ends must not fill the memory (BO-1).
             if (len(self._buffer) if end < 0 else end) > BODY_BYTES:
                 raise _too_large()
             if end >= 0 or self._ended:
@@ -152,6 +159,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
         BadRequest: The request is malformed, or larger than is taken.
         CancelledError: The caller has gone.
     """
+    # What the address and the head say goes before the body, which may repeat it but not contradict it (message_of).
     own = {field: request.path_params[name] for name, field in operation.fields.items()}
     if operation is JUDGE and (key := idempotency_key(request)):
         own["request_id"] = key
@@ -166,6 +174,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     if operation.takes_picture and media.startswith("image/"):
         message = message_of(operation.request, query, own)
         return ReceivedRequest(message, await whole_body(request))
+    # Two places for the same field would need a rule for which one holds.
     if query:
         raise BadRequest(
             "The query goes with a body that is a picture. With another body, say all in the body.",
@@ -183,6 +192,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
 
 
 async def _of_form(operation: Operation, request: Request, own: Mapping[str, str]) -> ReceivedRequest:
+    # Piece by piece, so that a picture is in memory once, and not in the form as well.
     with closing(FormReader(request.headers["content-type"])) as reader:
         async for piece in pieces_of(request):
             reader.feed(piece)
@@ -199,6 +209,7 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             text = form.fields["text"].decode()
         except UnicodeDecodeError:
             raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None
+        # The same text twice is harmless. Two texts are refused, as nobody could know which one was judged.
         if given.setdefault("text", text) != text:
             raise BadRequest(
                 "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"

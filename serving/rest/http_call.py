@@ -70,6 +70,7 @@ class HttpCall:
         self.announced_bytes = announced_bytes
         self._request = request
         self._message = message
+        # From now, and not from when the request is read: waiting for memory is part of the caller's time.
         self._deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         self._events = events
         self._was_read = False
@@ -167,6 +168,7 @@ class EventWriter:
             (b"x-accel-buffering", b"no"),  # by itself nginx keeps events until it has many
             *self.headers,
         ]
+        # Set before the head is sent, so that a second call that comes meanwhile sends none.
         self._alive = asyncio.create_task(self._stay_alive())
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -185,6 +187,8 @@ class EventWriter:
             self._alive.cancel()
 
     def _written(self, id_: int | None, name: str, data: Mapping[str, Any]) -> bytes:
+        # One line of JSON, in which line breaks are escaped: nothing in a meme's text can end the event or begin
+        # another.
         number = f"id: {id_}\n" if id_ is not None else ""
         return f"{number}event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
 

@@ -31,6 +31,7 @@ class JudgeEndpoint:
     def __init__(self, api: Api) -> None:
         """Answers requests."""
         self._api = api
+        # Held here once nobody waits for them, for asyncio itself would let a running task be collected.
         self._going_on: set[asyncio.Task[Message | bytes | None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,11 +60,13 @@ class JudgeEndpoint:
 
         def name(asked: wire.JudgeRequest) -> None:
             # Every request gets a name: 202 has to say under which the verdict will be found.
+            # Before the trial sees the request, so that it is recorded under this name.
             asked.request_id = asked.request_id or str(uuid.uuid4())
             named.append(wire.JudgeRequest(request_id=asked.request_id, content=asked.content))
 
         call = self._api.call_of(JUDGE, request, usual_s=None, seen=name)
         trial = asyncio.create_task(self._api.methods.answer(JUDGE.full_name, call))
+        # By the connection itself: ASGI's receive belongs to the trial, which reads the body with it.
         leaving = asyncio.create_task(connection_of(request).lost.wait())
         self._going_on.add(trial)
         trial.add_done_callback(self._over)
@@ -91,6 +94,7 @@ class JudgeEndpoint:
             raise
         finally:
             leaving.cancel()
+        # safe='': a slash in an id of the caller's must not make another address of it.
         where = f"/v1/requests/{quote(named[0].request_id, safe='')}"
         if named[0].content.namespace:
             where += f"?{urlencode({'request.namespace': named[0].content.namespace})}"
@@ -108,6 +112,7 @@ class JudgeEndpoint:
         try:
             return parsed(VERDICT, await self._api.methods.answer(VERDICT.full_name, call))
         except CallEnded as ended:
+            # Not there yet is what is waited for; anything else would be waited for in vain.
             if ended.status.code != code_pb2.NOT_FOUND:
                 raise
             return None

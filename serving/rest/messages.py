@@ -140,6 +140,7 @@ def object_of(kind: Descriptor, pairs: Iterable[tuple[str, str]]) -> dict[str, A
     Raises:
         BadRequest: A field that is no list comes twice, or there is none of a name.
     """
+    # By the descriptor, name for name: what the contract does not have is refused, as in a body.
     found: dict[str, Any] = {}
     for name, value in pairs:
         place, within, (*outer, last) = found, kind, name.split(".")
@@ -187,6 +188,7 @@ def with_picture(message: Message, picture: bytes | bytearray | None) -> bytes:
         return message.SerializeToString()
     require_bytes(picture)
     number = message.DESCRIPTOR.fields_by_name[PICTURE].number
+    # Written by hand, as protobuf would: setting the field would hold the picture in memory a second time.
     head = bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(picture))
     return b"".join((message.SerializeToString(), head, picture))
 

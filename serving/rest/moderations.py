@@ -44,6 +44,7 @@ CATEGORIES: Sequence[str] = (
 _USUAL_CATEGORY = "hate"
 _CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
 """OpenAI's name for a category of the policy, where it is not the usual one."""
+# Each input is a trial of its own, and all share one deadline.
 _MOST_INPUTS = 32
 _FIELDS = frozenset({"model", "input", "content"})
 
@@ -81,6 +82,7 @@ class ModerationsEndpoint:
             timeout_s=timeout_of(request, USUAL_TIMEOUT_S),
         )
         verdicts = [await self._verdict(call, request)]
+        # One after the other: a list takes one place in the court at a time, as a single request does.
         for each in inputs[1:]:
             data = each.serialized()
 
@@ -137,6 +139,7 @@ async def judge_requests(given: Mapping[str, Any], request_id: str, fetch: Fetch
 
 def _numbered(request_id: str, number: int) -> str:
     """The id of one of several inputs: the caller's for the first, none where the caller gives none."""
+    # A repeated request gets the same ids, and so for each input the verdict that there is.
     return f"{request_id}-{number}" if request_id and number else request_id
 
 
@@ -172,6 +175,7 @@ def moderation_of(verdicts: Sequence[wire.JudgeResponse]) -> Mapping[str, Any]:
 def _result(verdict: wire.JudgeResponse) -> Mapping[str, Any]:
     flagged = decision_of(verdict) != "allow"
     category = _CATEGORY_OF.get(verdict.finding.category, _USUAL_CATEGORY)
+    # Clients compare scores with thresholds of their own, so that there has to be one.
     score = verdict.harm_score if verdict.HasField("harm_score") else float(flagged)
     if flagged and verdict.label != wire.LABEL_HARMFUL:
         score = 1.0  # who goes by a threshold must not let pass what nobody has decided

@@ -89,6 +89,7 @@ async def finish_call(context: ServiceCall, answer: Awaitable[T]) -> T:
     """
     try:
         return await answer
+    # Ends of calls that the library brings about itself, and that were told already.
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception as error:
@@ -215,6 +216,7 @@ async def _only_request(memory: ReceiveBudget, context: ServiceCall, of: str = "
     try:
         yield data
     finally:
+        # Given back only when the call is over: the request is in memory for as long.
         lot.release()
 
 
@@ -228,6 +230,7 @@ def changing() -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
+        # Of these it is known that nothing was changed: to come again is safe.
         if error.reason in _NOTHING_CHANGED:
             raise
         raise Unavailable(
@@ -251,6 +254,7 @@ def serialized(message: Message) -> bytes:
 def time_left(context: ServiceCall) -> float | None:
     """Seconds until an answer must be on its way; None where the caller gave no deadline."""
     left = context.time_remaining()
+    # An answer at the very deadline would be a verdict that is kept, and a caller who never gets it.
     return None if left is None else left - _TO_ANSWER_S
 
 
@@ -288,6 +292,7 @@ class Session(Generic[T]):
         self._calls += 1
         self._idle.clear()
         try:
+            # Read once: calls that have begun end with what they began with, also when the service closes.
             yield self._with
         finally:
             self._calls -= 1

@@ -63,6 +63,7 @@ def ask_of(
     trace = _TRACEPARENT.fullmatch(traceparent)
     return TrialRequest(
         image=request.image,
+        # Absent and empty differ: without a text it is read off the picture, and an empty one says that there is none.
         text=request.text if request.HasField("text") else None,
         language=language(request.language),
         procedure=_procedure(request.procedure, default),
@@ -97,6 +98,7 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
         request_id=answer.name.request_id,
         content=wire.Content(namespace=ask.namespace, id=ask.content_id),
         client_token=client_token,
+        # Reused, it has no timings of steps: they are those of a trial that this request did not wait for.
         timings=_timings(answer, None if answer.reused else answer.record),
     )
     if answer.reused:
@@ -150,6 +152,7 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         claims=list(map(_claim_message, verdict.claims)),
     )
     response.decided_at.FromDatetime(given.at)
+    # Optional in the contract: a score of 0 is one, and must not read as none.
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
         response.harm_score = verdict.harm_score
         response.harm_score_meaning = wire.ScoreMeaning.Value(f"SCORE_MEANING_{verdict.harm_score_meaning}")
@@ -227,6 +230,7 @@ def _pins(pins: wire.Pins) -> RequiredVersions:
 def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure:
     if asked == wire.PROCEDURE_UNSPECIFIED:
         return default
+    # Enums of proto3 are open: any number comes through.
     if asked not in wire.Procedure.values():
         known = ", ".join(name for name, _ in wire.Procedure.items() if not name.endswith("UNSPECIFIED"))
         raise BadRequest(
@@ -260,6 +264,7 @@ def precedent_of(precedent: Precedent) -> wire.Precedent:
 
 def duration(seconds: float) -> Duration:
     """A time in seconds, to the nanosecond."""
+    # Rounded before it is split: after it, a fraction could round up to a whole second, which Duration refuses.
     whole, nanos = divmod(round(seconds * 1e9), 10**9)
     return Duration(seconds=whole, nanos=nanos)
 

@@ -137,6 +137,7 @@ class DocketService:
         """
         with self._session.call() as docket:
             which = which_of(request.filter)
+            # The end is fixed when the call begins.
             newest = await docket.index.list(limit=1, which=which)
             after = None
             while newest:
@@ -149,6 +150,7 @@ class DocketService:
                         record = await docket.trials.record(line.trial_id)
                     except TrialErased:  # before it was listed, or since
                         continue
+                    # A long export ends once its token is taken out (GR-1).
                     check_in_force()
                     yield wire.ExportTrialsResponse(trial=trial_of(record))
                 if len(lines) < _EXPORT_PAGE:
@@ -189,6 +191,7 @@ class DocketService:
             self._publish_review(event)
             with changing():
                 now = await docket.trials.record(record.trial_id)
+            # Last: the review stands whatever the library does, and watchers have been told of it already.
             await self._follow(now, event)
             return wire.ReviewVerdictResponse(summary=summary_of(line_of(now)))
 
@@ -261,6 +264,7 @@ async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRe
         return await _visible_record(docket.trials, request.trial_id)
     content_id = required(request.content.id, _MOST_CONTENT, "content.id")
     namespace = request.content.namespace
+    # A namespace that is not the caller's is answered as one without such content: nobody learns what others have.
     if current().sees(namespace):
         which = TrialFilter(
             states=frozenset({TrialState.DECIDED}), namespace=namespace, content_id=content_id, erased=False

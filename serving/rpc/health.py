@@ -89,6 +89,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
     def say(self, service: str, serving: bool) -> None:
         """From now on, that is what is told of a service; those who watch it are told."""
+        # A check that ends after the court has closed must not call anybody back.
         status = SERVING if serving and not self._over else NOT_SERVING
         if self._status[service] != status:
             _log.info("service=%s %s", service or "all", health_pb2.HealthCheckResponse.ServingStatus.Name(status))
@@ -123,6 +124,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         """The status of one service, now and each time that it changes; SERVICE_UNKNOWN of one that there is not."""
         told = None
         while True:
+            # Before the status is read: a change in between sets this very event, and is not missed.
             over, changed = self._over, self._changed
             status = self._status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
             if status != told:
@@ -148,6 +150,7 @@ class ModelProbe:
     async def __call__(self) -> None:
         """Raises CourtError if it is gone."""
         began = time.monotonic()
+        # A busy server shows by its answers that it is there, and is not asked for more.
         if self._model.answered_at > began - EVERY_S:
             return
         asked = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
@@ -161,6 +164,7 @@ class ModelProbe:
         finally:
             for one in asked:
                 one.cancel()
+            # Waited for, so that no probe is left that would fill a server which answers slowly.
             await asyncio.gather(*asked, return_exceptions=True)
 
 
@@ -175,6 +179,7 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
 
     def tell() -> None:
         for service, looks in leans_on.items():
+            # Until each was looked at once, a service keeps NOT_SERVING from its birth.
             if all(look in there for look in looks):
                 health.say(service, all(there[look] for look in looks))
 

@@ -157,6 +157,8 @@ class CourtService:
         """Tells the state of a trial, and its verdict."""
         with self._session.call() as sitting:
             trial_id = await trial_named(request, sitting.reception)
+            # A request of the caller's own may have been given the verdict of another namespace's trial, which it may
+            # then see.
             by_request = request.WhichOneof("trial") == "request"
             try:
                 record = await sitting.house.docket.trials.record(trial_id)
@@ -167,6 +169,7 @@ class CourtService:
             response = wire.GetVerdictResponse(trial_id=trial_id)
             stands = summary_of(line_of(record))
             response.state, response.failure_reason = stands.state, stands.failure_reason
+            # A trial without a verdict has a state all the same, and whoever asks again learns from it how far it is.
             if record.verdict is not None:
                 response.verdict.MergeFromString(await self._sent(sitting, record))
                 response.verdict.request_id = request.request.request_id or record.opened.request_id
@@ -187,6 +190,7 @@ class CourtService:
                 del data  # what is held for long is the picture alone
                 check_request_id(request.request_id)  # the one thing that no request before it answers for
                 like = likeness(request)
+                # Before the request is looked at any closer: a repeat costs neither decoding nor a place.
                 repeat = self._repeats.get(like) if like else None
                 if repeat and (said := await self._repeated_response(sitting, repeat, request.request_id, began)):
                     return said
@@ -306,10 +310,12 @@ def likeness(request: wire.JudgeRequest) -> bytes | None:
 
     Not the same in the next version of protobuf, perhaps: it is for keeping in memory.
     """
+    # Digesting happens in the event loop here, where every other call waits for it.
     if len(request.image) > HASHED_AT_ONCE:
         return None
     request_id = request.request_id
     request.ClearField("request_id")
+    # Deterministic, so that maps, such as pinned models, come in one order.
     data = request.SerializeToString(deterministic=True)
     request.request_id = request_id
     return hashlib.sha256(data).digest()

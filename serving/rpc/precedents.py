@@ -90,6 +90,7 @@ class PrecedentsService:
     async def empty(self, seconds: float) -> None:
         """Waits until no call is being answered, at most so many seconds, and lets go of the library."""
         await self._session.empty(seconds)
+        # Before it is closed: a call that came in between must not be given a writer that is no more.
         self._writer = None
         self._writing.close()
 

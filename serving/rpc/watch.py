@@ -79,8 +79,10 @@ async def watch_trial(
             for event in await _events(trials, trial_id, seq):
                 if isinstance(event, TrialOpened) and not current().sees(event.meme.namespace):
                     raise unknown_trial()
+                # A trial that failed may have been resumed: only the last end counts.
                 over = isinstance(event, VerdictGiven | TrialFailed) or (over and not isinstance(event, TrialResumed))
                 seq = event.seq + 1
+                # Earlier ones were read for their check, and not to be sent.
                 if event.seq >= request.from_seq:
                     yield wire.WatchTrialResponse(event=listings.event_of(event))
                     check_in_force()  # it may have taken long to be taken
@@ -127,10 +129,12 @@ async def watch_reviews(
     with hub.watching_reviews(log) as woken:
         while True:
             woken.clear()
+            # Before the log is read: what was stored until the court closed is still told.
             closed = hub.closed
             check_in_force()
             page = await log.entries(number, _REVIEWS, {"VerdictReviewed"})
             for entry in page:
+                # Also for entries that are not told: the place in the log moves on past them.
                 number = entry.number + 1
                 reviewed = await _reviewed(trials, entry, overruled_only=request.overruled_only)
                 if reviewed is not None:
@@ -184,6 +188,7 @@ async def trial_named(request: wire.WatchTrialRequest | wire.GetVerdictRequest, 
             "Name the trial by its id, or by the request that it is held for.", reason="FIELD_MISSING", field="trial"
         )
     namespace = within(request.request.namespace, _LONGEST_ID, "request.namespace")
+    # Before the request is looked up: whether there is one must not show in the answer.
     check_namespace(namespace, "request.namespace")
     name = RequestName(namespace, within(request.request.request_id, _LONGEST_ID, "request.request_id"))
     trial_id = await reception.trial_of(name)

@@ -45,8 +45,10 @@ class _Window:
 
     def delay(self, now: float) -> float:
         """Seconds until there is room for one more; 0 where there is."""
+        # The oldest first: slices are added in rising order, and only those at the front can be over.
         while self._counts and self._over_at(first := next(iter(self._counts))) <= now:
             self._total -= self._counts.pop(first)
+        # What would be left once slice after slice is over: the first that makes room says when.
         left = self._total
         for number, count in self._counts.items():
             if left < self.most:
@@ -65,6 +67,7 @@ class _Window:
 
     def take_off(self, number: int) -> None:
         """Counts one of a slice no more."""
+        # Its slice may be over by now, and is counted no more anyway.
         if self._counts.get(number):
             self._counts[number] -= 1
             self._total -= 1
@@ -95,6 +98,7 @@ class Quota:
         """Raises QuotaExceeded where nothing is left."""
         now = self._clock()
         delays = [(window.delay(now), window) for window in self._windows]
+        # The longest: coming again sooner would be refused by the other window.
         delay, longest = max(delays, key=lambda each: each[0])
         if delay > 0:
             raise QuotaExceeded(
@@ -126,6 +130,7 @@ class Quota:
         """
         now, wall = self._clock(), datetime.now(UTC)
         for window in self._windows:
+            # Rising, as add() wants it.
             for at, count in sorted(opened.items()):
                 # As if at the end of the minute, which is the safe side. Not in the future: clocks of servers differ.
                 age_s = max((wall - at).total_seconds() - _MINUTE_S, 0.0)

@@ -130,6 +130,7 @@ class AdmissionSlot:
 
     def keep(self, picture: Picture) -> None:
         """Hold a picture until the slot is left; not without one."""
+        # Without a place nothing bounds how many pictures are held at once.
         if self.picture is None and (self.admission is None or self.entered is not None):
             self.picture = picture
             self.memory.change_pictures(size_of(picture))
@@ -290,6 +291,7 @@ class TrialRequest:
                 after the trial began. That of the versions if not given.
         """
         if self.pins != ANY_VERSIONS:
+            # Compared as records have them, by digests: names of models or libraries may mean something else tomorrow.
             held = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
             if library is not None:
                 held["library"] = library

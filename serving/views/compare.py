@@ -45,6 +45,7 @@ class ComparedRow:
     def pieces(self) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
         """Either text in pieces, and whether the other has each."""
         left, right = (_PIECE.findall(text) for text in (self.left, self.right))
+        # Whole, and marked as a whole: a page must not take minutes for two long texts.
         if len(left) + len(right) > _MOST_PIECES:
             return [(self.left, self.same)], [(self.right, self.same)]
         # With autojunk difflib passes over what is frequent in a long text, such as spaces.
@@ -77,11 +78,13 @@ def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
     """Everything that two trials can differ in, in the order in which a trial is read."""
     left, right = ({name: dict(rows) for name, rows in _sections(record)} for record in (first, second))
     groups = []
+    # The order of the first, then what only the second has, so that no section or row is lost.
     for name in dict.fromkeys((*left, *right)):
         one, other = left.get(name, {}), right.get(name, {})
         rows = []
         for key in dict.fromkeys((*one, *other)):
             (said, words), (also, _) = one.get(key, ("", False)), other.get(key, ("", False))
+            # A row that only one trial has says in that one alone whether it is a text.
             words = words or other.get(key, ("", False))[1]
             rows.append(ComparedRow(key, said or NOTHING, also or NOTHING, words))
         groups.append(Group(name, tuple(rows)))

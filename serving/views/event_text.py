@@ -52,6 +52,7 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             }[event.source]
             for line in event.lines:
                 yield Fact(f"{line.confidence:.2f}", f"“{line.text}”")
+            # Lines make up the text: where there are some, it would stand here twice.
             if event.text and not event.lines:
                 yield Speech(event.text)
         case e.NearDuplicatesFound():
@@ -82,6 +83,7 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
         case e.JudgeRuled():
             yield from _opinion(event)
         case e.GuardHeard():
+            # None is no opinion, which must not read as "not harmful".
             if event.harmful is None:
                 yield f"{event.adapter} gave no opinion: {event.failure}"
             else:
@@ -135,6 +137,7 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     yield Fact("request", event.request_id)
     if event.of_trial:
         yield Fact("once more", f"the meme of trial {event.of_trial}")
+    # Either may be missing, and both may be.
     if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
         yield Fact("content", whose)
     if meme.picture_given:
@@ -147,6 +150,7 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     yield Fact("settings", versions.settings)
     yield Speech(", ".join(f"{name} {json.dumps(value)}" for name, value in event.settings.items()))
     yield Fact("software", f"memecourt {versions.software}")
+    # Summary trials ask no model, and have neither prompts nor roles.
     if versions.prompts:
         yield Fact("prompts", versions.prompts)
     for role, model in versions.models.items():
@@ -207,10 +211,12 @@ def _opinion(event: e.JudgeRuled) -> Iterator[Piece]:
 def _expert(
     event: e.ClaimsFound | e.QueriesPlanned | e.EvidenceSearched | e.DocumentWeighed | e.ClaimSettled,
 ) -> Iterator[Piece]:
+    # First, because what follows may be empty for this reason alone.
     if event.failure:
         yield Fact("failed", event.failure)
     match event:
         case e.ClaimsFound():
+            # A meme without claims and a step that failed both have an empty list.
             if not event.claims and not event.failure:
                 yield "the meme puts forward no claim of fact"
             for claim in event.claims:
@@ -227,6 +233,7 @@ def _expert(
             yield f"claim {event.claim}, document {event.number}{', looked at again' if event.second_look else ''}"
             yield Fact(event.source or "document", ", ".join(filter(None, (event.title, event.date, event.document))))
             yield Fact("sha256", event.sha256)
+            # Only of what was read and weighed: anything else would pass for a finding about the document.
             if event.sha256 and not event.failure:
                 yield "evidence" if event.helpful else "put aside" if event.aside else "no evidence"
             yield from map(Speech, event.quotes)
@@ -240,6 +247,7 @@ def _expert(
 def _odds(odds: e.OddsGiven) -> str:
     return ", ".join(
         f"harmful {harmful:.3f}, not {benign:.3f}"
+        # One pair for each order in which the labels were put before the Judge.
         for harmful, benign in zip(odds.harmful, odds.not_harmful, strict=True)
     )
 

@@ -115,11 +115,13 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
         event: One of its events.
     """
     told = _RecordedSoFar(record, event)
+    # Functions, so that what is missing in a record is found where each call is made again, and spares the others.
     calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
     match event:
         case Described():
             calls.append((event.call, lambda: [told.describe()]))
         case QuestionAsked():
+            # A question is asked with the exchanges before it in view; a summary with its own round as well.
             calls.append((event.call, lambda: [told.argue("ask", event.side, event.round - 1)]))
         case AnswerGiven():
             calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
@@ -165,6 +167,7 @@ def _why_not(digest: str, call: ModelCall, asked: Messages[Any]) -> str:
         return "The record is of before digests of messages were kept: nobody can say whether these are the same."
     if digest == call.messages_digest:
         return ""
+    # The likeliest reason is looked for first: it is harmless, and must not be told as an alteration.
     if asked.prompt.digest != call.prompt_digest:
         return f"The prompt {asked.prompt.id} is worded otherwise here than it was then: these are not what was sent."
     return "These are not what was sent: the record was altered, a part of it erased, or the software is another."

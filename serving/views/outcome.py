@@ -49,8 +49,10 @@ def outcome(record: TrialRecord) -> dict[str, tuple[int, str]]:
 def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, ...]:
     """The fields in which the outcome of a trial differs from the recorded one."""
     before, after = outcome(recorded), outcome(replayed)
+    # A field that only the replay has stands in no recorded event; the end is where it is missing.
     last = recorded.events[-1].seq
     found = []
+    # In order and each once: recorded fields first, then those that are new.
     for name in dict.fromkeys((*before, *after)):
         seq, kept = before.get(name, (last, _NONE))
         _, now = after.get(name, (last, _NONE))
@@ -78,6 +80,7 @@ def explanations(record: TrialRecord, fields: Iterable[str]) -> dict[str, str]:
         fields: Names of the fields that differ.
     """
     verdict = record.verdict
+    # Told by a setting that came with the change; a version number would say nothing of builds in between.
     of_first_edition = "review_risk" not in record.opened.settings
     if record.opened.procedure is not Procedure.SUMMARY or verdict is None or not of_first_edition:
         return {}
@@ -115,6 +118,7 @@ def _fields(record: TrialRecord) -> _Fields:
         yield "guard's categories", heard.seq, ", ".join(heard.categories) or _NONE
     if (found := record.last(ClaimsFound)) is not None:
         yield "claims of fact", found.seq, found.failure or _lines(claim.text for claim in found.claims)
+    # Claims are settled side by side, in whatever order the calls return.
     for settled in sorted(record.all(ClaimSettled), key=lambda event: event.claim):
         yield f"claim {settled.claim}'s finding", settled.seq, f"{word(settled.label)}, {word(settled.because)}"
         quotes = (f"{passage.document}: {passage.quote}" for passage in settled.evidence)
@@ -141,6 +145,7 @@ def _verdict(given: VerdictGiven) -> _Fields:
         "review reasons": _reasons(verdict.review),
         "signals": _reasons(verdict.signals),
         "rule": verdict.rule,
+        # Kinds alone: where a sign stands moves with every word around it.
         "signs of steering": ", ".join(sorted(str(sign.kind) for sign in given.steering)) or _NONE,
     }
     if found := verdict.finding:

@@ -57,12 +57,14 @@ class RecordedExpert(ChatModel):
     @override
     async def reply(self, request: ChatRequest, *, within_s: float) -> ChatReply:
         try:
+            # Replies first: what was answered then is on record, and what was not has failed or was never asked.
             return await self._recorded.reply(request, within_s=within_s)
         except NotRecorded:
             place = request.place
             assert place is not None, "a recorded model is asked within a trial alone"
             kind = _KINDS.get(place.task, "document")
             reason = self._failures.get((kind, (place.claim, place.step)))
+            # Neither a reply nor a failure: the time was up there, so that it is up here at the same place.
             if reason is None:
                 raise WitnessOutOfTime("The record goes no further.") from None
             raise Unavailable("The witness gave no answer.", reason=reason) from None
@@ -76,6 +78,7 @@ def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
     found: list[tuple[str, Place, str]] = []
     for event in record.events:
         match event:
+            # TIME is no answer of the model: in a replay, the work ends there by itself.
             case ClaimsFound() if event.failure != TIME:
                 found.append(("claims", (0, 0), event.failure))
             case QueriesPlanned():
@@ -96,6 +99,7 @@ class RecordedEvidence(EvidenceSource):
 
     def __init__(self, record: TrialRecord) -> None:
         """Takes searches and documents of a record."""
+        # Reversed, so that of several the first stays: it is the one that the witness went by.
         self._searches = {event.query: event for event in reversed(record.all(EvidenceSearched))}
         self._documents = {event.document: event for event in reversed(record.all(DocumentWeighed))}
 
@@ -111,6 +115,7 @@ class RecordedEvidence(EvidenceSource):
             raise WitnessOutOfTime("The record has no such search.")
         if search.failure:
             raise Unavailable("The source gave no answer.", reason=search.failure)
+        # In the order of the source: the record has them as the model ranked them, which the replay does anew.
         hits = sorted(search.hits, key=lambda hit: hit.rank_given)
         return [
             EvidenceHit(id=hit.id, title=hit.title, source=hit.source, snippet=hit.snippet, date=hit.date)
@@ -122,6 +127,7 @@ class RecordedEvidence(EvidenceSource):
         read = self._documents.get(document_id)
         if read is None:
             raise WitnessOutOfTime("The record has no such document.")
+        # Without a text there is no digest: then it could not be read, and failure says why.
         if not read.sha256:
             raise Unavailable("The document could not be read.", reason=read.failure)
         return document_of(read)
@@ -150,5 +156,6 @@ class RecordedEntailment(Entailment):
     async def infer(self, premise: str, hypothesis: str) -> Entailed:
         given = self._inferred.get((premise, hypothesis))
         if given is None:
+            # Only sentences that were quoted are on record. The others weighed less, and do so here too.
             return Entailed(0.0, 1.0, 0.0)
         return Entailed(given.entailment, given.neutral, given.contradiction)

@@ -97,6 +97,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
     if reason := _no_outcome(record):
         return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
     try:
+        # Nothing is written: the court gets a sink that keeps no events, and stand-ins for all that it asks.
         again = await _rerun(record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
@@ -121,6 +122,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         text_reader=_RecordedReader(text),
         software=SOFTWARE,
         settings=settings,
+        # Records of before policies were stored with their words have the packaged one.
         policy=opened.policy.content or DEFAULT_POLICY,
         prompts=with_digest(opened.versions.prompts),
         chairs=_models(record),
@@ -145,6 +147,7 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
     except TrialAborted as aborted:
         if isinstance(aborted.cause, PromptChanged):
             raise _Obstacle(aborted.message) from None
+        # A crash of today's code is no other outcome: as a difference it would pass for a change that was meant.
         if aborted.reason == "INTERNAL":
             raise _Obstacle("Today's code fails on this record by a mistake of its own; the log says where.") from None
         # A trial that fails is an outcome too, to be compared with the recorded one.
@@ -192,6 +195,7 @@ def _settings(record: TrialRecord) -> TrialSettings:
     """
     given = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
     try:
+        # Validated by today's rules: a setting that no longer exists must not be dropped without a word.
         return TrialSettings.model_validate({**given, "overlap": False, "expert_waits": True})
     except ValidationError as error:
         names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
@@ -210,6 +214,7 @@ def _picture(record: TrialRecord) -> Picture | None:
         width=meme.width,
         height=meme.height,
         frame_count=meme.frame_count,
+        # Without pixels: no stand-in looks at them, and their digests are compared from the record.
         frames=tuple(Frame(b"", meme.width, meme.height, index) for index in meme.frames_used),
         frames_unlike=meme.frames_unlike,
         incomplete=meme.incomplete,
@@ -286,6 +291,7 @@ def _models(record: TrialRecord) -> RoleModels:
         )
         # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
         replies[place] = unusable.replies
+    # A judge who sits alone has odds with the verdict; those of a panel stand with each ruling.
     odds = {1: given.odds} if given else {}
     odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
     recorded = RecordedModel(

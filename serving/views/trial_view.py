@@ -175,6 +175,7 @@ def _evidence(record: TrialRecord, told: Transcript, side: Side) -> SideEvidence
     """Returns what the Judge named for a side; else what the side itself argued; else the nearest precedent."""
     accuses = side is Side.ACCUSER
     ruling, argument, cited = told.ruling, told.arguments.get(side), record.precedents
+    # The Judge's own words come first: they are what the verdict rests on.
     if ruling is not None and (named := ruling.harmful_evidence if accuses else ruling.harmless_evidence):
         return SideEvidence(named, "judge")
     if argument is not None and argument.justification:
@@ -220,6 +221,7 @@ def outcome_of(record: TrialRecord) -> TrialOutcome:
             return TrialOutcome("No verdict: the trial failed", "doubt", overruled=False, review=None)
         return TrialOutcome("Being held", "open", overruled=False, review=None)
     overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
+    # An upheld verdict keeps its own label, also where it is undecided.
     label = review.label if review is not None and overruled else verdict.label
     title = f"Overruled: {_TELLS[label].lower()}" if overruled else _TELLS[label]
     kind = {Label.HARMFUL: "harmful", Label.NOT_HARMFUL: "benign", Label.UNDECIDED: "doubt"}[label]
@@ -234,6 +236,7 @@ def _curves(told: Transcript) -> Mapping[Side, Markup]:
                 points.setdefault(side, []).append(Point(one.number, turn.entropy, not turn.ahead))
     if not points:
         return {}
+    # One scale for both sides, so that their curves can be compared.
     bits = [point.bits for each in points.values() for point in each]
     rounds = max(point.round for each in points.values() for point in each)
     return {

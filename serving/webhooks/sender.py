@@ -134,6 +134,7 @@ class HookSender:
         """Sends until it is to stop; what is on its way then is finished."""
         while not stopping.is_set():
             try:
+                # Right on while there is something to send: the pause is for an empty log alone.
                 pause = 0.0 if await self.work() else LOOK_S
             except CourtError as error:
                 _log.warning("webhook=%s waits for the docket: reason=%s", self.name, error.reason)
@@ -169,6 +170,7 @@ class HookSender:
         takes = hook.disabled_at is None and (hook.paused_until is None or now >= hook.paused_until)
         reads = takes and backlog.waiting < MOST_WAITING
 
+        # What failed before goes first and within the same bound, so that new messages can't crowd it out.
         due = await self._docket.deliveries.due(self.name, now, most=CONNECTIONS) if takes and backlog.waiting else ()
         page = CONNECTIONS if reads else 1  # one, to know since when it waits
         new = await self._docket.log.entries(reached, page, self._kinds) if reached < size else ()
@@ -205,6 +207,7 @@ class HookSender:
         """Messages of entries that were not looked at yet."""
         found: list[tuple[Delivery, Message | None]] = []
         for message in await self._messages(entries):
+            # No due time: what has never failed is stored nowhere, and a crash has it read from the log again.
             delivery = Delivery(message.entry, message.event, message.at, attempts=0, due_at=None, error="")
             found.append((delivery, message))
         return found
@@ -248,12 +251,14 @@ class HookSender:
         answers = [each.answer for each in attempted if each.answer is not None]
         for each in attempted:
             if each.answer is None or each.answer.outcome is Outcome.DELIVERED:
+                # An erased message as well: it must not be sent any more, and waits for nothing.
                 gone.append(each.delivery)
                 continue
             tried = each.delivery.attempts + 1
             due_at = next_attempt(tried, now)
             kept.append(replace(each.delivery, attempts=tried, due_at=due_at, error=each.answer.error))
         taken = any(answer.outcome is Outcome.DELIVERED for answer in answers)
+        # A round in which nothing was sent says nothing about the receiver.
         failing_since = hook.failing_since
         if answers:
             # One message that is taken is enough: a receiver that refuses only some is never disabled for it.
@@ -265,6 +270,7 @@ class HookSender:
             failing_since=failing_since,
             paused_until=now + timedelta(seconds=pause_s) if pause_s else None,
         )
+        # Without a next time there was one attempt too many; it stays listed, for a person to look at.
         given_up = [each for each in kept if each.due_at is None]
         if any(answer.outcome is Outcome.GONE for answer in answers):
             after = replace(after, disabled_at=now, why="It wants nothing any more: it answered with status 410.")
@@ -325,6 +331,7 @@ async def send_webhooks(
     finally:
         stopping.set()
         if sending:
+            # An attempt that is cut off is made again by another server, under the same id.
             _, late = await asyncio.wait(sending, timeout=_LAST_S)
             for task in late:
                 task.cancel()

@@ -82,6 +82,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
         )
     # Everything is off at first: a field that the server does not know could make it refuse the greeting.
     model.capabilities = _BARE
+    # Long enough to see a thought: with a single token, a model that thinks could not be told from one that does not.
     told = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
     found = replace(_BARE, cached_tokens=told.cached_tokens is not None)
     try:
@@ -161,6 +162,7 @@ async def _listed(model: ChatCompletions, within_s: float) -> ListedModels | Non
     try:
         return await model.listed(within_s=within_s)
     except ModelRefused as error:
+        # A wrong key fails everywhere. Any other refusal only means that this server has no list.
         if error.reason == "MODEL_UNAUTHORISED":
             raise
         return None
@@ -206,6 +208,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
 
     async def is_shorter() -> bool:
         answer = await model.answer(limited, within_s=within_s)
+        # By half, for thoughts about the same greeting differ in length by themselves.
         return 2 * len(answer.split_thought[0]) < len(thought)
 
     for field in THOUGHT_LIMITS:
@@ -254,6 +257,7 @@ async def _penalties(model: ChatCompletions, found: Capabilities, _: int, within
 async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:
     async def follows_schema() -> bool:
         reply = await model.reply(replace(_HELLO, reply_schema=_SCHEMA, max_tokens=64), within_s=within_s)
+        # A reply that runs to the limit has not kept to a schema that allows eight letters.
         if reply.finish is not FinishReason.STOP:
             return False
         try:
@@ -266,6 +270,7 @@ async def _json_schema(model: ChatCompletions, found: Capabilities, _: int, with
 
 
 async def _pictures(model: ChatCompletions, found: Capabilities, wanted: int, within_s: float) -> Capabilities:
+    # The most first: nearly every server takes all or none, and is done after one request or a few.
     for count in (wanted, *(n for n in (4, 2, 1) if n < wanted)):
         request = replace(_HELLO, parts=(*[_GREY] * count, *_HELLO.parts))
         model.capabilities = replace(found, pictures=count)
@@ -364,6 +369,7 @@ async def _can(model: ChatCompletions, ask: Callable[[], Awaitable[object]], wit
 
 
 async def _still_there(model: ChatCompletions, within_s: float) -> None:
+    # Asked bare: with the feature that has just failed, the greeting would fail for the same reason.
     before = model.capabilities
     model.capabilities = _BARE
     try:

@@ -51,9 +51,11 @@ def check_reader_name(name: str) -> str:
     if kind in ("http", "https"):
         try:
             parts = urlsplit(name)
+            # urlsplit() refuses brackets that don't pair, and .port what is no number or beyond 65,535.
             served = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             served = False
+        # The name of a reader stands in records, where no password or key may.
         if not served or parts.username is not None or parts.query or parts.fragment:
             raise ValueError("the address of a text reader is http://HOST:PORT/ocr, or https, without keys")
     elif kind == RAPIDOCR and detail:
@@ -63,6 +65,7 @@ def check_reader_name(name: str) -> str:
                 "tesseract:LANGUAGE"
             )
     elif kind == TESSERACT and detail:
+        # These end up on Tesseract's command line: letters and plus signs alone, so neither an option nor a path.
         if not re.fullmatch(r"\w+(\+\w+)*", detail, re.ASCII):
             raise ValueError("Tesseract's languages are its names with plus signs between them: tesseract:eng+rus")
     elif name not in (RAPIDOCR, TESSERACT, NONE):
@@ -117,9 +120,11 @@ def rapidocr_reader(
     Raises:
         NotLoaded: The language's model was not fetched yet.
     """
+    # Before any process is started: a model that was never fetched is reported at the start, not by the first meme.
     model = find_model(language) if language else None
     name = _PACKAGED if model is None else f"{_PACKAGED} + {model.stem}"
     return WorkerTextReader(
+        # Whatever can change what is read is named here, since records name their reader by it.
         f"rapidocr/{importlib.metadata.version('rapidocr')} {name}, {METHOD}",
         module="court.backends.ocr.worker",
         settings={"threads": threads, "recognition": str(model.resolve()) if model else None},

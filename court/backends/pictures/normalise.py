@@ -55,11 +55,13 @@ def representative(opened: Image.Image, structure: Structure, limits: Limits) ->
     The first, and then the one that differs most from all that were chosen, until none looks unlike them. Frames at
     fixed places would be seen by whoever makes the file, who could put what matters between them.
     """
+    # Nearly every meme: nothing is compared, and the frame is decoded once.
     if structure.frames == 1:
         return [0], 0
     small = []
     for index in range(structure.frames):
         opened.seek(index)
+        # One small picture a frame: all frames at once would not fit into the worker's memory.
         small.append(_glance(opened))
     chosen, away = [0], [_change(small[0], other) for other in small]
     while len(chosen) < limits.representative_frames and max(away) >= _UNLIKE:
@@ -111,8 +113,10 @@ def stills(opened: Image.Image, structure: Structure, limits: Limits, indices: S
         upright = _resizable(opened, structure)
         if turn is not None:
             upright = upright.transpose(turn)
+        # Each from the upright frame: scaled down twice, letters would lose their edges.
         still = _normal(upright, profile, limits.outgoing_side)
         digest = digest_of(still)
+        # After normalising: frames that differ in nothing a model would see are shown once.
         if digest not in seen:
             seen.add(digest)
             legible = _normal(upright, profile, legible_side) if legible_side else None
@@ -183,6 +187,7 @@ def upright_size(opened: Image.Image, structure: Structure) -> tuple[int, int]:
 def _normal(upright: Image.Image, profile: bytes | None, side: int) -> Image.Image:
     # Colours are converted after scaling down: the same to the eye, and a tenth of the time where it matters.
     still = _fit(upright, side)
+    # Taken off before colours are converted: profiles know nothing of it.
     alpha = still.getchannel("A") if still.mode in ("LA", "RGBA") else None
     if still.mode in ("LA", "RGBA"):
         still = still.convert(still.mode.removesuffix("A"))
@@ -228,6 +233,7 @@ def _orientation(exif: bytes) -> int:
     By hand, for Pillow would unpack every other tag as well.
     """
     tiff = exif.removeprefix(b"Exif\0\0")
+    # Bytes of a stranger: whatever is no valid tag at a valid place counts as none, and the picture stays as it is.
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -298,9 +304,11 @@ def _in_srgb(still: Image.Image, profile: bytes | None) -> Image.Image:
 
     Else leaves colours as they are.
     """
+    # A bound for LittleCMS, which parses it in C: a profile is a stranger's as well.
     if profile and len(profile) <= _PROFILE_MOST:
         try:
             source = ImageCms.ImageCmsProfile(BytesIO(profile))
+            # A profile of another kind of colours would be applied to the wrong channels.
             if source.profile.xcolor_space == _PROFILE_SPACES.get(still.mode):
                 converted = ImageCms.profileToProfile(still, source, _SRGB, outputMode="RGB")
                 if converted is not None:
@@ -322,6 +330,8 @@ def pixels_sha256(frames: Sequence[bytes]) -> str:
     pixels = hashlib.sha256(PIXELS_VERSION)
     for frame in frames:
         try:
+            # Checked before it is opened, though it is a file of ours: the place where pictures lie may have been
+            # written to.
             if parse_structure(frame, LIMITS).format is not PictureFormat.PNG or not _bare(frame):
                 raise ValueError("a frame is no PNG file of ours")
             with Image.open(BytesIO(frame), formats=["PNG"]) as still:

@@ -198,6 +198,7 @@ async def _page(
 
 
 def _status(fault: CourtError | None) -> int:
+    # The first that fits: the last is a base of the others.
     codes = ((CaseError, 409), (Unavailable, 503), (CourtError, 400))
     return next((code for kind, code in codes if isinstance(fault, kind)), 200)
 
@@ -212,6 +213,7 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
     """Returns the possible findings: the label, the words of the choice, and its key."""
     names = {Label.HARMFUL: ("harmful", "h"), Label.NOT_HARMFUL: ("not harmful", "n")}
     verdict = record.verdict
+    # Before the verdict is shown, the order and words of the choices must not give it away.
     if not shown or verdict is None:
         return [(label, word.capitalize(), key) for label, (word, key) in names.items()]
     own = (verdict.label, f"Uphold: {str(verdict.label).replace('_', ' ').lower()}", "u")
@@ -224,6 +226,7 @@ def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:
     """Returns the keys that unblur pictures in this very answer, where one was requested without script."""
     key = request.query_params.get("shown", "")
     grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
+    # Once, and for this trial alone: an address that is passed on or opened again shows nothing.
     usable = grant is not None and grant.trial_id == record.trial_id and not grant.fetched
     return {grant.what: key} if grant is not None and usable else {}
 

@@ -135,6 +135,7 @@ def _entry_in(row: Any) -> Entry:
     kinds = {"number": int, "kind": str, "trial_id": str, "seq": int, "at": str, "commitment": bytes}
     whole = all(type(row._mapping[name]) is kind for name, kind in kinds.items())
     whole = whole and all(isinstance(value, bytes | None) for value in (row.body, row.salt))
+    # Anything else would end the whole check by an error of its own, and hide what is wrong elsewhere.
     if whole:
         return log_queries.entry_in(row)
     return Entry(number=row.number, kind="", trial_id="", seq=-1, at="", commitment=b"", body="", salt=b"")
@@ -156,6 +157,7 @@ class FromEntries(Derived):
                 self._part(entry.number, entry.body)
             elif entry.kind in _TELLING and entry.body is not None:
                 self._event(entry.body)
+        # A body may be anything here: it becomes a finding of this entry, and the check goes on.
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadEntry(f"The body of entry {entry.number} can't be read as what its header says.") from None
 
@@ -232,12 +234,15 @@ class Auditor:
             with _whatever_stands(connection):
                 return verify(Rows(connection), keys, derived, anchors=anchors, progress=progress)
 
+        # One read for all tables: entries that come meanwhile would look as if rows were missing.
         report = await self.read(checked)
 
         async def still_wanted(digest: str) -> bool:
             one = select(literal(1)).select_from(t.trials).where(t.trials.c.pixels_sha256 == digest).limit(1)
             return await self.read(lambda connection: connection.execute(one).first() is not None)
 
+        # Outside of that moment, since pictures may lie elsewhere: one that is gone is asked about once more
+        # (still_wanted).
         await verify_pictures(
             derived.pictures(),
             frames=self._trials.frames,
@@ -262,6 +267,7 @@ class Auditor:
             Unavailable: The docket can't be read or signed now.
         """
         public = await self._log.vkey()
+        # Before anything is read: without the private key no count can be signed, and no bundle is complete.
         key = self._signer(public)
         known = await self._log.keys()
         checkpoints = {(open_checkpoint(note, known).size, note) for anchor in anchors for note in anchor.notes}
@@ -272,6 +278,7 @@ class Auditor:
             if note is None:
                 return None
             checkpoint = read_checkpoint(split_note(note)[0])
+            # The receiver knows of entries that are not here: a bundle would cover up that the log was cut.
             if any(size > checkpoint.size for size, _ in checkpoints):
                 raise BadNote(
                     "A checkpoint of the receiver's is of a larger log than this docket has: entries are missing here."
@@ -284,6 +291,7 @@ class Auditor:
                 [entry for entry in found if entry.kind == PART],
                 checkpoint=note,
                 size=checkpoint.size,
+                # In the same read as the entries: a count of another moment would not fit them.
                 count=signed_count(key, checkpoint, trial_id, len(own)),
                 read=log_queries.nodes(connection),
                 known=sorted(checkpoints),

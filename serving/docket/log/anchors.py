@@ -17,6 +17,7 @@ from typing import Any
 from serving.docket.log.errors import BadNote
 from serving.docket.log.notes import VerifierKey
 
+# Read as a whole; at some 300 bytes a note these are millions of checkpoints.
 _MOST_BYTES = 1 << 30
 _NOTE = re.compile(r"(?:^(?!— )[^\n]+\n)+\n(?:^— [^\n]+\n)+", re.MULTILINE)
 """A checkpoint: lines of text, an empty line, lines of signatures."""

@@ -162,6 +162,7 @@ def open_note(note: str, keys: Iterable[VerifierKey]) -> str:
         BadNote: The note is malformed, or not signed by one of the keys.
     """
     text, signatures = split_note(note)
+    # By both: the four bytes are too few to tell any two keys apart, and a name may have several.
     trusted = {(key.name, key.id): key for key in keys}
     signed = False
     for name, id_, signature in signatures:
@@ -182,6 +183,7 @@ def split_note(note: str) -> tuple[str, list[tuple[str, bytes, bytes]]]:
     Raises:
         BadNote: The note is malformed.
     """
+    # Before anything is split: notes come from files and servers of others.
     if len(note) > _MOST_BYTES:
         raise BadNote("This is no signed note: it is too long.")
     # The text may hold empty lines of its own: the last one in the note ends it.
@@ -233,6 +235,7 @@ def read_checkpoint(text: str) -> Checkpoint:
         BadNote: The text is no checkpoint.
     """
     lines = text.removesuffix("\n").split("\n")
+    # Further lines are allowed (C2SP tlog-checkpoint), empty ones are not.
     if len(lines) < 3 or not all(lines):
         raise BadNote("This is no checkpoint: it has to have lines for the log's name, its size and its root.")
     # Without leading zeros, so that a size has one spelling. 19 digits also bound what int() has to parse.
@@ -271,6 +274,7 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
         raise BadNote("A line below the empty line of this note is no signature.")
     check_name(name)
     signature = _decoded(encoded)
+    # Four bytes of the key's id, and at least one of a signature; its true length depends on the kind of key.
     if len(signature) < 5:
         raise BadNote("A signature of this note is cut short.")
     return name, signature[:4], signature[4:]
@@ -278,6 +282,7 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
 
 def _key_parts(text: str, what: str, form: str) -> tuple[str, bytes, bytes]:
     """Name, id and 32 bytes of a key."""
+    # Never with the text in it, which may be a private key.
     bad = BadNote(_NO_KEY.format(what=what, form=form))
     # Base64 may hold plus signs too: only the first two are separators.
     name, _, rest = text.partition("+")

@@ -54,6 +54,7 @@ def sign_rotation(old: SigningKey, new: SigningKey, *, number: int, root: bytes)
     Raises:
         BadNote: The new key is of another docket, or the old one itself.
     """
+    # The name is that of the docket: a key with another one would begin another log.
     if new.name != old.name or new.verifier == old.verifier:
         raise BadNote("The new key is another one, and has the name of the docket.")
     return sign_note(KeyRotation(old.verifier, new.verifier, number, root).text, [old, new])
@@ -65,9 +66,11 @@ def read_rotation(entry: Entry) -> KeyRotation:
     Raises:
         BadEntry: The entry states none, or not for itself, or not both keys have signed it.
     """
+    # One error for whatever is wrong: the entry is not to be believed, and why makes no difference.
     wrong = BadEntry(f"Entry {entry.number} changes the docket's key, and not both keys have signed that.")
     try:
         note = KeyRotated.model_validate(parse(entry.body or "")).note
+        # Parsed before the signatures are checked, because the keys to check them with stand in the text.
         kind, name, old, new, number, root = split_note(note)[0].removesuffix("\n").split("\n")
         rotation = KeyRotation(
             VerifierKey.parse(old), VerifierKey.parse(new), int(number), base64.b64decode(root, validate=True)
@@ -78,6 +81,7 @@ def read_rotation(entry: Entry) -> KeyRotation:
                 raise wrong
     except (BadNote, ValueError, RecursionError):
         raise wrong from None
+    # Its own number is signed: the statement can't be repeated at another place of the log.
     if (kind, rotation.number, len(rotation.root)) != (FORMAT, entry.number, HASH_SIZE):
         raise wrong
     if not name == rotation.old.name == rotation.new.name:
@@ -104,6 +108,7 @@ class KeyChain:
         self.rotations: list[KeyRotation] = []
         self.broken: list[int] = []
         for rotation in rotations:
+            # A retired key can still sign. What it states after its retirement links nothing, and is reported.
             if self.rotations and rotation.old != self.rotations[-1].new:
                 self.broken.append(rotation.number)
             else:
@@ -128,10 +133,12 @@ class KeyChain:
 
     def keys_for(self, size: int) -> Sequence[VerifierKey]:
         """Keys that may sign a checkpoint over so many entries."""
+        # A chain without a known key vouches for nobody: then only the keys that were given count.
         if not self.is_trusted:
             return self._trusted
         if not self.rotations:
             return self.keys
+        # The rotation is itself entry `number`, so that a tree of that many entries is the last one without it.
         return [next((each.old for each in self.rotations if size <= each.number), self.rotations[-1].new)]
 
     def current(self) -> frozenset[str]:

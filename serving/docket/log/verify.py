@@ -211,6 +211,7 @@ def verify(
     """
     report = Report()
     state = kept.state()
+    # Before the checkpoints: which key must have signed one depends on where keys were changed.
     chain = _chain(kept, keys, report)
     signed = _Signed(chain, report)
     # Checkpoints before entries: the entries go by once, and each root is compared when the tree has that size.
@@ -269,6 +270,7 @@ async def verify_pictures(
     doubtful = []
     for digest in sorted(wanted):
         report.pictures += 1
+        # Looked at again below, together: waiting for each by itself would take hours where many are missing.
         if await wrong(digest):
             doubtful.append(digest)
     if doubtful:
@@ -328,6 +330,7 @@ class _Signed:
         if checkpoint.size != size:
             text = f"A checkpoint over {checkpoint.size} entries is kept as one over {size}."
             self._report.wrong(Fault.CHECKPOINT_DIFFERS, text)
+        # An older checkpoint put in the place of the latest would hide that entries were cut off.
         if latest and checkpoint.size < self._last:
             text = f"The latest checkpoint is over {checkpoint.size} entries; there is one over {self._last}."
             self._report.wrong(Fault.STATE_DIFFERS, text)
@@ -458,6 +461,7 @@ def _entries(
             gone.add(entry.number)
         if entry.kind == "Erased" and entry.body is not None:
             told += _erased(entry, entry.body, report)
+        # Also of entries that are wrong: the tree is over what is there, and shows by its root what does not belong.
         edge.add(frontier.append(entry.leaf()))
         report.size = frontier.size
         # The root is passed as a function: it is only computed for sizes that something was signed over.

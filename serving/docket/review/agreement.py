@@ -141,6 +141,7 @@ def agreement(said: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, un
     pairs = {}
     for one, other in combinations(reviewers, 2):
         common = [(words[one], words[other]) for words in said.values() if one in words and other in words]
+        # Two who have no meme in common agree and disagree about nothing.
         if common:
             pairs[one, other] = cohen(common)
     with_court = {

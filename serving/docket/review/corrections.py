@@ -139,10 +139,12 @@ class Corrections:
 
     async def _bring_now(self, record: TrialRecord, review: VerdictReviewed, *, chosen: bool) -> Change | None:
         name = name_of(record.trial_id)
+        # A meme that nobody could decide is evidence for neither label.
         if review.outcome is ReviewOutcome.UPHELD or review.label is Label.UNDECIDED:
             why = f"The verdict was upheld: {review.reason}"
             return await changed(self._library(record), lambda writer: _without(writer, name, review.reviewer, why))
         wanted = self.wanted(chosen=chosen)
+        # Before the library is opened for the change: frames may have to come over the network.
         picture = await self._picture(record) if wanted else None
         return await changed(
             self._library(record), lambda writer: self._put(writer, record, review, picture, wanted=wanted)
@@ -170,10 +172,12 @@ class Corrections:
         why = _short(f"{record.verdict.label if record.verdict else 'No verdict'} was overruled: {review.reason}")
         label: PrecedentLabel = Label.HARMFUL if review.label is Label.HARMFUL else Label.NOT_HARMFUL
         stands = writer.meme(name)
+        # Looked at within the change, since others may have changed the same precedent meanwhile.
         if stands is None and wanted:
             removal = next(
                 (r for r in reversed(writer.history(name)) if _took_out(r.change) and not r.revoked_by), None
             )
+            # An id is never given to a second meme, so that one which was there before can't be added again.
             if removal is None:
                 return add_precedent(
                     writer,
@@ -266,4 +270,5 @@ def _took_out(change: Change) -> bool:
 def _short(why: str) -> str:
     if not why.strip():
         raise BadRequest("Say why.", reason="FIELD_MISSING", field="why")
+    # Cut and not refused: a reason that the docket takes is longer here by the words before it.
     return why if len(why) <= _MOST_WHY else why[: _MOST_WHY - 1] + "…"

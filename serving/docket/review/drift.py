@@ -80,6 +80,7 @@ class ErrorFigure:
     @property
     def drifted(self) -> bool:
         """True if the error is surely more than the verdicts' own risks say, by enough reviews."""
+        # The lower end of the interval: chance alone seldom reaches it, so that an alarm means something.
         if self.reviewed < FEWEST or self.low is None or self.expected is None:
             return False
         return self.low > self.expected
@@ -137,6 +138,7 @@ async def measure_drift(
         namespace: Namespace of the content; None for all.
     """
     drawn = await queue.sampled(since=now - timedelta(weeks=weeks), until=now, namespace=namespace)
+    # One record at a time: only reviewed ones of a small sample are read, and each may be large.
     reviewed = {each.trial_id: await _verdict_of(each, trials) for each in drawn if each.found is not None}
     known = {trial_id: verdict for trial_id, verdict in reviewed.items() if verdict is not None}
     by_week: dict[date, list[SampledReview]] = defaultdict(list)
@@ -160,12 +162,14 @@ def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> Propose
     n = len(rated)
     if n < FEWEST:
         return None
+    # Where no cut-off keeps below what is wanted, a person looks at everything.
     best, wrong = ProposedCutoff(0.0, 1.0, 1 / (n + 1), None), 0
     for place, (risk, is_wrong) in enumerate(rated):
         wrong += is_wrong
         # Of equal risks all are passed or none.
         if place + 1 < n and rated[place + 1][0] == risk:
             continue
+        # The number of wrong ones only grows: beyond the first risk that is too much, none is little enough.
         if (wrong + 1) / (n + 1) > wanted:
             break
         best = ProposedCutoff(risk, 1 - (place + 1) / n, (wrong + 1) / (n + 1), None)
@@ -200,6 +204,7 @@ async def _verdict_of(review: SampledReview, trials: TrialReader) -> SampledVerd
 
 
 def _figure(drawn: Sequence[SampledReview], known: Mapping[str, SampledVerdict]) -> ErrorFigure:
+    # Drawn and not reviewed, or erased since: counted as drawn, and no part of any share.
     verdicts = [known[each.trial_id] for each in drawn if each.trial_id in known]
     risks = [each.risk for each in verdicts if each.risk is not None]
     wrong = sum(each.wrong for each in verdicts)

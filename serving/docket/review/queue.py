@@ -216,6 +216,7 @@ class ReviewQueue:
 
     async def _draw(self, number: int) -> None:
         while True:
+            # Read anew for each page: another process may have drawn some of them meanwhile.
             first = await self._transactions.read(_next)
             entries = await self._log.entries(first, _PAGE, KINDS)
             if not entries:
@@ -257,6 +258,7 @@ class ReviewQueue:
             namespaces: Namespaces that the reviewer may see; None for all.
         """
         await self.catch_up()
+        # A second opinion is another person's: whoever has spoken or asked is not offered the case again.
         own = exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == who)
         query = select(t.cases).where(_case.waiting, ~own, _case.asked_by != who).order_by(*_ORDER).limit(limit)
         query = query.where(*_saw_verdict(namespaces), *_for(why))
@@ -431,6 +433,8 @@ class ReviewQueue:
         after = None
         while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):
             for case in page:
+                # Their own is offered again: a page that was closed must not leave a case untouched until its lock runs
+                # out.
                 if case.lock is not None and case.lock.holder != who:
                     continue
                 try:
@@ -514,6 +518,7 @@ class ReviewQueue:
         if label is Label.UNDECIDED and verdict.label is not Label.UNDECIDED:
             raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
         now = self._clock()
+        # The number in the record is given when it is written: only then it is known what stands before it.
         said = VerdictReviewed(
             trial_id=trial_id,
             seq=0,
@@ -571,6 +576,7 @@ class ReviewQueue:
         def read(connection: Connection) -> Sequence[SampledReview]:
             first: dict[str, str] = {}
             for trial_id, label in connection.execute(said):
+                # In order of the log: the first word was not influenced by any other.
                 first.setdefault(trial_id, label)
             return [
                 SampledReview(trial_id, datetime.fromisoformat(at), _label_found(first.get(trial_id)))

@@ -133,6 +133,7 @@ def _size(connection: Connection) -> int:
 
 def checkpoint(connection: Connection) -> str | None:
     """The signed note of the whole log; None where nobody has signed it since it grew."""
+    # A checkpoint over fewer entries is a valid one, and not that of the whole log.
     row = _log(connection, t.log.c.size, t.log.c.signed, t.log.c.checkpoint)
     return str(row.checkpoint) if row.signed == row.size else None
 
@@ -147,6 +148,7 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
     found = connection.execute(_GIVEN, {"trial_id": trial_id}).one_or_none()
     if found is None:
         own = (_entry.trial_id == trial_id, t.IS_EVENT)
+        # Only where there is no verdict: the usual call does with a single query.
         if connection.execute(select(_entry.number).where(*own).limit(1)).first() is None:
             raise unknown(trial_id)
         raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
@@ -238,6 +240,7 @@ def _rotate(connection: Connection, asked: Sequence[_Rotation]) -> Sequence[int 
 
 
 def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
+    # Within the transaction: of two rotations at once, the second finds another key and changes nothing.
     if log.key != str(ask.old.verifier):
         return DocketError(
             "The docket's key was changed meanwhile. Look which one it has now (`memecourt docket key`).",
@@ -252,6 +255,7 @@ def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
     )
     draft = EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(ask.at), body=body_of(entry).encode())
     (number,) = log.add([draft])
+    # After the entry, which is the last that the old key speaks for, and before the next checkpoint is signed.
     log.change_key(str(ask.new.verifier))
     log.want_checkpoint()
     return number
