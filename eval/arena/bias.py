@@ -38,12 +38,15 @@ def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
     Returns:
         1 for the same order; less for another.
     """
+    # Relevance falls by one a place and ends at 0, so the last of the reference adds nothing wherever
+    # it is put.
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
     discount = 1 / np.log2(np.arange(2, len(reference) + 2))
     discounts = _shared(said, discount.tolist())
     gained = sum(relevance[model] * discounts[model] for model in reference)
     ideal_discounts = _shared(reference, discount.tolist())
     ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
+    # A single model has a relevance of 0: there is no gain to lose.
     return float(gained / ideal) if ideal else 1.0
 
 
@@ -64,6 +67,7 @@ def chance_ndcg(reference: Mapping[str, float]) -> float:
 
 def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str, float]:
     """Returns the value of each model's place; models with equal scores share theirs."""
+    # The order within a level is irrelevant, as all of it shares one value.
     ordered = sorted(scores, key=lambda model: -scores[model])
     given: dict[str, float] = {}
     place = 0
@@ -77,10 +81,12 @@ def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str,
 
 def kendall(said: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
     """Kendall's τ-b of two rankings of the same models; None where one of them has everybody level."""
+    # Imported here: scipy.stats is slow to import, and a report without a bias study needs none of it.
     from scipy.stats import kendalltau
 
     models = list(reference)
     value = kendalltau([said[model] for model in models], [reference[model] for model in models]).statistic
+    # scipy gives NaN for a constant ranking.
     return None if np.isnan(value) else float(value)
 
 
@@ -213,6 +219,7 @@ def bias_report(
     for setting in Setting:
         judged = {
             judge: found
+            # In the order of the panel, and without judges that judged nothing under this setting.
             for judge in judges
             if (found := [event for event in of_study if event.setting is setting and event.judge == judge])
         }
@@ -220,6 +227,8 @@ def bias_report(
             settings.append(_under(setting, judged, models=models, resamples=resamples, seed=seed))
     if not settings:
         return None
+    # Each setting was held on the same battles, so any would do; the first in the order of Setting is
+    # the arena's own where that was held.
     sized_by = settings[0].setting
     by_judge = {
         judge: [event for event in of_study if event.setting is sized_by and event.judge == judge] for judge in judges
@@ -232,6 +241,7 @@ def _under(
 ) -> UnderSetting:
     agreements, cases = [], []
     everything = [event for found in judged.values() for event in found]
+    # Of all judges and computed once: it is the same reference for each of them.
     joint = _joint_rates(everything, models)
     for judge, own in judged.items():
         # What somebody says in its own case is no measure of anybody else.
@@ -241,12 +251,14 @@ def _under(
             for event in found
             if other != judge and other not in (event.a, event.b)
         ]
+        # A panel of one has nobody to be compared with; its battles still count in `battles` and `first_wins`.
         if not others:
             continue
         # A model that only one side has judged stands in neither ranking: NDCG and tau compare the same models.
         said, reference = _rates(own, models), _rates(others, models)
         both = [model for model in models if model in said and model in reference]
         here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
+        # A model of `said` is in the joint vote too, as the judge's own battles are part of it.
         whole = {model: joint[model] for model in said}
         agreements.append(
             JudgeAgreement(
@@ -262,6 +274,7 @@ def _under(
         case = _own_case(judge, own, others=others, resamples=resamples, seed=seed)
         if case is not None:
             cases.append(case)
+    # Over battles and not over judges: who judged more counts more.
     scores = [event.verdicts[OVERALL].score for event in everything]
     decided = [score for score in scores if score != 0.5]
     taus = [each.tau for each in agreements if each.tau is not None]
@@ -287,6 +300,7 @@ def _rates(events: Sequence[Judged], models: Sequence[str]) -> dict[str, float]:
 
 def _counted(rows: Sequence[tuple[str, str, float, str]], models: Sequence[str]) -> dict[str, float]:
     rates, _ = win_rates(wins(battles(models, rows)))
+    # NaN is a model without a battle. It has no rate, which is another thing than a rate of 0.
     return {model: float(rate) for model, rate in zip(models, rates, strict=True) if not np.isnan(rate)}
 
 
@@ -303,6 +317,7 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
         found: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
         for event in events:
             if judge in (event.a, event.b):
+                # Sorted, so that both orders of showing the same two answers are one battle.
                 found[event.meme, event.task, *sorted((event.a, event.b))].append(event)
         return found
 
@@ -311,12 +326,14 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
     mine, theirs = ([event for key in here.keys() & there.keys() for event in found[key]] for found in (here, there))
     if not mine:
         return None
+    # Sorted, so that the draws don't depend on the order in which battles came in.
     memes = {meme: place for place, meme in enumerate(sorted({event.meme for event in mine}))}
     # By meme: what it scored and in how many battles, by its own judgement and by the others'.
     sums = np.zeros((len(memes), 4))
     for events, column in ((mine, 0), (theirs, 2)):
         for event in events:
             score = event.verdicts[OVERALL].score
+            # Scores are those of the answer shown first; the judge's own answer stands in either place.
             sums[memes[event.meme], column] += score if event.a == judge else 1 - score
             sums[memes[event.meme], column + 1] += 1
 
@@ -325,10 +342,13 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
 
     total = sums.sum(axis=0)
     low = high = None
+    # One meme can't be resampled.
     if len(memes) > 1:
         drawn = draw_memes(len(memes), resamples, seed) @ sums
+        # A resample may leave out all battles of one side.
         with np.errstate(invalid="ignore"):
             lifts = lift(drawn)
+        # The tails allow for few memes: see `tails`.
         low, high = (float(end) for end in np.percentile(lifts[~np.isnan(lifts)], tails(len(memes))))
     return OwnCase(
         judge=judge,
@@ -343,6 +363,7 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
 def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed: int) -> tuple[PanelSize, ...]:
     judges = [judge for judge, found in by_judge.items() if found]
     whole = _rates([event for judge in judges for event in by_judge[judge]], models)
+    # From a seed of its own, so that other draws of the report don't move with the size of the panel.
     rng = random.Random(f"panels {seed}")
     sizes = []
     for size in range(1, len(judges) + 1):
@@ -352,6 +373,7 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
             panels = rng.sample(panels, _PANELS)
         gains, taus, chances = [], [], []
         for panel in panels:
+            # A small panel may not have judged every model.
             said = _rates([event for judge in panel for event in by_judge[judge]], models)
             both = [model for model in models if model in said and model in whole]
             here, there = {m: said[m] for m in both}, {m: whole[m] for m in both}

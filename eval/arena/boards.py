@@ -149,15 +149,19 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     """
     settings, seed = manifest.settings, manifest.seed
     models = settings.targets
+    # All figures below are of this one table: its order matters for Elo, and its weights for ratings.
     table, covariates = table_of(manifest, events, dimension, vote=vote)
     anchor = models.index(settings.anchor) if settings.anchor else None
     rates, against = win_rates(wins(table))
     not_ranked = noise = noise_in(events, dimension)
+    # Ratings of noise would still come out, with intervals, and be read as a ranking.
     rated = () if noise else _rate(table, anchor=anchor, resamples=settings.resamples, seed=seed)
     group_of = {place: group for group in rated for place in group.members}
     grouped = ""
     if len(rated) > 1:
+        # Only for its words, which name the groups.
         apart = NotRanked([[models[place] for place in group.members] for group in rated]).message
+        # Each model alone in its group: then there is no rating at all, not merely none on one scale.
         if all(group.ratings is None for group in rated):
             not_ranked = apart
         else:
@@ -165,6 +169,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
     style: list[Estimate] | None = None
     effects: tuple[Effect, ...] = ()
     no_style = ""
+    # Style is estimated along with the ratings, over all models at once.
     if dimension == OVERALL and grouped:
         no_style = "That takes battles by which all models can be rated together."
     elif dimension == OVERALL and not not_ranked:
@@ -181,6 +186,7 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
         rating: Estimate | None = None
         first = last = None
         chance: float | None = None
+        # Places are those within the group, on whose scale the rating is.
         if group is not None and group.ratings is not None:
             own = group.members.index(place)
             rating = _estimate(group.ratings, group.spread, own)
@@ -207,15 +213,19 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
             return 0, 0.0, row.model
         if not_ranked:
             return 0, -1.0 if row.win_rate is None else -row.win_rate, row.model
+        # Groups are numbered from the best, so a better group goes before any rating: ratings of two
+        # groups have no common scale.
         return row.group or 0, -row.rating.value if row.rating else 0.0, row.model
 
     return Board(
         dimension=dimension,
         rows=tuple(sorted(map(row, range(len(models))), key=standing)),
         battles=len(table),
+        # Forfeits are no ties, and count among the battles.
         tied=float(np.mean(table.score == 0.5)),
         not_ranked=not_ranked,
         grouped=grouped,
+        # The worst of the groups: one number has to warn of them all.
         without=max((group.spread.without for group in rated if group.spread), default=0),
         resamples=settings.resamples,
         effects=effects,
@@ -233,6 +243,7 @@ def _rate(table: Battles, *, anchor: int | None, resamples: int, seed: int) -> t
     rated = []
     for number, names in enumerate(groups(wins(table), table.models), 1):
         members = tuple(table.models.index(name) for name in names)
+        # An anchor in another group fixes nothing here.
         own_anchor = members.index(anchor) if anchor in members else None
         ratings_: Floats | None = None
         found: Spread | None = None
@@ -272,9 +283,11 @@ def table_with_tasks(
 ) -> tuple[Battles, Floats, list[tuple[str, int]]]:
     """The battles as :func:`table_of` has them, and the meme and number of the task of each."""
     settings = manifest.settings
+    # Style is looked up by answer, as a battle's event has only names.
     style = {(e.meme, e.task, e.target): e.style for e in events if isinstance(e, Answered)}
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     joint = joint_scores(fought, dimension) if (vote or settings.vote) == "majority" else None
+    # By the setting alone: whether silence is a defeat is for whoever runs the arena to say.
     lost = [event for event in events if isinstance(event, Forfeited)] if settings.forfeits == "lose" else []
     ordered: list[Judged | Forfeited] = [*fought, *lost]
     # Into an order of their own before the shuffle, which gives the same result only if it starts from the same list.
@@ -288,12 +301,15 @@ def table_with_tasks(
     for event in ordered:
         if isinstance(event, Forfeited):
             tasks.append((event.meme, event.task))
+            # The winner stands first, and a forfeit has no order of showing to be biased by.
             rows.append((event.winner, event.loser, 1.0, event.meme))
             weights.append(1.0)
             # One of the two has no answer, so there is no style to compare.
             differences.append([0.0] * len(STYLES))
             continue
         verdict = event.verdicts[dimension]
+        # A clear win counts more where the settings say so; the joint vote has counted it already, and
+        # weighs the same in each battle.
         score, weight = verdict.score, settings.far if verdict.far else 1.0
         if joint is not None:
             key = battle_key(event)
@@ -301,19 +317,23 @@ def table_with_tasks(
                 continue  # the battle stands in the table already
             # The vote stands where the first judgement of its battle stands, and counts once.
             score, weight = joint.pop(key), 1.0
+            # The vote is of the pair in order of names, and the row in order of showing.
             score = score if event.a == key.one else 1 - score
         rows.append((event.a, event.b, score, event.meme))
         weights.append(weight)
         tasks.append((event.meme, event.task))
         a, b = (style[event.meme, event.task, name] for name in (event.a, event.b))
+        # Both answers are needed: what matters is the difference, not the length as such.
         both = ((a.words, b.words), (a.headings, b.headings), (a.lists, b.lists), (a.bold, b.bold))
         differences.append([_share(x, y) for x, y in both])
     covariates = np.array(differences, dtype=np.float64).reshape(len(rows), len(STYLES))
     spread_ = covariates.std(axis=0)
+    # A covariate without spread is divided by 1: divided by 0 it would be NaN and break the fit.
     return battles(settings.targets, rows, weights), covariates / np.where(spread_ > 0, spread_, 1.0), tasks
 
 
 def _share(a: float, b: float) -> float:
+    # A share of the sum, so that one hundred words more weigh less among thousands; 0 where both have none.
     return (a - b) / (a + b) if a + b else 0.0
 
 
@@ -324,12 +344,15 @@ def _style(
     resamples = min(_STYLE_RESAMPLES, manifest.settings.resamples)
     try:
         found = styled(table, covariates, anchor=anchor)
+    # Style that separates winners from losers without exception has no finite estimate; the plain
+    # ratings stand all the same.
     except (NotRanked, NoMaximum) as error:
         return None, (), error.message
     of_ratings, of_effects = spread_styled(table, covariates, anchor=anchor, resamples=resamples, seed=manifest.seed)
     effects = tuple(
         Effect(name, _estimate(found.effects, of_effects, place))
         for place, name in enumerate(STYLES)
+        # A style in which answers never differ has no effect to tell of.
         if covariates[:, place].any()
     )
     return [_estimate(found.ratings, of_ratings, place) for place in range(len(found.ratings))], effects, ""
@@ -349,6 +372,7 @@ def _places(found: Spread | None, place: int) -> tuple[int | None, int | None]:
     """
     if found is None or found.low is None:
         return None, None
+    # Its own column is neither ahead nor behind, so it needs no exception.
     ahead = (found.draws > found.draws[:, place : place + 1]).mean(axis=0)
     behind = (found.draws < found.draws[:, place : place + 1]).mean(axis=0)
     return 1 + int((ahead >= _SURELY).sum()), len(ahead) - int((behind >= _SURELY).sum())

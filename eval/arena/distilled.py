@@ -108,6 +108,7 @@ async def judged_by(
     Raises:
         BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
     """
+    # Several teachers may have judged the same comparison; the student is asked once.
     wanted = {(one.meme, one.task, one.a, one.b): one for one in examples}
     turn, done = asyncio.Semaphore(concurrency), 0
     found: dict[Comparison, Verdict | None] = {}
@@ -125,6 +126,7 @@ async def judged_by(
                     "verdicts",
                     parts,
                     partial(replies.parse_verdicts, keys=example.keys, levels=example.levels),
+                    # From the comparison, so that a later session finds the reply in the store of calls.
                     fence=Fence(hashlib.sha256(repr(key).encode()).hexdigest()[:16]),
                     system=example.messages[0]["content"][0]["text"],
                     schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
@@ -180,10 +182,13 @@ def _taught(examples: Sequence[JudgeExample]) -> dict[Comparison, float]:
     """The teacher's score of the answer shown first, in orders that it saw; of several judges, by their mean."""
     found: dict[Comparison, list[float]] = {}
     for one in examples:
+        # Mirrored examples are made of the same verdict: counting them would have the teacher agree
+        # with itself.
         if not one.mirrored:
             verdict = replies.parse_verdicts(one.messages[2]["content"][0]["text"], keys=one.keys, levels=one.levels)
             key = (one.meme, one.task, one.a, one.b)
             found.setdefault(key, []).append(verdict.by_dimension[OVERALL].score)
+    # The sign of the mean: won, tied or lost, as one judge says it.
     return {key: (1 + float(np.sign(np.mean(scores) - 0.5))) / 2 for key, scores in found.items()}
 
 
@@ -191,6 +196,7 @@ def _ceiling(taught: Mapping[Comparison, float]) -> Kappa | None:
     pairs = [
         (_OUTCOMES[score], _OUTCOMES[1 - taught[meme, task, b, a]])
         for (meme, task, a, b), score in taught.items()
+        # Each pair once: the other order is the same pair.
         if a < b and (meme, task, b, a) in taught
     ]
     return cohen(pairs) if pairs else None
@@ -207,6 +213,8 @@ def _check(
 ) -> JudgeCheck:
     scores = {key: verdict.score for key, verdict in own.items() if verdict is not None}
     both = [key for key in taught if key in scores]
+    # Of all its comparisons, whether the teacher judged them in this order or not: a preference for a
+    # place needs no teacher.
     decided = [score for score in scores.values() if score != 0.5]
     turned = [
         float(score == 1 - scores[meme, task, b, a])
@@ -214,6 +222,7 @@ def _check(
         if a < b and (meme, task, b, a) in scores
     ]
     held = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
+    # The student's ratings on the comparisons that the teacher judged, so that both rest on the same battles.
     mine, theirs = _ratings(manifest.targets, {key: scores[key] for key in both}), _ratings(manifest.targets, taught)
     return JudgeCheck(
         judge=name,
@@ -229,6 +238,7 @@ def _check(
             [
                 (key[0], sign * (scores[key] - taught[key]))
                 for key in both
+                # 0 where both answers are of its family, or none is: nothing to be partial about.
                 if (sign := (manifest.families[key[2]] == family) - (manifest.families[key[3]] == family))
             ],
             resamples,
@@ -247,6 +257,7 @@ def _ratings(models: Sequence[str], scores: Mapping[Comparison, float]) -> Float
 
 
 def _spearman(one: Floats, other: Floats) -> float | None:
+    # Ranks of two models, or of equal ratings, have no correlation to speak of.
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     from scipy.stats import spearmanr

@@ -68,6 +68,7 @@ class BoardsBy:
     @property
     def shown(self) -> bool:
         """True if groups are shown to rank models differently."""
+        # After the correction for all keys that were looked at, not for this one alone.
         return self.p is not None and self.p < LEVEL
 
 
@@ -85,6 +86,7 @@ def boards_by(
     Raises:
         BadRequest: No task has a group by a key.
     """
+    # A key that is named twice is tested once: two equal tests would weigh on the correction.
     found = [_boards(manifest, events, key, deals) for key in dict.fromkeys(keys)]
     tested = [one for one in found if one.test is not None]
     # Over all keys: whoever looks at enough groupings finds one that differs by chance.
@@ -95,6 +97,7 @@ def boards_by(
 
 def groups_in(root: Path, keys: Sequence[str]) -> tuple[BoardsBy, ...]:
     """Ranks models in each group of tasks of an arena on disk, as :func:`boards_by`; nothing is read without a key."""
+    # Reading all events of a large arena takes a while, and most reports have no groups.
     if not keys:
         return ()
     folder = ArenaFolder(root)
@@ -119,6 +122,8 @@ def plain_groups(by: BoardsBy) -> dict[str, Any]:
                 "models": [
                     {
                         "model": row.model,
+                        # A group with too few tasks has its ratings computed with the board, and they
+                        # are not handed on.
                         "rating": asdict(row.rating) if row.rating and not group.not_rated else None,
                         "win_rate": row.win_rate,
                         "battles": row.battles,
@@ -152,6 +157,7 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
         meme = memes.get(event.meme)
         name: str | None
         if key in event.tags:
+            # A tag of the questions goes before a property of the same name.
             name = _difficulty(event.tags[key]) if key == "difficulty" else event.tags[key]
         else:
             name = {
@@ -162,6 +168,7 @@ def groups_of(manifest: ArenaManifest, events: Sequence[Event], key: str) -> dic
                 "rounds": _rounds(len(event.rounds)),
                 "relevance": str(event.relevance) if event.relevance else None,
             }.get(key)
+        # An empty name is no group; such tasks are counted as ungrouped.
         if name:
             groups[event.meme, event.task] = name
     return groups
@@ -182,6 +189,7 @@ def _difficulty(value: str) -> str:
 
 def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: int | None) -> BoardsBy:
     group_of = groups_of(manifest, events, key)
+    # Only tasks with a battle that ranks: others would give groups without any figure.
     fought = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
     if not group_of.keys() & fought:
         tags = sorted({tag for e in events if isinstance(e, TaskFormulated) for tag in e.tags})
@@ -192,11 +200,13 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
         )
     parts: dict[str, list[Event]] = defaultdict(list)
     for event in events:
+        # Answers go along, since style is looked up in them for each battle.
         if isinstance(event, Judged | Forfeited | Answered) and (event.meme, event.task) in group_of:
             parts[group_of[event.meme, event.task]].append(event)
     groups = tuple(
         _group(manifest, name, part) for name, part in sorted(parts.items()) if any(_ranks(e, manifest) for e in part)
     )
+    # Groups that are too small for ratings are too small for the test, and are left out of it.
     names = [group.name for group in groups if group.tasks >= LEAST_TASKS]
     test = _test(manifest, events, group_of, names=names, deals=deals) if len(names) > 1 else None
     return BoardsBy(key=key, groups=groups, ungrouped=len(fought - group_of.keys()), test=test, p=None)
@@ -204,15 +214,19 @@ def _boards(manifest: ArenaManifest, events: Sequence[Event], key: str, deals: i
 
 def _ranks(event: Event, manifest: ArenaManifest) -> bool:
     if isinstance(event, Forfeited):
+        # Forfeits rank only where the settings count them as losses.
         return manifest.settings.forfeits == "lose"
+    # In the bias study each judge judges the same battles under each setting: they would count several times.
     return isinstance(event, Judged) and event.study == "arena"
 
 
 def _group(manifest: ArenaManifest, name: str, events: Sequence[Event]) -> GroupBoard:
     tasks = {(e.meme, e.task) for e in events if isinstance(e, Judged | Forfeited) and _ranks(e, manifest)}
     board = board_of(manifest, events, OVERALL)
+    # A group that can't be ranked on one scale has no ratings either, for a reason of its own.
     why = board.not_ranked or board.grouped
     if len(tasks) < LEAST_TASKS:
+        # Goes before the board's own reason: with more questions that one may vanish.
         why = f"{len(tasks)} questions are too few for ratings: {LEAST_TASKS} are wanted."
     return GroupBoard(name, len(tasks), len({meme for meme, _ in tasks}), board=board, not_rated=why)
 
@@ -224,10 +238,12 @@ def _test(
     names: Sequence[str],
     deals: int | None,
 ) -> Interaction:
+    # The same filter as for the boards, so that the test is of what they show.
     inside = [
         e for e in events if isinstance(e, Judged | Forfeited | Answered) and group_of.get((e.meme, e.task)) in names
     ]
     table, _, tasks = table_with_tasks(manifest, inside, OVERALL)
+    # The unit of a deal is a task and not a battle: battles about one task are not independent.
     numbers = {task: number for number, task in enumerate(dict.fromkeys(tasks))}
     unit = np.array([numbers[task] for task in tasks], dtype=np.int64)
     group = np.array([names.index(group_of[task]) for task in numbers], dtype=np.int64)

@@ -145,6 +145,7 @@ def judge_examples(
         BadRequest: A family or teacher is none of the arena's, memes are missing, or a part would be empty.
     """
     settings = manifest.settings
+    # A model without a family is one of its own, so that it can be held out by its name.
     families = {name: manifest.models[name].family or name for name in settings.targets}
     for what, named, known in (
         ("family", hold_out, set(families.values())),
@@ -157,12 +158,15 @@ def judge_examples(
     judged = [e for e in judged if not teachers or e.judge in teachers]
     if missing := {event.meme for event in judged} - memes.keys():
         raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
+    # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
     held = _held_memes(sorted({event.meme for event in judged}), seed)
     writer = _Writer(manifest, events, memes)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     skipped: Counter[str] = Counter()
     for event in judged:
+        # Of either answer: a comparison with a held-out family teaches how its answers look.
         apart = event.meme in held or bool({families[event.a], families[event.b]} & set(hold_out))
+        # Both orders, so that the place of an answer teaches nothing.
         for mirrored in (False, True):
             # A test asks for verdicts alone; training would learn reasons that speak of the wrong answer.
             made = writer.example(event, mirrored=mirrored, with_reasons=not apart)
@@ -228,6 +232,7 @@ class _Writer:
             elif isinstance(event, FusionRound):
                 # Rounds stand in order; the last one's text is what judges were shown.
                 self._guidelines[event.meme, event.task] = FixedQuestion(event.background, (event.reasoning,))
+        # A question of which no round of the fusion succeeded has the answer that it was to start from.
         for (meme, task), judge in begun.items():
             self._guidelines.setdefault((meme, task), self._answers[meme, task, judge])
 
@@ -238,6 +243,7 @@ class _Writer:
             return "the reference is not in the record"
         first, second = (event.b, event.a) if mirrored else (event.a, event.b)
         why = mirrored_reasons(event.why) if mirrored else event.why
+        # In the test part reasons are not needed, so such a judgement is still an example there.
         if why is None and with_reasons:
             return "its reasons could not be mirrored"
         verdicts = {k: _MIRRORED.get(v, v) if mirrored else v for k, v in event.verdicts.items()}

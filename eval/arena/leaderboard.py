@@ -136,9 +136,11 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
     """
     folder = ArenaFolder(root)
     manifest, events = folder.manifest(), folder.events()
+    # The bias study holds battles under settings of its own, and must not count in ratings.
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     if not fought:
         raise BadRequest(f"{root} has no battle yet that could be ranked.", reason="ARENA_EMPTY")
+    # Ties tell nothing of a preference for the answer shown first.
     decided = [s for event in fought if (s := event.verdicts[OVERALL].score) != 0.5]
     ties = Counter(_tie(event.verdicts[OVERALL]) for event in fought if event.verdicts[OVERALL].score == 0.5)
     settings = manifest.settings
@@ -153,14 +155,17 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
         forfeits=sum(isinstance(event, Forfeited) for event in events),
         unmerged=sum(isinstance(event, FusionFailed) for event in events),
         merged=sum(isinstance(event, FusionRound) for event in events),
+        # Without a decided battle: no preference is shown either way.
         first_wins=(float(np.mean(decided)) if decided else 0.5, len(decided)),
         consistent=_consistency(fought),
         both=dict(ties),
         references=dict(Counter(str(event.setting) for event in fought)),
         steps=_steps(manifest, events),
         spent=folder.spent(),
+        # On all events: it picks its own battles out of them.
         bias=bias_report(events, settings.targets, settings.judges, resamples=settings.resamples, seed=manifest.seed),
         humans=human_agreement(events, humans) if humans else None,
+        # With one judge a battle both ways of counting are the same board.
         other_vote=board_of(manifest, events, OVERALL, vote="pool" if settings.vote == "majority" else "majority")
         if settings.judges_per_battle > 1
         else None,
@@ -193,6 +198,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
             answers[event.target].append(event)
         elif isinstance(event, NotAnswered):
             missing[event.target][event.reason] += 1
+        # Battles of the bias study included: this is about what a model was asked as a judge.
         elif isinstance(event, Judged):
             judged[event.judge] += 1
         elif isinstance(event, NotJudged):
@@ -226,12 +232,17 @@ _STEPS = {
 
 
 def _steps(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[StepCost, ...]:
+    # A fixed order of steps, whichever was first on record.
     sums: dict[str, list[float]] = {name: [0, 0, 0, 0.0] for name in (*_STEPS.values(), "bias study")}
     for event in events:
         if event.kind not in _STEPS:
             continue
+        # Judging costs the same kind of call; what the study adds is shown apart, as it is not part of
+        # a plain arena.
         name = "bias study" if isinstance(event, Judged) and event.study == "bias" else _STEPS[event.kind]
         calls: tuple[ReplyCost | None, ...] = (
+            # An answer to several rounds has a call for each; other events have one, or none where the
+            # step took no call.
             event.calls if isinstance(event, Answered) else (getattr(event, "call", None),)
         )
         for call in calls:

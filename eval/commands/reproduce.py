@@ -107,6 +107,7 @@ def reproduce(paper: str, **given: Any) -> None:
     from court.errors import CourtError
 
     try:
+        # Options and data are checked, and the plan is complete, before the first call.
         plan, servers, targets, preset = _planned(paper, given)
         runs = plan.planned()
         _tell_plan(plan, runs, given)
@@ -115,6 +116,7 @@ def reproduce(paper: str, **given: Any) -> None:
             return
         if (plan.out / "study.json").exists() and not given["resume"]:
             raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
+        # Only a person at a terminal is asked; in a job nobody could answer.
         if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
             click.confirm("Begin?", abort=True, err=True)
         unfinished = _hold(plan, servers)
@@ -148,6 +150,7 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
     encoder = {"encoder": given["encoder"]} if given["encoder"] else {}
     settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
     urls, named = _by_size(given["urls"], "llm-url"), _by_size(given["models"], "model")
+    # Addresses are checked now, not hours later when the turn of that size comes.
     for url in urls.values():
         urls_of(url)
     sizes = _sizes(given, urls)
@@ -155,6 +158,7 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
     benches = (
         drawn_benches(given["data"])
         if drawn
+        # With the paper's settings the labels that it drops are dropped here too.
         else public_benches(given["data"], harm_p=given["harm_p"], drops=preset is not None)
     )
     there, missing = present(benches)
@@ -207,6 +211,8 @@ def _sizes(given: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeNam
 
     if given["sizes"]:
         return SIZES if "all" in given["sizes"] else tuple(dict.fromkeys(given["sizes"]))
+    # Sizes that an address was named for; an address without a size is in the mapping of every size and
+    # tells nothing.
     named = {part.partition("=")[0] for part in given["urls"]}
     if found := tuple(size for size in SIZES if size in named):
         return found
@@ -240,6 +246,7 @@ def _by_size(pairs: Sequence[str], option: str) -> dict[SizeName, str]:
 def _numbers(said: str, known: tuple[int, ...], option: str) -> frozenset[int]:
     try:
         numbers = frozenset(int(part) for part in said.split(",") if part.strip())
+    # Handled below with the others: one message for all that is wrong.
     except ValueError:
         numbers = frozenset({-1})
     if not numbers <= set(known):
@@ -259,6 +266,7 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
             await hold(plan, servers, progress)
         except Unavailable as error:
             # A vLLM that has died after it had answered may do better at its next start.
+            # Before any verdict the fault lies in the model or its flags, and another start would end alike.
             died = error.reason == "VLLM_ENDED" and any(run.judged for run in plan.planned())
             if error.reason not in (SERVER_GONE, UNFINISHED) and not died:
                 raise

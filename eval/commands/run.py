@@ -121,6 +121,7 @@ def run(**given: Any) -> None:
     if given["config"]:
         os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
     try:
+        # Both before anything is started: a usage error must not cost a server's start.
         plan = _resumed(given) if given["resume"] else _planned(given)
     except CourtError as error:
         raise click.ClickException(error.message) from None
@@ -132,12 +133,14 @@ def run(**given: Any) -> None:
         except Unavailable as error:
             # One that has died after it had answered may do better at its next start.
             died = isinstance(error, VllmFailed) and error.reason == "VLLM_ENDED" and (plan.out / MANIFEST).exists()
+            # Anything else that is unavailable will not come back by itself, and is an error.
             if error.reason not in (SERVER_GONE, UNFINISHED) and not died:
                 raise
             return error.message
         return ""
 
     unfinished, interrupted = "", 0
+    # The bar has to be closed before messages are written.
     with watching(lambda line: click.echo(line, err=True)) as progress:
         try:
             unfinished = asyncio_run(run_to_end(progress))
@@ -147,6 +150,7 @@ def run(**given: Any) -> None:
         click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, given)}", err=True)
         sys.exit(interrupted)
     if unfinished:
+        # On standard error, since with --json standard output holds one object and nothing else.
         click.echo(
             f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, given)}", err=True
         )
@@ -177,6 +181,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         "ray",
         "ray_workers",
     ):
+        # Options that were left out stay out: what the settings say then may have changed on purpose.
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
     words += [f"--vllm-flag={flag}" for flag in given["vllm_flags"]]
@@ -189,6 +194,7 @@ def _planned(given: dict[str, Any]) -> Plan:
     from eval.models.vllm_session import SERVER
     from eval.runs.run import Plan
 
+    # Not `required=True`, as --resume needs none of them.
     for name in ("dataset", "data", "out"):
         if given[name] is None:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
@@ -197,9 +203,11 @@ def _planned(given: dict[str, Any]) -> Plan:
     if given["ray_workers"] and not given["ray"]:
         raise click.UsageError("--ray-workers goes with --ray.")
     dataset = find_dataset(given["dataset"])
+    # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
     if (given["out"] / "manifest.json").exists():
         raise click.UsageError(f"{given['out']} holds a run already. --resume takes it up again.")
     procedure = Procedure((given["procedure"] or "summary").upper())
+    # A split's name may say that templates are to be apart.
     split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
         out=given["out"],
@@ -216,6 +224,7 @@ def _planned(given: dict[str, Any]) -> Plan:
         calls=given["calls"],
         library=given["library"],
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        # A vLLM that is started here has one name in the store of calls, whatever its address is.
         server=given["server_name"] or (SERVER if given["vllm"] else ""),
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
@@ -237,6 +246,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
     from eval.runs.folder import RunFolder
     from eval.runs.run import Plan
 
+    # What a run is can't be altered half-way: half of it would be one thing and half another.
     fixed = [name for name in _BEGUN if given[name]]
     if fixed:
         names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
@@ -253,6 +263,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
             f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
             f"study goes on with it: {begun.command}"
         )
+    # Only those of trials: servers, keys and paths are of this machine and this day.
     trial = {name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields}
     return Plan(
         out=given["resume"],
@@ -266,6 +277,8 @@ def _resumed(given: dict[str, Any]) -> Plan:
         limit=begun.limit,
         seed=begun.seed,
         concurrency=given["concurrency"] or concurrency_for(begun.procedure),
+        # The store and the library of before, unless others are named: else what was paid for would be
+        # asked anew.
         calls=given["calls"] or (Path(begun.calls_file) if begun.calls_file else None),
         library=given["library"] or (Path(begun.library_dir) if begun.library_dir else None),
         control=begun.control,
@@ -273,6 +286,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         server=begun.server,
         allow_missing=given["allow_missing"],
         patience_s=60 * given["patience"],
+        # The manifest has the labels that were dropped and not the option.
         drop_precedents=bool(begun.dropped_labels),
         templates_apart="template" in begun.checked,
         text_only=begun.text_only,
@@ -301,6 +315,7 @@ def protocols_of(said: str) -> tuple[Any, ...]:
     from eval.datasets.protocol import Protocol
 
     try:
+        # An order without doubles: the first is the one that progress and lists show.
         return tuple(dict.fromkeys(Protocol(word.strip()) for word in said.split(",")))
     except ValueError:
         raise click.UsageError(f"--protocol {said}: there are {', '.join(Protocol)}.") from None
@@ -321,6 +336,7 @@ def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(
                 f"--set {pair}: give NAME=VALUE, of these names: {', '.join(TrialSettings.model_fields)}."
             )
+        # An empty value unsets: settings such as limits have None for none.
         settings[name] = None if value in ("", "none") else value
     return settings
 
@@ -330,6 +346,7 @@ def settings_for(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
     from serving.cli.common import settings_of
 
     llm = {name: given[key] for name, key in (("url", "llm_url"), ("model", "model")) if given[key] is not None}
+    # None in place of empty tables, so that what the file and the environment say is not overlaid.
     return settings_of(trial=trial or None, llm=llm or None, policy=given["policy"], encoder=given["encoder"])
 
 
@@ -342,6 +359,7 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
 
     results = read_results(plan.out)
     cards: dict[str, Card | str] = {}
+    # One protocol may leave nothing to score while the others have figures.
     for protocol in results.protocols:
         try:
             cards[protocol] = card(results, protocol)
@@ -368,6 +386,7 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
     if reasons:
         said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         click.echo(f"no class: {said}")
+    # Only a hint: which reasons may pass is known where it is tried again.
     if any(one.prediction.outcome == "FAILED" for one in results.judged):
         click.echo(f"Failures whose reason may have passed are tried again by: {again(plan, given)} --retry-failed")
     click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")

@@ -74,13 +74,17 @@ def vote(
     more voters bring. Near-duplicates share the picture or the words, or are near in both halves; where no pictures are
     compared, a text at a cosine of .95 is near.
     """
+    # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
+    # not wait for.
     from court.errors import CourtError
     from eval.datasets.protocol import Protocol
     from eval.studies.vote import measure_left_out, measure_vote
     from retrieval.library.sources import Source
 
+    # Exactly one of the two: with a file and --leave-one-out it would not be clear whose memes are measured.
     if (file is None) != leave_one_out:
         raise click.UsageError("Give either FILE or --leave-one-out.")
+    # All memes of a template are left out together, twins among them; leaving twins in would contradict that.
     if split == "template" and (file is not None or keep_twins):
         raise click.UsageError("--split template is for --leave-one-out, and leaves twins out with a meme.")
     if drop_precedents and protocol != "extreme":
@@ -88,6 +92,8 @@ def vote(
     if ks is None and without_near_duplicates:
         raise click.UsageError("--without-near-duplicates is for --k.")
     if ks is not None:
+        # Neither is implemented for plain votes; an option that is ignored would change what the
+        # figures seem to say.
         if file is None or protocol != "merged":
             raise click.UsageError("--k is for a FILE, under the protocol merged.")
         _plain_votes(
@@ -123,6 +129,7 @@ def vote(
         "text alone": f"{report.without_picture:,} were judged without their picture",
         "left out": f"{len(report.problems):,} rows can't be used; --json lists them",
     }
+    # In JSON the report is whole; the lines for people hold only what changes how the figures are read.
     _print_scores(report.scores, remarks, as_json, asdict(report))
 
 
@@ -131,6 +138,7 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
     from eval.studies.vote import measure_plain_votes
 
     try:
+        # Before anything is loaded: a typing error should not cost the time of opening a library.
         numbers = [int(k) for k in ks.split(",")]
     except ValueError:
         raise click.UsageError(f"--k takes numbers with commas between them, not {ks!r}.") from None
@@ -141,6 +149,7 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
+    # All votes are over the same memes, so any of them has the counts.
     first = report.votes[0].scores
     click.echo(f"memes        {first.n:,}: {first.harmful:,} harmful, {first.n - first.harmful:,} not")
     click.echo(f"majority     {first.majority:.3f}")

@@ -23,6 +23,7 @@ E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
 OWN = "own"
 """Variant of a task: the jury of the meme's own language."""
+# The part behind the colon is a variant: `with_variant` makes such ids.
 _ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(:\w+)?")
 _NAME = re.compile(r"[\w.-]+")
 
@@ -109,6 +110,7 @@ class CardSplit(CardModel):
     labels: LabelFile | None = None
     languages: tuple[str, ...] = ()
     """One file each, with ``{language}`` in its name; ids of memes begin with the language."""
+    # Counted per file, since authors publish the size of each language's part.
     rows: int | None = Field(default=None, ge=0)
     """Published number of rows; of each file, where there are languages."""
     classes: dict[str, dict[str, int]] = Field(default_factory=dict)
@@ -167,6 +169,8 @@ class CardTask(CardModel):
     of: Expression | None = None
     columns: dict[str, Expression] = Field(default_factory=dict)
     """Of ``multi``: a column for each label."""
+    # A card of many labels repeats none: their names are read off the columns or the map, in the order
+    # that the card has them.
     labels: tuple[str, ...] = ()
     """In their order; where absent, those of ``columns`` or ``map``."""
     define: dict[str, str] = Field(default_factory=dict)
@@ -192,17 +196,20 @@ class CardTask(CardModel):
     @model_validator(mode="before")
     @classmethod
     def _with_labels(cls, value: Any) -> Any:
+        # Before validation, as `labels` has to be there for all checks below, and the model is frozen afterwards.
         if not isinstance(value, Mapping) or value.get("labels"):
             return value
         columns, mapped = value.get("columns"), value.get("map")
         found = columns if isinstance(columns, Mapping) and columns else None
         if found is None and isinstance(mapped, Mapping):
+            # A dict as an ordered set: several values may mean the same label.
             found = dict.fromkeys(str(label) for label in mapped.values())
         return {**value, "labels": tuple(found or ())}
 
     @model_validator(mode="after")
     def _consistent(self) -> CardTask:
         multi = self.kind is TaskKind.MULTI
+        # Exactly one source of labels: with both it would be a matter of reading which one wins.
         if (self.of is None) == (not self.columns) or (self.columns and not multi):
             raise ValueError(f"task {self.id}: needs of; or, of kind multi, a table of columns in its place")
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
@@ -213,15 +220,19 @@ class CardTask(CardModel):
         named: dict[str, set[str]] = {
             "columns": set(self.columns),
             "define": set(self.define),
+            # Of columns, the map says what a cell means (true or false); its values are no labels.
             "map": set() if self.columns else {str(label) for label in self.map.values()},
             "court": {*self.court.harmful, *self.court.benign} if self.court else set(),
             "protocols": {label for entry in self.protocols.values() for label in entry.drop},
         }
         for table, names in named.items():
+            # A label that is misspelt somewhere would have no memes and be reported as one that the
+            # data set lacks.
             if names - known:
                 raise ValueError(f"task {self.id}: {table} names {', '.join(sorted(names - known))}, which is no label")
         if self.columns and any(not isinstance(value, bool) for value in self.map.values()):
             raise ValueError(f"task {self.id}: map gives true or false where there are columns")
+        # The court decides between two classes: a meme with several labels could be on both sides at once.
         if self.court and (multi or set(self.court.harmful) & set(self.court.benign)):
             raise ValueError(f"task {self.id}: court needs one label a meme, and each on one side")
         if self.official and self.metrics and self.official not in self.metrics:
@@ -237,8 +248,11 @@ class CardTask(CardModel):
         if levels and (self.kind is not TaskKind.ORDINAL or len(self.labels) != 3 or Protocol.PLAIN in self.protocols):
             raise ValueError(f"task {self.id}: merged and extreme are for three labels, from least to most harmful")
         sides = (self.labels[:1], self.labels[1:])
+        # Both protocols rest on the order of the levels; a card in another order would make "extreme"
+        # drop the wrong third.
         if levels and self.court and (self.court.benign, self.court.harmful) != sides:
             raise ValueError(f"task {self.id}: merged and extreme need the first label benign, the others harmful")
+        # A label on neither side would leave memes without a class.
         if self.court and not levels and {*self.court.harmful, *self.court.benign} != set(self.labels):
             raise ValueError(f"task {self.id}: court has to name every label as harmful or benign")
 
@@ -267,9 +281,11 @@ class DatasetCard(CardModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetCard:
+        # `fullmatch`, as everywhere in names: `match` would accept what follows a good beginning.
         if not _ID.fullmatch(self.id):
             raise ValueError("id: letters a to z, digits, and - _ . between them")
         for what, names in (("splits", [one.name for one in self.splits]), ("tasks", [one.id for one in self.tasks])):
+            # No name has a colon: it parts task and variant, split and language.
             if len(set(names)) < len(names) or not all(_NAME.fullmatch(name) for name in names):
                 raise ValueError(f"{what}: every one needs a name of its own, of letters, digits, and - _ .")
         for split in self.splits:
@@ -277,6 +293,7 @@ class DatasetCard(CardModel):
                 raise ValueError(f"split {split.name}: name its files")
             if any("{language}" in name for name in split.files) != bool(split.languages):
                 raise ValueError(f"split {split.name}: languages go with {{language}} in the name of its file")
+            # A task with variants may have counts of each jury.
             if unknown := set(split.classes) - {task.id for task in self.tasks} - set(self._variants()):
                 raise ValueError(f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task")
         for task in self.tasks:
@@ -285,8 +302,11 @@ class DatasetCard(CardModel):
                     raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
             if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
                 raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
+        # A run's verdict has one gold label; with two tasks on the court's classes nothing says which.
         if sum(task.court is not None for task in self.tasks) > 1:
             raise ValueError("tasks: one at most has a table court: the one that trials are scored on")
+        # Refused instead of dropped: a label that is made of a column that is never read would be empty
+        # in all rows, and the reason would be hard to find.
         if hidden := self.columns() & set(self.layout.never_read):
             raise ValueError(f"{', '.join(sorted(hidden))}: a column that is never read, and read")
         self._check_paths()
@@ -299,6 +319,8 @@ class DatasetCard(CardModel):
             names += [*split.files, *split.ids, *(split.labels.files if split.labels else ())]
         names += [one.join.file for one in self.expressions() if one.join]
         for name in names:
+            # Backslashes part folders too, as cards are also written and read on Windows; a drive, a
+            # root, a home directory or a NUL leads away just as `..` does.
             parts = name.replace("\\", "/").split("/")
             if ".." in parts or name.startswith(("/", "\\", "~")) or "\0" in name or re.match("[A-Za-z]:", name):
                 raise ValueError(f"{name!r} leads out of the directory of the data set")
@@ -313,6 +335,7 @@ class DatasetCard(CardModel):
         return found
 
     def _variants(self) -> dict[str, CardTask]:
+        # Of all tasks and both kinds of names, as published classes may be of any jury.
         return {f"{task.id}:{variant}": task for task in self.tasks for variant in (*task.variants, OWN)}
 
     def columns(self) -> set[str]:
@@ -320,11 +343,14 @@ class DatasetCard(CardModel):
         found = {name for one in self.expressions() for name in one.columns()}
         found |= {name for split in self.splits for name in split.where}
         found |= {split.labels.on for split in self.splits if split.labels}
+        # Names that begin with @ are made by the reader; those in braces are known only with a row.
         return {name for name in found if not name.startswith("@") and "{" not in name}
 
     @property
     def court_task(self) -> CardTask | None:
         """The task that trials are scored on; None where there is none, or its variant was not chosen."""
+        # Until a variant is chosen, a task with several juries has no single gold label, so trials
+        # can't be scored on it.
         return next((task for task in self.tasks if task.court and (task.variant or not task.variants)), None)
 
     def task(self, id_: str) -> CardTask:
@@ -349,6 +375,7 @@ class DatasetCard(CardModel):
         """The tasks as memes have gold for them: of one with variants none of which was chosen, one for each."""
         found: list[CardTask] = []
         for task in self.tasks:
+            # "own" is offered only where the card says which jury is a language's.
             variants = (*task.variants, *([OWN] if task.variant_of else []))
             if task.variants and not task.variant:
                 found += [task.model_copy(update={"id": f"{task.id}:{one}", "variant": one}) for one in variants]
@@ -359,6 +386,7 @@ class DatasetCard(CardModel):
     def all_splits(self) -> tuple[CardSplit, ...]:
         """The splits, each followed by those of its languages."""
         return tuple(
+            # Parts behind their whole, so that lists and messages name the split before its languages.
             one
             for split in self.splits
             for one in (
@@ -380,6 +408,7 @@ class DatasetCard(CardModel):
                 field="dataset",
             )
         tasks = tuple(
+            # Tasks without this variant stay: their labels are the same for every jury.
             task.model_copy(update={"variant": variant}) if variant in (*task.variants, OWN) and task.variants else task
             for task in self.tasks
         )
@@ -393,6 +422,7 @@ class DatasetCard(CardModel):
 def read_card(path: Path) -> DatasetCard:
     """Reads a card. Raises BadRequest, which names the file and every key that is wrong."""
     try:
+        # With a BOM, as editors on Windows write it, TOML would not parse.
         content = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError:
         raise BadRequest(f"The card {path} can't be read.", reason="CARD_UNREADABLE", field="dataset") from None
@@ -407,6 +437,8 @@ def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
         return DatasetCard.model_validate(content)
     except ValidationError as error:
         faults = "; ".join(
+            # Pydantic puts its own words before those of our validators; a fault of the card as a whole
+            # has no place.
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}".removeprefix(": ")
             for fault in error.errors()
         )

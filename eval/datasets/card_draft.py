@@ -18,10 +18,12 @@ from eval.datasets.record_files import RecordFile, kind_of
 from eval.datasets.verbs import BadCell, is_missing, take, word_of
 from retrieval.library.tables import header_of, read_text
 
+# Enough to see a column's values; a draft is read and corrected by a person in any case.
 _SAMPLE = 5000
 """Rows of a file that are looked at."""
 _LABELS = 24
 """Different values that a column of labels has, at most."""
+# Longer values are texts, even where a small file has few different ones.
 _LONGEST_LABEL = 40
 _DEPTH = 3
 _ROLES = {
@@ -54,6 +56,7 @@ class _Column:
         self.rows += 1
         cells = value if isinstance(value, list) else [value]
         self.lists += isinstance(value, list)
+        # In a list an empty element is no missing value: the list is there.
         if not isinstance(value, list) and is_missing(value):
             self.missing += 1
             return
@@ -61,6 +64,7 @@ class _Column:
             try:
                 word = (word_of(cell, name) or "").strip()
             except BadCell:
+                # Bytes and objects are no labels; the column is counted as present all the same.
                 continue
             self.length += len(word)
             self.pictures += take(word, "basename").lower().endswith(PICTURE_ENDINGS)
@@ -68,11 +72,14 @@ class _Column:
 
     @property
     def is_key(self) -> bool:
+        # Over the sample alone, so that a key may still have doubles further down.
         return not self.missing and not self.lists and len(self.values) == self.rows
 
     @property
     def is_label(self) -> bool:
         short = all(len(value) <= _LONGEST_LABEL for value in self.values)
+        # Fewer than half as many values as rows, so that a small file's texts are no labels; two values
+        # are allowed to any.
         return 2 <= len(self.values) <= _LABELS and short and len(self.values) < max(3, self.rows // 2)
 
 
@@ -106,6 +113,7 @@ def draft_card(data: Path, id_: str = "") -> str:
     names = {role: _named(found.columns, role) for role in ("picture", "text", "language", "group")}
     names["id"] = _id_of(found.columns, names["picture"])
     split = _split_column(found.columns)
+    # What is the id, a text or a split is no label, though it may look like one.
     taken = {*names.values(), split}
     labels = [name for name, column in found.columns.items() if name not in taken and column.is_label]
     if not labels:
@@ -137,7 +145,9 @@ def _candidates(data: Path) -> list[Path]:
     if data.is_file():
         return [data]
     depth = len(data.parts)
+    # Below the directory a few levels only: a folder of pictures may hold hundreds of thousands of files.
     files = (path for path in sorted(data.rglob("*")) if len(path.parts) - depth <= _DEPTH and path.is_file())
+    # Links may lead out of the directory, or around in it.
     return [path for path in files if kind_of(path) is not None and not path.is_symlink()]
 
 
@@ -149,6 +159,7 @@ def _look(paths: Sequence[Path]) -> _Found:
             "folder tree by hand: docs/datasets.md.",
             reason="DATA_MISSING",
         )
+    # The largest is most often the train split, which has all columns.
     largest = max(paths, key=lambda path: path.stat().st_size)
     kind = _kind_of(largest)
     alike, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
@@ -166,6 +177,7 @@ def _look(paths: Sequence[Path]) -> _Found:
         rows[path] = len(records)
         for record in records:
             for name, value in record.items():
+                # Nested values are named by a path, which a draft does not guess.
                 if not isinstance(value, dict):
                     columns.setdefault(name, _Column()).add(value, name)
     if not alike:
@@ -175,6 +187,7 @@ def _look(paths: Sequence[Path]) -> _Found:
 
 def _kind_of(path: Path) -> FileKind:
     """Format of a file, by its beginning where its name says too little."""
+    # A file that was named by hand may have any ending.
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
         text = read_text(path, "memes")
@@ -185,6 +198,7 @@ def _kind_of(path: Path) -> FileKind:
             return FileKind.JSON
         first = text.split("\n", 1)[0]
         try:
+            # A JSON object that is followed by more lines is one of many, whatever the file is called.
             return FileKind.JSONL if isinstance(json.loads(first), dict) and "\n" in text.strip() else FileKind.JSON_MAP
         except ValueError:
             return FileKind.JSON_MAP
@@ -196,9 +210,11 @@ def _named(columns: Mapping[str, _Column], role: str) -> str:
     known = [name for wanted in _NAMED[role] for name in columns if _plain(name) == wanted]
     if role == "picture":
         by_content = [name for name, one in columns.items() if one.pictures * 2 > sum(one.values.values())]
+        # A column of that name and with names of pictures goes before either alone.
         return next((name for name in (*known, *by_content) if name in by_content), known[0] if known else "")
     if role == "text" and not known:
         longest = max(columns, key=lambda name: columns[name].length, default="")
+        # Texts have some length: a code or a name of a few letters is none.
         return longest if columns[longest].length > 20 * columns[longest].rows else ""
     return next(iter(known), "")
 
@@ -218,6 +234,7 @@ def _id_of(columns: Mapping[str, _Column], picture: str) -> str:
 def _split_column(columns: Mapping[str, _Column]) -> str:
     every = {word for words in _ROLES.values() for word in words}
     for name, column in columns.items():
+        # A column is that of splits only if every value of it names one.
         if len(column.values) > 1 and {_plain(value) for value in column.values} <= every:
             return name
     return ""
@@ -226,6 +243,7 @@ def _split_column(columns: Mapping[str, _Column]) -> str:
 def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
     lines = ["[layout]", f"kind = {_quoted(found.kind)}"]
     if picture:
+        # Where most pictures lie, of a sample; a folder that has some at its top is taken as it is.
         places = Counter(
             path.parent.relative_to(folder).as_posix()
             for path in islice((p for p in folder.rglob("*") if p.suffix.lower() in PICTURE_ENDINGS), _SAMPLE)
@@ -266,6 +284,7 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
 
 def _role(name: str) -> SplitRole:
     words = re.split(r"[^a-z]+", name.lower())
+    # Doubt makes it a test split: nothing is trained or chosen on one by mistake.
     return next((role for role, known in _ROLES.items() if set(words) & set(known)), SplitRole.TEST)
 
 
@@ -292,6 +311,7 @@ def _task(name: str, column: _Column) -> list[str]:
     if column.missing:
         lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
     if kind != "multi":
+        # As a comment: which label is harmful is not to be guessed.
         lines.append(f"# court = {{ harmful = [{_quoted(values[-1])}], benign = [{_quoted(values[0])}] }} {_CHECK}")
     return [*lines, f"# seen: {', '.join(f'{count:,} {value}' for value, count in sorted(column.values.items()))}", ""]
 

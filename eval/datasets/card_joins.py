@@ -31,6 +31,7 @@ class JoinedFiles:
 
     def __init__(self, card: DatasetCard, data: Path, split: CardSplit, beside: Path, problems: list[Problem]) -> None:
         self._card, self._data, self._split, self._beside, self._problems = card, data, split, beside, problems
+        # By names and key: one file may be looked up in by several columns.
         self._tables: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         self._by_row: list[tuple[Path, int]] = []
         self.paths: list[Path] = []
@@ -40,10 +41,12 @@ class JoinedFiles:
         """Columns of the rows that are looked up by."""
         joins = [one.join for one in self._card.expressions() if one.join is not None]
         named = {name for join in joins for name in placeholders_of(join.file + join.column)}
+        # Made by the reader, and no columns.
         return {name for name in named if name not in ("id", "language", "group", "variant", "split")}
 
     def of(self, join: Join) -> Callable[[Record], Record]:
         """Makes a function that finds the joined row; an empty one where there is none."""
+        # Files of single rows are kept in no table: there may be as many as rows.
         if placeholders_of(join.file):
             return lambda record: self._single(join, record)
         key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
@@ -69,6 +72,7 @@ class JoinedFiles:
         if not self._split.ids:
             return None
         path = self._find(self._split.ids)
+        # Lines and not JSON: lists of ids have one in each line.
         found = {line.strip() for line in read_text(path, "ids").split("\n") if line.strip()}
         if not found:
             raise BadRequest(f"{path.name} lists no id.", reason="DATA_UNUSABLE")
@@ -77,6 +81,7 @@ class JoinedFiles:
     def check_rows(self, rows: int, path: Path) -> None:
         """Refuses files joined by the order of their rows where one has more. Raises BadRequest."""
         for other, count in self._by_row:
+            # Joined by order alone, one row more or less shifts every label that follows.
             if count != rows:
                 raise BadRequest(
                     f"{path.name} has {rows:,} rows and {other.name} {count:,}: they can't be joined by their order.",
@@ -126,15 +131,19 @@ class JoinedFiles:
             if isinstance(record, str):
                 self._problems.append(Problem(file.path.name, number, "", record))
                 continue
+            # Columns that are never read are not read from joined files either.
             for name in self._card.layout.never_read:
                 record.pop(name, None)
             try:
+                # The number of the row, counted with those that can't be used: a damaged line takes its
+                # place in the order too.
                 word = str(rows) if key == _BY_ROW else (word_of(record.get(key), key) or "").strip()
             except BadCell as bad:
                 self._problems.append(Problem(file.path.name, number, "", str(bad)))
                 continue
             if not word:
                 self._problems.append(Problem(file.path.name, number, "", f"column {key}: it is empty"))
+            # Which of two is meant can't be told; the first stays, and the second is reported.
             elif word in table:
                 self._problems.append(Problem(file.path.name, number, word, "it stands in the file already"))
             else:

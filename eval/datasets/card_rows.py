@@ -94,6 +94,7 @@ class RowRules:
                 task.id,
                 compile_task(task, join_of),
                 tuple((other, (label,)) for other, label in task.when.items()),
+                # Only with several juries does a label depend on the row's language.
                 _variant_of(task.variant, task.variant_of) if task.variants else None,
             )
             for task in card.all_tasks()
@@ -111,6 +112,7 @@ class RowRules:
         """
         if language:
             record["@language"] = language
+        # The language of the file goes before a column: it is part of the id.
         elif self._language is not None:
             record["@language"] = _text(self._language(record), "language").strip()
         found = self._id(record)
@@ -121,6 +123,7 @@ class RowRules:
         if not id_:
             raise BadCell("it has no id", self._id_column)
         record["@id"] = id_
+        # Of files of several languages ids repeat; `@id` stays the row's own, by which joins look it up.
         if language:
             id_ = f"{language}-{id_}"
         if len(id_) > _LONGEST_ID:
@@ -140,11 +143,14 @@ class RowRules:
             BadCell: A cell can't be used.
         """
         values = {name: _text(value(record), column) for name, value, column in self._texts}
+        # After the texts, which the group is one of.
         record["@group"] = values.get("group", "")
         gold: dict[str, tuple[str, ...]] = {}
         shares: dict[str, dict[str, float]] = {}
         annotators: dict[str, int] = {}
         for task in self._tasks:
+            # Gold is filled in the order of the card: a task that another one depends on has to stand
+            # before it.
             if task.when and any(gold.get(other) != label for other, label in task.when):
                 continue
             if task.variant is not None:
@@ -154,6 +160,7 @@ class RowRules:
                 gold[task.id] = found.labels
             elif found.drop:
                 return None
+            # Also without a label: that annotators disagreed is known all the same.
             if found.shares:
                 shares[task.id] = dict(found.shares)
                 annotators[task.id] = found.annotators
@@ -173,6 +180,8 @@ class RowRules:
     def _image(self, record: dict[str, Any]) -> str:
         assert self._picture is not None
         image = _text(self._picture(record), self._picture_column).strip()
+        # A picture's name is the row's, and the row is a stranger's: nothing outside of the data set is
+        # opened by it.
         if leads_out(image):
             raise BadCell(
                 'the name of its picture leads out of the data set; take = "basename" in the card takes the last part '

@@ -60,6 +60,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
         BadRequest: There is no such split, its files are not there, or no row of them can be used.
     """
     reader = CardReader(card, data, split)
+    # Before the pictures: their folder is found by the names that the rows have for them.
     memes = tuple(reader)
     reader.pictures.look(meme.picture for meme in memes)
     if not memes:
@@ -120,6 +121,7 @@ class CardReader:
             for path in find_files(card, data, self.split, self.split.files_of(language))
         ]
         self.paths = tuple(path for _, path in self._files)
+        # The folder of the rows is a base too: parts of a data set may lie side by side.
         self.pictures = DatasetPictures(data, self.paths[0].parent, card.layout.pictures)
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
@@ -127,9 +129,11 @@ class CardReader:
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file that was read, in hex, by its name below the directory; of a tree, of its names."""
         found: dict[str, str] = {}
+        # Files of single memes are not among them: there may be one for each row.
         for path in (*self.paths, *self._joins.paths):
             if path.is_dir():
                 names = "".join(f"{record['@path']}\n" for _, record in tree_rows(path) if isinstance(record, dict))
+                # Names of files need not be UTF-8, and must be hashed as they are.
                 sha256 = hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()
             else:
                 with path.open("rb") as file:
@@ -149,6 +153,8 @@ class CardReader:
         file = RecordFile(path, layout.kind, None if whole else frozenset(columns), records=layout.records)
         for number, record in file:
             if never and isinstance(record, dict):
+                # Before anything else sees the row, so that no value of such a column gets into a
+                # message or a meme.
                 for name in never:
                     record.pop(name, None)
             yield number, record
@@ -161,6 +167,7 @@ class CardReader:
         where = self._where()
         unseen = self._field_columns()
         for language, path in self._files:
+            # Rows are counted per file, since `@row` joins go by them.
             name, row = path.relative_to(self.data).as_posix(), 0
             for number, record in self._records(path):
                 row += 1
@@ -170,10 +177,13 @@ class CardReader:
                     if isinstance(record, str):
                         raise BadCell(record)
                     if unseen:
+                        # Only fields of which no row so far had a column are still looked for.
                         unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
+                    # Into the row itself: expressions and joins find it there like a column.
                     record["@row"] = row
                     if self.split.labels is not None:
                         self._joins.add_labels(self.split.labels, record)
+                    # Before the id: rows of other splits may have ids that are none.
                     if where is not None and not where(record):
                         self.elsewhere += 1
                         continue
@@ -181,6 +191,8 @@ class CardReader:
                     if listed is not None and id_ not in listed:
                         self.elsewhere += 1
                         continue
+                    # Labels are read before doubles are looked for: the second of an id is refused only
+                    # if it would have counted.
                     meme = self._rules.meme_of(record, id_, file=name, line=number)
                     if meme is None:
                         self.excluded.append(Problem(path.name, number, id_, "it has no label that is used"))
@@ -192,13 +204,16 @@ class CardReader:
                     self.refused += 1
                     self.problems.append(Problem(path.name, number, id_, str(bad)))
                     continue
+                # After the row was accepted: one that was refused leaves its id to another.
                 seen.add(id_)
                 yield meme
             self._joins.check_rows(row, path)
+        # Without rows there is nothing to say about columns.
         for name, columns in unseen.items() if self.rows else ():
             told = ", ".join(sorted(columns))
             reason = f"no row has the column {told}, which the card makes the {name} of"
             self.problems.append(Problem(self.paths[0].name, 0, "", reason))
+        # Ids of refused rows have been named with their reason.
         if listed is not None and (absent := listed - seen - {problem.id for problem in self.problems}):
             self.problems.append(
                 Problem(self.split.ids[0], 0, "", f"{len(absent):,} ids of the split have no row in the file")
@@ -210,6 +225,7 @@ class CardReader:
         for name in ("picture", *TEXT_FIELDS):
             expression = getattr(self.card.fields, name)
             columns = {one for one in expression.columns() if "{" not in one} if expression else set()
+            # Fields made of @-names exist in each row; of joined files another check speaks.
             if columns and not any(one.startswith("@") for one in columns) and expression.join is None:
                 found[name] = columns
         return found
@@ -221,6 +237,8 @@ class CardReader:
         files = self.split.files
         known: dict[str, set[str]] = {}
         for split in self.card.splits:
+            # Values of all splits of the same file are known ones; a value of none is a fault of the
+            # row or of the card.
             for column, values in split.where.items() if split.files == files else ():
                 known.setdefault(column, set()).update([values] if isinstance(values, str) else values)
         wanted = {

@@ -148,6 +148,7 @@ async def check(
     if other := _other(dataset, data):
         findings.append(other)
     splits, seen = [], []
+    # All splits of the card, those that are not there too: a missing file is a finding.
     for split in dataset.card.splits:
         checked, memes = _split(dataset.card, data, split, findings)
         splits.append(checked)
@@ -176,6 +177,7 @@ async def check(
 
 def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
     """Finds that what lies there is another data set."""
+    # By rows alone first: parts of one data set have the same file names.
     other = mistaken_for(dataset, data)
     if other is not None:
         what = f"the train split has as many rows as {other.title}, not as {dataset.title}: check with --dataset "
@@ -184,6 +186,7 @@ def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
         found = recognised(data)
     except BadRequest:  # of none, or of several: nothing speaks against the one that was asked for
         return None
+    # A card of one's own was named on purpose; a variant of a data set is that data set.
     if dataset in found or dataset.own_card is not None or dataset.id.partition(":")[0] in {one.id for one in found}:
         return None
     what = f"by its files and their numbers of rows this is {' and '.join(one.id for one in found)}"
@@ -194,20 +197,24 @@ def _split(
     card: DatasetCard, data: Path, split: CardSplit, findings: list[DatasetFault]
 ) -> tuple[SplitCheck, list[_FoundMeme]]:
     try:
+        # With doubles: they are what is looked for here, and a run would refuse them.
         reader = CardReader(card, data, split.name, doubles=True)
         memes = list(reader)
     except BadRequest as error:
+        # Anything but a missing file is no finding but a reason to stop.
         if error.reason != "DATA_MISSING":
             raise
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name), []
     _problems(split.name, reader.problems, findings)
+    # Labels of other tasks are counted below; this one is what conflicts are told by.
     task = card.court_task or card.all_tasks()[0]
     seen = [_FoundMeme(split.name, meme, None, meme.gold.get(task.id, ())) for meme in memes]
     _find_pictures(card, reader, seen, findings)
     ordered = {}
     for one in card.all_tasks():
         counts = Counter(label for meme in memes for label in meme.gold.get(one.id, ()))
+        # In the order of the task, and without labels that no row has.
         ordered[one.id] = {label: counts[label] for label in one.labels if label in counts}
     digests = reader.digests()
     checked = SplitCheck(
@@ -228,6 +235,7 @@ def _split(
 
 
 def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
+    # One finding a reason, with all its lines: a column that is wrong throughout gives one line and not thousands.
     for reason, alike in _grouped(problems, lambda problem: problem.reason).items():
         where = tuple(f"{one.source}:{one.line}" + f" ({one.id})" * bool(one.id) for one in alike)
         findings.append(
@@ -246,10 +254,12 @@ def _find_pictures(
         reader.pictures.look(one.meme.picture for one in seen)
         for one in seen:
             one.path = reader.pictures.find(*one.meme.picture)
+    # Several files that fit: which one is meant is for the user to say, and the other checks go on.
     except BadRequest as error:
         findings.append(DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, split, error.message))
         return
     missing = tuple(one.name for one in seen if one.path is None)
+    # All missing is another fault than some: the pictures were never unpacked, or lie elsewhere.
     if len(missing) == len(seen):
         what = (
             f"none of {len(seen):,} pictures is there (looked for in the folders of the data set and three levels "
@@ -269,11 +279,13 @@ def _counts(split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
     """Finds numbers that differ from those that were published."""
     found = []
     remark = f" ({split.remark})" if split.remark else ""
+    # Published numbers are those of each language's file.
     files = max(1, len(split.languages))
     if split.rows is not None and checked.rows != split.rows * files:
         what = f"{checked.rows:,} rows; {split.rows * files:,} were published{remark}"
         found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
     for task, published in split.classes.items():
+        # Zeros are left out on both sides: whether a label without memes is listed says nothing.
         ours = {label: count for label, count in checked.tasks[task].items() if count}
         theirs = {label: count * files for label, count in published.items() if count}
         if ours != theirs:
@@ -295,6 +307,7 @@ async def _pictures(
     if reader is None:
         await asyncio.to_thread(_equal_digests, there)
         return
+    # The reader has that many processes; more tasks would only hold more files in memory.
     gate, done = asyncio.Semaphore(_AT_ONCE), 0
     refused: list[tuple[_FoundMeme, str]] = []
 
@@ -303,9 +316,11 @@ async def _pictures(
         async with gate:
             assert one.path is not None
             try:
+                # Off the loop, as reading a file blocks.
                 data = await asyncio.to_thread(one.path.read_bytes)
                 picture = await reader.read(data)
                 one.picture = picture.pixels_sha256
+                # Judged all the same, so the digest stands, and the finding beside it.
                 if picture.incomplete:
                     refused.append((one, "the file was cut short; what there is of it is judged"))
             except OSError:
@@ -322,6 +337,7 @@ async def _pictures(
     except ExceptionGroup as errors:  # what is nobody's fault: no process, no time
         raise next((e for e in errors.exceptions if isinstance(e, CourtError)), errors.exceptions[0]) from None
     for (split, reason), group_ in _grouped(refused, lambda pair: (pair[0].split, pair[1])).items():
+        # Tasks end in any order; findings are in that of the file.
         where = tuple(one.name for one, _ in sorted(group_, key=lambda pair: pair[0].meme.line))
         findings.append(
             DatasetFault(
@@ -332,6 +348,7 @@ async def _pictures(
 
 def _equal_digests(there: Iterable[_FoundMeme]) -> None:
     """Digests of pictures that are as large as another: only those can be the same."""
+    # Sizes are read without opening a file, and most pictures are alone with theirs.
     by_size = _grouped(there, lambda one: one.path.stat().st_size if one.path else 0)
     for alike in by_size.values():
         # Rows may also name the same file.
@@ -350,12 +367,14 @@ def _twice(
     """Finds values that occur more than once, grouped by the splits in which they occur."""
     # Empty ones are not the same: a blank text, or a picture that was not compared.
     groups = [group for value, group in _grouped(seen, key).items() if value and len(group) > 1]
+    # By splits: a leak from train to test is another finding than a double within train.
     by_splits = _grouped(groups, lambda group: "+".join(dict.fromkeys(one.split for one in group)))
     for splits, alike in by_splits.items():
         differ = sum(_labels_differ(group) for group in alike)
         told = f"{what} stands in several rows, {sum(map(len, alike)):,} in all"
         if "+" in splits:
             told += f", of the splits {splits.replace('+', ', ')}"
+        # An id that stands twice may be of two memes, whose labels need not agree.
         if differ and kind is not DatasetFaultKind.ID_TWICE:
             told += f"; under different labels in {differ:,} of the {len(alike):,} cases"
         where = tuple(" = ".join(one.name for one in group) for group in alike)
@@ -373,6 +392,7 @@ def _conflicts(seen: Sequence[_FoundMeme], findings: list[DatasetFault]) -> None
     The same text under another picture is not one of them: FHM has such on purpose.
     """
     groups = _grouped(seen, lambda one: (one.picture, text_key(one.meme.text)))
+    # Without a digest two memes can't be said to have the same picture.
     differ = [group for (picture, _), group in groups.items() if picture and _labels_differ(group)]
     for splits, alike in _grouped(differ, lambda group: "+".join(dict.fromkeys(one.split for one in group))).items():
         where = tuple(" = ".join(one.name for one in group) for group in alike)

@@ -51,6 +51,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
             if found is None or (not isinstance(found, list) and is_missing(found)):
                 return _missing(task, name, record)
             items = found if isinstance(found, list) else [found]
+            # A label that a row names twice is one.
             return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
 
         return several
@@ -94,6 +95,7 @@ def _label_of(task: CardTask) -> Callable[[object], str]:
             raise BadCell(f"a label of {task.id} is empty", name)
         found = exact.get(word)
         if found is None:
+            # Exact spelling first: two labels of a card may differ in case alone.
             found = exact.get(word.strip()) or loose.get(plain_word(word) or "")
         if found is None:
             raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(list(exact)[:8])})", name)
@@ -107,6 +109,7 @@ def _loose(exact: dict[str, str]) -> dict[str, str]:
     words: dict[str, set[str]] = {}
     for key, label in exact.items():
         words.setdefault(plain_word(key) or "", set()).add(label)
+    # Words of two labels tell neither, and are left out.
     loose = {word: next(iter(labels)) for word, labels in words.items() if len(labels) == 1}
     if set(loose) == {"0", "1"}:
         loose |= {"true": loose["1"], "false": loose["0"]}
@@ -124,6 +127,7 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
         for label, value, name in columns:
             cell = value(record)
             if is_missing(cell):
+                # One empty cell makes the whole answer unknown: "no" to that label would be a guess.
                 return _missing(task, name, record)
             word = word_of(cell, name) or ""
             said = exact.get(word)
@@ -145,10 +149,12 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
     def voted(record: Record) -> GoldOfTask:
         found = value(record)
         cells = found if isinstance(found, list) else [found]
+        # An empty cell is an annotator who said nothing.
         counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
         total = sum(counts.values())
         if not total:
             return _missing(task, name, record)
+        # In the order of the task, so that equal votes are written alike.
         shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
         annotators = total if shares else 0
         most = max(counts.values())

@@ -13,6 +13,7 @@ from eval.datasets.card_split import CardReader
 from eval.datasets.known import DATASETS, FUNCTIONAL_KEY, SYNTHETIC_KEY, Dataset
 from eval.datasets.record_files import RecordFile, row_count
 
+# A few rows are enough to see the columns, and JSON lines need not have each of them in every row.
 _PEEKED = 20
 """Rows looked at for the columns of a file."""
 _SYNTHETIC = "synthetic"
@@ -33,24 +34,32 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     layouts = {dataset: _found(dataset.card, data) for dataset in DATASETS.values()}
     # First: synthetic data have the very layout of the published ones.
     if (data / SYNTHETIC_KEY).is_file():
+        # The functional tests are drawn data too, with one file more.
         if (data / FUNCTIONAL_KEY).is_file():
             return (DATASETS["synthetic-functional"],)
+        # FHM's split names decide: both layouts have a train file.
         fhm = {"test_seen", "dev_seen"} & set(layouts[DATASETS["synthetic-fhm"]])
         return (DATASETS["synthetic-fhm" if fhm else "synthetic-harmeme"],)
     claims: dict[Path, dict[Dataset, tuple[bool, bool]]] = {}
     for dataset, found in layouts.items():
+        # Drawn data have a key file, which was looked for above; without it their cards would claim the
+        # published files.
         if dataset.id.startswith(_SYNTHETIC) or mistaken_for(dataset, data):
             continue
         for name, (paths, surely) in found.items():
+            # The folder's own name counts more than a published size, and both more than either (see `_owners`).
             counted = _row_count(dataset.card, paths) == dataset.card.split(name).rows
+            # Names of files are shared by many data sets ("train.jsonl"), hence the columns.
             if (surely or counted) and fits(dataset.card, paths[0]):
                 claims.setdefault(paths[0], {})[dataset] = (surely, counted)
     owners = [_owners(data, path, claim) for path, claim in claims.items()]
+    # Doubt about any file stops all: half a directory would be read as one data set, and half as another.
     doubtful = next((owner for owner in owners if len(owner) > 1), None)
     if doubtful:
         raise BadRequest(
             f"What lies in {data} could be {' or '.join(dataset.id for dataset in doubtful)}. Name it with --dataset."
         )
+    # Of two that claim different files both are here; each file has one owner.
     chosen = tuple(dataset for dataset in layouts if [dataset] in owners)
     if not chosen:
         _refuse(data, [dataset for dataset, found in layouts.items() if found])
@@ -74,10 +83,13 @@ def _refuse(data: Path, alike: list[Dataset]) -> None:
 
 def _owners(data: Path, path: Path, claim: dict[Dataset, tuple[bool, bool]]) -> list[Dataset]:
     """The data sets with the best claim to a file."""
+    # A pair (by folder, by count) compares as a whole: the folder's own name first, then the number of rows.
     best = max(claim.values())
     first = [dataset for dataset, strength in claim.items() if strength == best]
     if len(first) < 2:
         return first
+    # Reading all labels is slow, and is left for files that nothing else tells apart (versions of one
+    # data set).
     labelled = [dataset for dataset in first if _has_its_labels(dataset.card, data, path)]
     return labelled or first
 
@@ -93,6 +105,8 @@ def _has_its_labels(card: DatasetCard, data: Path, path: Path) -> bool:
                     for task, count in counts.items():
                         count.update(meme.gold.get(task, ()))
             except BadRequest:
+                # A file that can't be read by this card is none of this data set's; the fault is for
+                # whoever names it to see.
                 return False
             return counts == split.classes
     return False
@@ -104,10 +118,13 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
     HarMeme's parts and versions have the same file names: the wrong directory would be read without a word.
     """
     train = next((split for split in dataset.card.splits if split.role is SplitRole.TRAIN), None)
+    # A user's own card is meant as it is, whatever its file looks like.
     if train is None or train.rows is None or dataset.own_card is not None:
         return None
     place = located(dataset.card, data, train.files)
     kind = dataset.card.layout.kind
+    # With `where` or `ids` a file holds more than the split, so that its rows say nothing about the
+    # split's size.
     if place is None or train.where or train.ids or (count := _row_count(dataset.card, place[0])) == train.rows:
         return None
     for other in DATASETS.values():
@@ -120,12 +137,15 @@ def mistaken_for(dataset: Dataset, data: Path) -> Dataset | None:
 def fits(card: DatasetCard, path: Path) -> bool:
     """True if a file has the columns that a card reads of every row."""
     if card.layout.kind is FileKind.TREE:
+        # A tree has no columns to compare.
         return True
     fields = (card.fields.id, card.fields.picture, card.fields.text)
+    # Columns with a placeholder are known only with a row, and those with @ are made by the reader.
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
     try:
         rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
         seen = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
+        # One complete row is enough: in JSON an absent value is often an absent key.
         return any(wanted <= set(record) for record in seen)
     except BadRequest:
         return False

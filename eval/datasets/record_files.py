@@ -71,9 +71,11 @@ class RecordFile:
 
 def row_count(path: Path, kind: FileKind) -> int:
     """Rows of a file; of lines of JSON, those that are not blank. Raises BadRequest as reading them."""
+    # Without parsing: recognising a data set counts every file that may be a split.
     if kind is FileKind.JSONL:
         with path.open("rb") as lines:
             return sum(not line.isspace() for line in lines)
+    # No column at all: a count needs none, and Parquet then reads next to nothing.
     return sum(1 for _ in RecordFile(path, kind, frozenset()))
 
 
@@ -98,13 +100,17 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
             start = file.read(_PEEKED)
     except OSError:
         raise BadRequest(f"The file {path.name} can't be read.", reason="SOURCE_UNREADABLE") from None
+    # A mark of the order of bytes is what tells UTF-16; without one it can't be told from damage.
     marked = start[:2] in (b"\xff\xfe", b"\xfe\xff")
+    # NUL bytes in what is no UTF-16: a binary file, or one of two bytes a character without a mark.
     if b"\0" in start and not marked:
         read_text(path, "memes")  # says why
     # As old Macs write it: else the file would be one line.
+    # Latin-1 decodes any bytes, and line ends are the same in it as in UTF-8.
     seen = start.decode("utf-16" if marked else "latin-1", errors="ignore")
     if "\r" in seen and "\n" not in seen:
         newline = "\r"
+    # `utf-8-sig` takes a mark at the beginning off, which would otherwise be part of the first column's name.
     with path.open(encoding="utf-16" if marked else "utf-8-sig", newline=newline) as text:
         try:
             yield text
@@ -115,6 +121,7 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
 
 
 def _json_lines(path: Path) -> Iterator[Numbered]:
+    # A line at a time: such files may be larger than memory.
     with _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.isspace():
@@ -125,12 +132,15 @@ def _json_lines(path: Path) -> Iterator[Numbered]:
 
 def parse_object(text: str) -> dict[str, Any] | None:
     """The JSON object that a text holds; None where it is none."""
+    # orjson is several times faster, and refuses what is no JSON; only such lines are tried again.
     try:
         record = orjson.loads(text)
     except orjson.JSONDecodeError:
         # Python's writes NaN, Infinity and lone surrogates, which are no JSON, and so files hold them.
         try:
             record = json.loads(text)
+        # Deep nesting raises RecursionError, which is a fault of the line and must not end the reading
+        # of the file.
         except (ValueError, RecursionError):
             return None
     return record if isinstance(record, dict) else None
@@ -140,10 +150,12 @@ def _json(path: Path, records: str) -> Any:
     text = read_text(path, "memes")
     try:
         whole = json.loads(text)
+    # As for single lines: a hostile or damaged file must give a message.
     except (ValueError, RecursionError) as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRequest(f"{path.name}{where}: the file is no JSON.", reason="SOURCE_UNREADABLE") from None
     for name in records.split(".") if records else ():
+        # A path that leads nowhere gives None, which the callers name with the kind that was expected.
         whole = whole.get(name) if isinstance(whole, dict) else None
     return whole
 
@@ -166,6 +178,7 @@ def _json_map(path: Path, records: str) -> Iterator[Numbered]:
     if not isinstance(rows, dict):
         raise BadRequest(f"{path.name} holds no object whose values are the rows.", reason="SOURCE_UNREADABLE")
     for number, (key, row) in enumerate(rows.items(), 1):
+        # The row's own key of that name, if any, is replaced: it is ours.
         yield number, {**row, "@key": key} if isinstance(row, dict) else "it is no JSON object"
 
 
@@ -181,12 +194,17 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
                 cells = next(reader)
             except StopIteration:
                 return
+            # The reader goes on after an error, so that a bad quote need not cost the rest of the file.
             except csv.Error:
                 yield reader.line_num, "the line is no CSV"
                 continue
+            # The first cell decides quickly: only rows that are short, long or begin with an empty cell
+            # are looked at further.
             if len(cells) != len(header) or not cells[0].strip():
+                # Blank lines are no rows; in spreadsheets they are full of commas.
                 if not any(cell.strip() for cell in cells):
                     continue
+                # The first line that is not blank.
                 if not header:
                     header = [name.strip() for name in cells]
                     names, pick = _picker(_places(file, header))
@@ -200,6 +218,7 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
 def _picker(places: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Callable[[list[str]], Sequence[str]]]:
     """Names of the columns, and what takes their cells of a row."""
     names = tuple(name for name, _ in places)
+    # itemgetter gives a tuple only for two or more places.
     if len(places) > 1:
         return names, operator.itemgetter(*(place for _, place in places))
     return names, lambda cells: [cells[place] for _, place in places]
@@ -214,9 +233,11 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
     exact = {name: [place for place, one in enumerate(header) if one == name] for name in dict.fromkeys(header)}
     lower = {name.lower(): [place for place, one in enumerate(header) if one.lower() == name.lower()] for name in exact}
     found: list[tuple[str, int]] = []
+    # Without a choice of columns, those without a name are left out, as no card can name them.
     for name in sorted(file.columns) if file.columns is not None else [name for name in exact if name]:
         # Spellings differ between copies of a file: Image_name, image_name.
         places = exact.get(name) or lower.get(name.lower(), [])
+        # Which of two columns of one name is meant can't be guessed.
         if len(places) > 1:
             raise BadRequest(
                 f"{file.path.name} has the column {name} {len(places)} times. Rename those that are not meant.",
@@ -224,6 +245,7 @@ def _places(file: RecordFile, header: Sequence[str]) -> list[tuple[str, int]]:
             )
         if places:
             found.append((name, places[0]))
+    # Nearly always a wrong separator: the whole header is then one name.
     if file.columns and not found:
         raise BadRequest(
             f"{file.path.name} has none of the columns {', '.join(sorted(file.columns))} when its cells are parted by "
@@ -246,16 +268,19 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
     try:
         if kind is FileKind.PARQUET:
             file = parquet.ParquetFile(path)
+            # Columns that a card names and the file lacks are absent values, as in the other formats.
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
             leaves = _leaves(file, wanted)
             batches = map(_without_bytes, file.iter_batches(_BATCH, columns=leaves))
         else:
             batches = _arrow_batches(path, columns)
         for batch in batches:
+            # Batches of a file may be of any size; rows become Python objects a slice at a time.
             for start in range(0, batch.num_rows, _BATCH):
                 for row in batch.slice(start, _BATCH).to_pylist():
                     number += 1
                     yield number, row
+    # Damage shows itself only at the row where it lies, in the middle of the iteration.
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadRequest(
             f"{path.name}, after row {number:,}: can't be read as {kind} ({type(error).__name__}).",
@@ -273,6 +298,7 @@ def _leaves(file: Any, columns: Sequence[str] | None) -> list[str]:
 def _arrow_batches(path: Path, columns: Collection[str] | None) -> Iterator[Any]:
     import pyarrow as arrow
 
+    # Mapped and not read: a file may be larger than memory.
     with arrow.memory_map(str(path)) as source:
         # The datasets library saves streams, Feather and Polars files.
         is_file = source.read(6) == b"ARROW1"
@@ -291,6 +317,7 @@ def _without_bytes(batch: Any) -> Any:
 
     for place, one in enumerate(batch.schema):
         parts = {part.name for part in one.type} if arrow.types.is_struct(one.type) else set()
+        # The columns of the `datasets` library alone; a struct with further fields is the data set's own.
         if "path" in parts and parts <= {"path", "bytes"}:
             batch = batch.set_column(place, one.name, compute.struct_field(batch.column(place), "path"))
     return batch

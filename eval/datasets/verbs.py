@@ -39,6 +39,7 @@ class BadCell(Exception):
 class CardModel(BaseModel):
     """Base of all tables of a card: an unknown key is an error."""
 
+    # A misspelt key that was ignored would change what is read without a word; a card has to fail instead.
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
@@ -92,6 +93,7 @@ class Expression(CardModel):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Expression:
+        # `const` is compared with None, as an empty text may be what a card means.
         origins = [self.column != "", self.path != "", bool(self.list_), self.join is not None, self.const is not None]
         if sum(origins) != 1:
             raise ValueError("an expression takes its value from one of column, path, list, join and const")
@@ -119,14 +121,20 @@ def compile_expression(expression: Expression, join_of: JoinOf) -> Compiled:
     steps = _steps(expression)
     none = frozenset(expression.none)
     otherwise = compile_expression(expression.else_, join_of) if expression.else_ else None
+    # Most expressions name a column and nothing else, and are called once for each row: a wrapper around
+    # the lookup would add a call to every one.
     if not steps and not none and otherwise is None:
         return origin
 
     def value(record: Record) -> Any:
         found = origin(record)
+        # Verbs see no missing value, so that each of them can take a cell as it is; `else` comes after
+        # them and gets the row.
         if not is_missing(found):
             for step in steps:
                 found = step(found)
+        # Only after the verbs: a card says `none` of the value that it makes ("unknown"), not of the
+        # raw cell. A list is never "none", even where one of its elements is.
         if found is None or (none and not isinstance(found, list) and word_of(found, expression.name) in none):
             found = None
         return otherwise(record) if otherwise is not None and is_missing(found) else found
@@ -153,13 +161,17 @@ def word_of(value: Any, column: str) -> str | None:
         return value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
+    # Before the numbers: bool is a subclass of int, and True would become "1".
     if isinstance(value, bool):
+        # In lower case, as JSON writes it: cards name labels by text, and Python's "True" would match
+        # none of them.
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, bytes):
+        # Bytes are pictures in Parquet files. Decoding them would put binary junk into a label or a text.
         raise BadCell("it holds bytes where a text is expected", column)
     raise BadCell("it holds a list or an object where one value is expected", column)
 
@@ -185,9 +197,12 @@ def fill(text: str, record: Record, names: Collection[str] = ()) -> str:
         name = match[1]
         if name in names:
             return match[0]
+        # A meta column (`@id`) goes before a data column of the same name, so that no file can redefine it.
         word = word_of(record.get(f"@{name}", record.get(name)), name)
         if not word or not word.strip():
             raise BadCell("it is empty, and part of the name of a file or column", name)
+        # A row is a stranger's: its value must not name another folder, a drive, a stream, or a pattern
+        # that a search expands.
         if word in (".", "..") or any(sign in word for sign in "/\\\0:*?[]"):
             raise BadCell("its value can't stand in the name of a file", name)
         return word
@@ -199,6 +214,7 @@ def _origin(expression: Expression, join_of: JoinOf) -> Compiled:
     if expression.const is not None:
         constant = expression.const
         return lambda _: constant
+    # A compiled expression binds its parts here, once, so that a row costs no look at the card.
     if expression.join is not None:
         join, joined = expression.join, join_of(expression.join)
         if placeholders_of(join.column):
@@ -206,6 +222,8 @@ def _origin(expression: Expression, join_of: JoinOf) -> Compiled:
         return lambda record: joined(record).get(join.column)
     if expression.list_:
         names = expression.list_
+        # Empty cells are left out, not kept as empty texts: a list of annotators' votes has as many
+        # elements as there are votes.
         return lambda record: [cell for cell in map(record.get, names) if not is_missing(cell)]
     if expression.path:
         return _nested(expression.path)
@@ -223,8 +241,12 @@ def _nested(path: str) -> Compiled:
         for part in parts:
             if isinstance(found, Mapping):
                 found = found.get(part)
+            # Only plain digits: a negative place would take elements from the end, which no card means
+            # by a path.
             elif isinstance(found, list) and part.isdecimal():
                 found = found[int(part)] if int(part) < len(found) else None
+            # Where an object above is absent there is no value; where it is of another shape, the card
+            # does not fit the file, and silence would hide that.
             elif is_missing(found):
                 return None
             else:
@@ -237,6 +259,8 @@ def _nested(path: str) -> Compiled:
 def _steps(expression: Expression) -> list[Callable[[Any], Any]]:
     """The verbs that change a value, in their order."""
     name = expression.name
+    # The order is that of the fields in `Expression`, not that of the keys in the card: TOML tables
+    # have no order to rely on.
     steps: list[Callable[[Any], Any]] = []
     if expression.from_:
         steps.append(lambda value: _rest(value, expression.from_, name))
@@ -280,6 +304,8 @@ def _split(word: str, expression: Expression, column: str) -> Any:
     parts = [part.strip() for part in word.split(expression.split)]
     if expression.part is None:
         return [part for part in parts if part]
+    # Checked before indexing, as places may count from the end, and so that the reason names the number
+    # of parts.
     if not -len(parts) <= expression.part < len(parts):
         raise BadCell(f"it has {len(parts)} parts and no part {expression.part}", column)
     return parts[expression.part]
@@ -292,6 +318,7 @@ def _char(word: str, place: int, column: str) -> str:
 
 
 def _replace(word: str, replace: Mapping[str, str]) -> str:
+    # In the card's order, each on the result of the one before.
     for old, new in replace.items():
         word = word.replace(old, new)
     return word

@@ -114,6 +114,7 @@ def read_models(path: Path) -> ModelsFile:
             models[name] = ModelSpec.model_validate(table)
         except ValidationError as error:
             what = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+            # The message names the table, as a file may have many models.
             raise BadRequest(f"{path.name}, [models.{name}]: {what}.", reason="MODELS_UNREADABLE") from None
     return ModelsFile(models, content)
 
@@ -147,6 +148,7 @@ async def open_chairs(
         ModelRefused: A server does not have the model, wants another key, or takes no pictures.
         Unavailable: None of a model's servers answers, or a vLLM did not come up.
     """
+    # Before any connection: what is wrong with the file costs no start of a server.
     require_servers(specs, vllm)
     try:
         from court.backends.chat.capabilities import probe_replicas
@@ -159,6 +161,7 @@ async def open_chairs(
         ) from error
 
     http = http_client()
+    # On the stack at once: an error with a later model must still close the client.
     stack.push_async_callback(http.aclose)
     loads: dict[str, Load] = {}
     chairs = {}
@@ -171,6 +174,7 @@ async def open_chairs(
             urls: Sequence[str], model: str, key: str | None, most: int = spec.concurrency
         ) -> ChatCompletions:
             # Models at one address share one limit of calls in flight: it is the server's load that counts.
+            # The first model at an address sets the limit.
             replicas = [
                 ChatCompletions(
                     base_url=url, model=model, api_key=key, http=http, load=loads.setdefault(url, Load(most))
@@ -188,6 +192,7 @@ async def open_chairs(
                 model = await connected((own.url,), own.name, own.api_key.get_secret_value())
         else:
             model = await connected(spec.url, spec.model, _key(name, spec))
+        # Where none is shown, any model will do.
         if pictures and not model.capabilities.pictures:
             raise ModelRefused(f"{name} must see pictures, and takes none. Leave it out, or name another model.")
         chairs[name] = MeteredModel(
@@ -209,6 +214,7 @@ async def open_chairs(
 
 def require_servers(specs: Mapping[str, ModelSpec], vllm: Sequence[str]) -> None:
     """Raises BadRequest where a model has no address and is not to be started, or one is started for nobody."""
+    # By the name of the model, which several entries of the file may share.
     to_start = {spec.model for spec in specs.values() if spec.url is None}
     for name, spec in specs.items():
         if spec.url is None and spec.model not in vllm:
@@ -238,6 +244,7 @@ def _key(name: str, spec: ModelSpec) -> str | None:
     if not spec.api_key_env:
         return None
     key = os.environ.get(spec.api_key_env)
+    # Empty is as unset: sent as a key, it would be refused by the server much later.
     if not key:
         raise BadRequest(
             f"The key of {name} is to be in the environment variable {spec.api_key_env}, which is not set.",

@@ -112,6 +112,7 @@ def compare_probes(
         _require_comparable(probes[0], other)
     names = _names(probes)
     # One set of draws for all targets, so that differences between them are paired.
+    # All memes, and not those with a score: the draws are the same whatever a target refused.
     draws = ResampledMeans((meme for meme, _ in probes[0].memes), resamples, seed)
     categories = sorted({one.category for probe in probes for one in probe.scored})
     drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
@@ -123,6 +124,7 @@ def compare_probes(
             drawn[name, category] = _figures(draws, before, after, threshold)
         every = [drawn[name, category] for category in categories]
         counts[name, MEAN] = tuple(map(sum, zip(*(counts[name, each] for each in categories), strict=True)))  # type: ignore[assignment]
+        # A mean only where each category has a figure: over fewer categories it would be of other things.
         drawn[name, MEAN] = {
             metric: _mean_over([each[metric] for each in every])
             for metric in METRICS
@@ -171,6 +173,7 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
     """Raises BadRequest where figures of two probes would differ by more than their targets."""
     here, there = one.manifest, other.manifest
     same = {
+        # Ids alone could name other pictures.
         "memes": (one.memes, other.memes),
         "controllers": tuple([m.models[name] for name in m.controllers] for m in (here, there)),
         "prompts": (here.prompts, there.prompts),
@@ -200,6 +203,7 @@ def _require_comparable(one: _Probed, other: _Probed) -> None:
 
 def _names(probes: Sequence[_Probed]) -> tuple[str, ...]:
     targets = [probe.manifest.target for probe in probes]
+    # Targets' own names where they tell the probes apart.
     if len(set(targets)) == len(targets):
         return tuple(targets)
     folders = [probe.root.name for probe in probes]
@@ -245,6 +249,7 @@ def _mean_over(figures: Sequence[tuple[float, Floats]]) -> tuple[float, Floats]:
     """The mean over categories; in a resample, over those of which it has a meme."""
     values = np.stack([drawn for _, drawn in figures])
     there = ~np.isnan(values)
+    # A resample without a meme of any category is 0 / 0, and is left out with the other NaN.
     with np.errstate(invalid="ignore"):
         means = np.where(there, values, 0.0).sum(axis=0) / there.sum(axis=0)
     return float(np.mean([value for value, _ in figures])), np.asarray(means)
@@ -263,6 +268,7 @@ def _place(name: str, found: Mapping[str, tuple[float, Floats] | None], metric: 
     own = found[name]
     if own is None or len(found) < 2:
         return ""
+    # A high score is good, a high failure rate is not.
     sign = 1.0 if metric == SCORE else -1.0
     behind = 0
     for other, theirs in found.items():

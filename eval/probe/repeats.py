@@ -60,12 +60,15 @@ def repeats_of(plan: ProbePlan, count: int) -> tuple[ProbePlan, ...]:
     Raises:
         BadRequest: The folder holds something else.
     """
+    # A folder of a single probe must not get repeats beside its files: both would be read as one.
     prepare_repeats(plan.out, "a probe")
     return tuple(
         replace(
             plan,
             out=repeat_folder(plan.out, number + 1),
             seed=plan.seed + number,
+            # The first draws its sample by its own seed; the others are given that seed for the sample
+            # alone, since repeats differ in what models say and not in what they are asked about.
             sample_seed=plan.seed if number else None,
         )
         for number in range(count)
@@ -93,12 +96,15 @@ def repeated_probe(reports: Sequence[ProbeReport]) -> RepeatedProbe:
                 "Repeats are of the same probe; these differ in their target, models or memes.", reason="REPEATS_DIFFER"
             )
     rows = [{row.name: row for row in report.categories} for report in reports]
+    # Categories may come in on the way, and not in each repeat.
     names = sorted({name for of_repeat in rows for name in of_repeat})
     return RepeatedProbe(
         target=first.manifest.target,
         seeds=tuple(report.manifest.seed for report in reports),
         finished=all(report.manifest.finished is not None for report in reports),
         categories=(
+            # A repeat without the category has None there, which is left out of mean and spread: it has
+            # no score of 0.
             *(_category(name, [of_repeat.get(name) for of_repeat in rows]) for name in names),
             _category(ALL, [report.overall for report in reports]),
         ),

@@ -32,6 +32,7 @@ from eval.probe.topics import Topic, topics_of
 from eval.scores.metrics import Figure
 from eval.scores.resampled_means import difference_of, mean_of
 
+# At most, not below: see THRESHOLD_WORDS for why the default departs from the paper's text.
 THRESHOLD = 4
 """Up to which score an explanation has failed."""
 THRESHOLD_WORDS = (
@@ -195,10 +196,13 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
     steps = folder.read(REWRITTEN, Step)
 
     def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> CategoryRow:
+        # The same seed for every row: rows over the same memes are then drawn alike, so that
+        # differences between them are not noise of the bootstrap.
         return _row(name, these, steps=rewritten, threshold=threshold, resamples=resamples, seed=seed)
 
     rows = [
         row(name, [one for one in scored if one.category == name], [step for step in steps if step.category == name])
+        # In order of appearance; which comes first in the report is decided by `_weakest` alone.
         for name in dict.fromkeys(one.category for one in scored)
     ]
     gold = [
@@ -210,6 +214,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
         for word, harmful in (("harmful", True), ("not harmful", False))
     ]
     failures = _failures(scored, steps, threshold)
+    # Categories that were not in the taxonomy at the beginning came in while memes were sorted.
     begin = {category.name for category in manifest.taxonomy}
     return ProbeReport(
         manifest=manifest,
@@ -221,6 +226,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
         left=sum(meme.left > 0 for meme in memes.values()),
         overall=row("all", scored, steps),
         categories=tuple(sorted(rows, key=_weakest)),
+        # A data set without any benign meme has no row for it, in place of a row of dashes.
         gold=tuple(one for one in gold if one.before.n),
         steps=_by_step(steps, threshold, resamples, seed),
         topics=topics_of(scored, steps, threshold),
@@ -232,7 +238,10 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
 def _weakest(row: CategoryRow) -> tuple[float, float, str]:
     """The lowest mean first, of all that was scored in it; without any, last."""
     means = [(rates.mean.value, rates.scored) for rates in (row.before, row.after) if rates.mean is not None]
+    # Weighted by what was scored, so that one rewritten meme can't outweigh a hundred as they are.
     n = sum(count for _, count in means)
+    # The leading 0 or 1 puts categories without any score last, where their mean of 0.0 would put them
+    # first. The name makes the order the same in each report.
     return (0 if n else 1, sum(mean * count for mean, count in means) / n if n else 0.0, row.name)
 
 
@@ -240,15 +249,20 @@ def _row(
     name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int
 ) -> CategoryRow:
     own = [_One(one.meme, one.scoring) for one in scored]
+    # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never
+    # as a score.
     tried = [_One(step.meme, step.scoring) for step in steps if step.scoring is not None]
     failed, failed_before = _failed([*own, *tried], threshold), _failed(own, threshold)
     changes = [
+        # Against `before` of the step, which is the score of that very meme in that category: paired,
+        # so that easy and hard memes cancel out.
         (step.meme, float(step.scoring.score - step.before))
         for step in steps
         if step.scoring is not None and step.scoring.score is not None
     ]
     return CategoryRow(
         name=name,
+        # A meme may stand in several categories, and in "all" is still one meme.
         memes=len({one.meme for one in scored}),
         before=_rates(own, threshold, resamples, seed),
         steps=len(steps),
@@ -256,6 +270,8 @@ def _row(
         after=_rates(tried, threshold, resamples, seed),
         change=mean_of(changes, resamples, seed),
         pooled=_rates([*own, *tried], threshold, resamples, seed),
+        # Over the same resamples of memes; computed from two separate intervals the change would look
+        # less certain than it is.
         pooled_change=difference_of(failed, failed_before, resamples=resamples, seed=seed),
     )
 
@@ -267,6 +283,8 @@ def _failed(ones: Sequence[_One], threshold: int) -> list[tuple[str, float]]:
 
 def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> Rates:
     outcomes = Counter(one.scoring.outcome for one in ones)
+    # Refused and unscored answers have no score. Counting them as failures, or as successes, would
+    # answer a question that the Scorer did not.
     values = [(one.meme, one.scoring.score) for one in ones if one.scoring.score is not None]
     return Rates(
         n=len(ones),
@@ -327,4 +345,5 @@ def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
         for step in steps
         if step.scoring is not None and step.scoring.score is not None and step.scoring.score <= threshold
     ]
+    # The meme's own text goes before its rewritten ones, so that a reader sees what they started from.
     return tuple(sorted(found, key=lambda one: (one.score, one.category, one.meme, one.step is not None)))

@@ -157,6 +157,7 @@ def outcome_of(
         for bench in plan.benches
         if bench.compared == target.bench
     ]
+    # A run may stand beside rows of several tables, and is then no run of ours alone.
     compared = {(row.size, row.bench, row.arm) for row in rows}
     rows += [
         scoring.row(None, plan.split_named(bench), results, size=size, arm=arm)
@@ -167,6 +168,7 @@ def outcome_of(
     largest = max((stage.size for stage in manifest.stages), key=SIZES.index)
     main = plan.benches[0]
     arms = {arm: results for (size, bench, arm), results in runs.items() if (size, bench) == (largest, main.name)}
+    # Of the main bench alone: sizes are compared on the same memes.
     sizes: dict[str, Results] = {
         size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
     }
@@ -179,6 +181,7 @@ def outcome_of(
         rows=tuple(rows),
         claims=claims_of(judged),
         full=full,
+        # Benches where no side asked have no rounds, and no panel in figure 5.
         rounds={bench: found for bench, results in full.items() if (found := rounds_of(results))},
         chain=_chain(plan, full),
         finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),
@@ -193,6 +196,7 @@ def _runs(plan: Reproduction, manifest: ReproductionManifest) -> Iterator[tuple[
             for arm in arms:
                 try:
                     results = read_results(plan.folder(stage.size, bench, arm).root)
+                # A run that was never begun is a row without figures; one that can't be read is an error.
                 except BadRequest as error:
                     if error.reason != "RUN_MISSING":
                         raise
@@ -244,6 +248,8 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
         return Reached.NONE, "an arm or a model of which nothing is published"
     if scored is None:
         return Reached.NOT_RUN, "not run, or not finished"
+    # Before any comparison of intervals: where no confusion matrix gives the published figures, being
+    # outside of ours says nothing.
     if not is_reachable(target, benign=scored.benign, harmful=scored.harmful):
         classes = f"{scored.benign:,} not harmful and {scored.harmful:,} harmful memes"
         why = (
@@ -275,13 +281,16 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
         by_class[gold].append(one.meme.id)
         # No class is wrong here, as in the strict figures.
         harmful = one.prediction.outcome.harmful
+        # The opposite of gold is a wrong answer of the other class, which is what a balanced draw needs.
         said[one.meme.id] = not gold if harmful is None else harmful
+    # Of equal classes the first: the draw is then the whole split.
     rarer = min(by_class, key=lambda gold: len(by_class[gold]))
     few = len(by_class[rarer])
     if not few:
         return None
     others = [one.meme for gold, one in results.under(bench.protocol) if gold is not rarer]
     accuracies, macro_f1s = [], []
+    # Seeds in a row, so that a second report shows the same draws.
     for draw in range(seed, seed + BALANCED_DRAWS):
         drawn = [meme.id for meme in sample(others, few, draw)]
         labels = [rarer] * few + [not rarer] * len(drawn)
@@ -303,6 +312,7 @@ def _chain(plan: Reproduction, full: Mapping[str, Results]) -> tuple[Results, st
         examined = {
             one.meme.id: abs(one.prediction.sides[Side.ACCUSER].rounds - one.prediction.sides[Side.DEFENDER].rounds)
             for one in full[name].judged
+            # Both sides must have asked: their difference is what the figure shows.
             if one.prediction.trial and set(Side) <= {Side(side) for side in one.prediction.sides}
         }
         own = next((meme for meme in examined if meme.removesuffix(".png") == FIGURE_4_MEME), None)

@@ -52,6 +52,7 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         *(() if outcome.finished else ("Not finished: rows without figures are still to be run.",)),
     ]
     sections = [
+        # Tables without a row are left out: a reproduction of Table 2 alone has no empty grids for the others.
         *(_table(outcome, number) for number in _TITLES if any(row.table == number for row in outcome.rows)),
         _baselines(outcome),
         _claims(outcome),
@@ -138,6 +139,7 @@ def _cells(row: RowOutcome) -> list[str]:
 
 
 def _balanced_cells(row: RowOutcome, found: BalancedFigures) -> list[str]:
+    # By identity of the keys: None is "not computed", which is not the same as "no".
     can = {None: words.NOTHING, True: "yes", False: "no"}[found.reachable]
     data = f"{row.bench}, {row.split}"
     figures_ = (_percent(found.accuracy), _percent(found.macro_f1))
@@ -185,6 +187,8 @@ def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:
 
 def _value(part: ClaimPart) -> str:
     figure = part.figure
+    # Counts such as rounds have no interval, which is written as one of no width; a range of a number
+    # to itself would look like certainty.
     if figure.low == figure.high == figure.value:
         return f"{figure.value:+.3f}"
     return f"{figure.value:+.3f} ({figure.low:+.3f} to {figure.high:+.3f})"
@@ -202,6 +206,8 @@ async def _figure_3(outcome: Reproduced) -> Section:
         "from the start": await _questions(early, chosen),
         "at the summary": await _questions(late, chosen),
     }
+    # Chosen by difference in rounds, not by hand: examples that were picked for their look prove
+    # nothing. Ties go by id, so that the same runs give the same page.
     for meme in chosen:
         rows = [
             [f"{number + 1}", *(_nth(told[when][meme].get(side, []), number) for when in told for side in Side)]
@@ -219,6 +225,8 @@ async def _figure_3(outcome: Reproduced) -> Section:
 
 def _apart_in_rounds(early: Results, late: Results) -> list[str]:
     """Memes whose rounds in the two runs differ most, of those that were examined in both."""
+    # A meme without rounds in either run (it failed, or nobody asked anything) has nothing to be
+    # compared with; counted as zero rounds it would come first.
     rounds = {one.meme.id: sum(side.rounds for side in one.prediction.sides.values()) for one in late.judged}
     apart = {
         one.meme.id: abs(sum(side.rounds for side in one.prediction.sides.values()) - rounds[one.meme.id])
@@ -230,10 +238,13 @@ def _apart_in_rounds(early: Results, late: Results) -> list[str]:
 
 async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[Side, list[str]]]:
     trials = {one.meme.id: one.prediction.trial for one in results.judged if one.meme.id in memes}
+    # Runs that were read from a file of predictions have no records. Arms of a reproduction are always ours.
     assert results.root is not None, "a run of ours"
     records = (await read_records(results.root, list(trials.values()), pictures=False)).records
     asked: dict[str, dict[Side, list[str]]] = {meme: {} for meme in memes}
     for meme, trial in trials.items():
+        # A record may be gone or damaged. Its meme then has fewer questions, and the page is made all
+        # the same.
         for event in records[trial].all(QuestionAsked) if trial in records else ():
             asked[meme].setdefault(event.side, []).append(event.question)
     return asked
@@ -259,9 +270,11 @@ async def _figure_4(outcome: Reproduced) -> Section:
     rows = [
         [f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))]
         for each in told.rounds
+        # A round that exists only because both sides generated ahead was never part of the examination.
         if any(turn is not None and not turn.ahead for turn in each.turns.values())
     ]
     heads = ["round", *(f"{side.lower()}: {what}" for side in Side for what in ("question", "answer"))]
+    # The paper names the meme's file, and data sets differ in whether an id has the ending.
     own = meme.removesuffix(".png") == FIGURE_4_MEME
     lines = [
         f"The paper's own meme, {FIGURE_4_MEME}: there the Defender took 10 rounds and the Accuser 6."
@@ -341,8 +354,11 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
     rows = []
     for value in preset.values:
         table, dot, name = value.setting.partition(".")
+        # Names of settings are `table.name`, or the name of a whole table.
         now = trial[table].get(name) if dot else trial.get(table)
         kept = value.setting == "policy" or now == value.value
+        # A value that was overridden shows both: a page that shows the preset's own would claim what
+        # was not run.
         here = json.dumps(value.value) if kept else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
         rows.append([value.setting, here, value.source_words, value.why])
     for other in preset.others:

@@ -50,6 +50,7 @@ class _Tunings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # Settings hold for this library and these inputs only.
     library: str
     inputs: tuple[str, ...]
     labels: dict[str, Tuning]
@@ -64,6 +65,7 @@ class _LabelView:
     """
 
     library: Library
+    # One index for all labels: their vectors are the same, only the classes differ.
     index: FusedIndex
     memes: Sequence[LabelledMeme]
     places: Mapping[str, int]
@@ -121,15 +123,18 @@ class LabelVotes:
 
     async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
         """Probability of each label by itself; None where nothing of the meme can be compared."""
+        # In a thread: a search over all labels is CPU work, and would hold up the loop.
         return await asyncio.to_thread(self._probabilities, shown)
 
     def _probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
         frames = shown.frames if "picture" in self.question.inputs else ()
         text = _compared_text(shown.meme, self.question)
+        # Embedded once, for all labels.
         query = Query.embedded(self.encoder, text, frames, shown.pixels_sha256 if frames else "")
         found = {}
         for label, view in self.views.items():
             held = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
+            # What is compared is the same for every label: if nothing can be for one, so it is for all.
             if held is None:
                 return None
             found[label] = held.probability
@@ -138,8 +143,10 @@ class LabelVotes:
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
         """Gives each label that is likelier than not; of a task with one label a meme, the likeliest."""
         if self.question.multi:
+            # Thresholds were chosen label by label.
             said = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
             return TaskAnswer(labels=self.question.in_order(said), scores=dict(probabilities))
+        # Probabilities of labels that were each asked about alone don't add up to 1; shares do.
         total = sum(probabilities.values())
         shares = {label: p / total for label, p in probabilities.items()}
         return TaskAnswer(labels=(max(shares, key=lambda label: shares[label]),), scores=shares)
@@ -168,6 +175,7 @@ def open_label_votes(
     """
     rows, memes = _compared(question, library, examples, encoder)
     index = FusedIndex(rows, library.manifest.encoder.text_dim)
+    # Read before anything is chosen, which is the slow part.
     before = _read(folder / LABELS, question, library)
     groups = _groups(memes, examples)
     labelled = {label: _relabelled(memes, examples, question.task, label) for label in question.labels}
@@ -179,6 +187,7 @@ def open_label_votes(
         )
     progress("labels", len(labelled), len(labelled))
     stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
+    # Replaced in one step, so that a crash leaves the old file or the new one.
     new = folder / f"{LABELS}.new"
     new.write_text(stored.model_dump_json(indent=1) + "\n", encoding="utf-8")
     new.replace(folder / LABELS)
@@ -202,19 +211,24 @@ def _compared(
 ) -> tuple[NDArray[np.float32], list[LabelledMeme]]:
     """Vectors and memes of the library by what is compared of a meme alone: other words, or no picture."""
     text_dim = library.manifest.encoder.text_dim
+    # A copy: rows are changed below, and the library's own are in use elsewhere.
     rows = np.array(library.rows, dtype=np.float32)
     if "picture" not in question.inputs:
+        # A half of zeros is one that is not compared.
         rows[:, text_dim:] = 0
     texts = [_compared_text(examples[meme.id], question) for meme in library.memes]
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
+        # Only texts that differ from the library's are embedded anew, by whole batches.
         if part != [meme.text for meme in library.memes[start : start + _BATCH]]:
             rows[start : start + len(part), :text_dim] = encoder.embed_texts(part).vectors
     places, memes = [], []
     for place, (meme, text) in enumerate(zip(library.memes, texts, strict=True)):
         has_text, has_picture = bool(rows[place, :text_dim].any()), bool(rows[place, text_dim:].any())
+        # A meme with neither half can't be compared with anything.
         if has_text or has_picture:
             places.append(place)
+            # Whether it has a half is by these inputs now, whatever the library's maker saw.
             changes = {"text": text, "has_text": has_text, "has_picture": has_picture, "kept": None}
             memes.append(meme.model_copy(update=changes))
     if not memes:
@@ -245,6 +259,7 @@ def _groups(memes: Sequence[LabelledMeme], examples: Mapping[str, JudgedMeme]) -
     """Number of each meme's group of the card; None where groups are too few, or one too large, to be left out."""
     names = [examples[meme.id].group for meme in memes]
     sizes = Counter(name for name in names if name)
+    # With few or uneven groups, leaving one out would leave next to nothing to vote.
     if len(sizes) < _FEWEST_GROUPS or max(sizes.values()) > _LARGEST_GROUP * len(memes):
         return None
     # A meme without a group is one of its own.
@@ -277,6 +292,7 @@ def _read(path: Path, question: Question, library: Library) -> Mapping[str, Tuni
         stored = _Tunings.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return {}
+    # Other inputs or another library: chosen anew, without a word, as nothing is lost but time.
     same = (stored.library, stored.inputs) == (library.digest, question.inputs)
     return stored.labels if same else {}
 

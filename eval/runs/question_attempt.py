@@ -80,6 +80,7 @@ class QuestionAttempt(AttemptWithoutTrial):
             if found is None:
                 return Prediction(meme=meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
             return self._answered(meme, self.classifier.answer(found))
+        # Repeats differ in the draw, which is added to the seed, so that none repeats another's samples.
         asking = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
         answer = await asking.answer(await self._shots(shown))
         return self._answered(meme, answer).model_copy(update={"cost": asking.cost()})
@@ -91,6 +92,8 @@ class QuestionAttempt(AttemptWithoutTrial):
         """The meme as far as it is needed: without its picture where that is neither shown nor compared."""
         if self.question.needs_picture:
             return await self.shown(meme, picture)
+        # Without examples to be found by it, the picture is neither shown nor compared, and decoding it
+        # would only fail memes without one.
         if not self.question.shots:
             return DecodedMeme(meme)
         try:
@@ -112,9 +115,11 @@ class QuestionAttempt(AttemptWithoutTrial):
             pixels_sha256=shown.pixels_sha256,
             exhibits=self.question.shots,
             tally=0,
+            # As the library says: alpha was calibrated with it.
             alpha=None,
         )
         ids = [exhibit.id for exhibit in findings.exhibits]
+        # A library may keep no pictures; each example then has its words alone.
         pictures = await finder.pictures(ids) if self.question.needs_picture else [None] * len(ids)
         return [_Shot(self.examples[id_], picture) for id_, picture in zip(ids, pictures, strict=True)]
 
@@ -140,6 +145,7 @@ class _LabelCalls(MemeCalls):
             title=self.question.title or self.question.task,
             labels="\n".join(_defined(self.question, label) for label in self.question.labels),
         )
+        # Examples and material once: all orders and odds have the same prefix, which the server's cache serves.
         parts = [*await self._examples(shots), *await self._material()]
         turns: list[tuple[str, ...]] = []
         for order in self.question.orders:
@@ -151,12 +157,14 @@ class _LabelCalls(MemeCalls):
         # Orders are asked one after the other for the server's prefix cache; none waits for another's answer.
         self.chain += 1
         scores = await self._odds(system, parts) if self.question.odds else None
+        # One order is no rotation to report on.
         return TaskAnswer(
             labels=settle(self.question, turns), scores=scores or {}, rotations=tuple(turns) if len(turns) > 1 else ()
         )
 
     async def _examples(self, shots: Sequence[_Shot]) -> list[str | Frame]:
         prompt, parts = load(PROMPTS, "classify"), list[str | Frame]()
+        # Numbers, as an example's picture and words are parts of their own.
         for number, shot in enumerate(shots, 1):
             named = {"number": str(number)}
             if shot.picture is not None and "picture" in self.question.inputs:
@@ -164,6 +172,7 @@ class _LabelCalls(MemeCalls):
             words = [(kind, words_of(shot.meme, kind)) for kind in TEXTS if kind in self.question.inputs]
             if "description" in self.question.inputs and shot.picture is not None:
                 words.append(("description", await self._described((shot.picture,))))
+            # In a fence like the meme's own words: an example is a stranger's text too.
             parts += [
                 prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(said), **named)
                 for kind, said in words
@@ -187,9 +196,11 @@ class _LabelCalls(MemeCalls):
                 words = await self._described(shown.frames)
             elif kind.startswith(GOLD):
                 known = gold_of(shown.meme, kind.removeprefix(GOLD))
+                # A meme without gold of that task is asked about without that line, as others are.
                 if known is not None:
                     labels = _listed(tuple(sorted(known)))
                     parts.append(prompt.task("gold", task=kind.removeprefix(GOLD), labels=labels))
+            # Empty words make no part: an empty fence would look like a meme that says nothing.
             if words.strip():
                 parts.append(prompt.task(kind, words=self.fence.around(words)))
         return parts
@@ -215,7 +226,9 @@ class _LabelCalls(MemeCalls):
             if shares is None:
                 return None
             for label, share in zip(order, shares, strict=True):
+                # Averaged over the orders, so that a preference for a letter cancels.
                 sums[label] += share / len(orders)
+        # A sum of shares may exceed 1 by its last bit, and a probability must not.
         return {label: min(share, 1.0) for label, share in sums.items()}
 
     async def _odds_of_labels(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
@@ -226,6 +239,8 @@ class _LabelCalls(MemeCalls):
             for a, b in (("yes", "no"), ("no", "yes")):
                 ask = prompt.task("odds_of_label", label=label, a=a, b=b)
                 shares = await self._shares("odds_of_label", [*parts, ask], "AB", system)
+                # One side without an answer leaves the label without odds; half of the pair would bring
+                # the preference back.
                 if shares is None:
                     return None
                 sides.append(shares[0 if a == "yes" else 1])
@@ -239,6 +254,7 @@ class _LabelCalls(MemeCalls):
         asked = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
         odds = await self.speaker().odds(Role.JUDGE, asked, options=tuple(letters))
         total = sum(odds.masses) if odds is not None else 0.0
+        # None also where masses are all 0, which would be a division by 0.
         # A model that is about to say something else says nothing about the options.
         if odds is None or total <= 0 or total < self.court.settings.least_label_mass:
             return None
@@ -284,6 +300,7 @@ def open_question(
     Raises:
         BadRequest: The library is none of these examples, or there are more labels than letters to ask odds by.
     """
+    # Of several labels each is asked about by itself, with two letters.
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")
     if not question.needs_examples:
@@ -292,6 +309,7 @@ def open_question(
         raise BadRequest("Labelled examples are found in a library on disk.", field="library")
     require_examples(finder.library.name, question)
     unknown = [id_ for id_ in finder.ids if id_ not in examples]
+    # Every precedent needs its gold label, or some would be shown as examples of no label.
     if unknown:
         raise BadRequest(
             f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among them: it "

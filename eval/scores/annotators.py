@@ -75,16 +75,21 @@ def annotator_agreement(
     """
     by_meme = _by_meme(votes)
     labels = Counter(label for said in by_meme.values() for label in said.values())
+    # A meme with one vote says nothing about agreement, only about the share of labels.
     paired = {meme: list(said.values()) for meme, said in by_meme.items() if len(said) > 1}
     agreeing: list[tuple[str, float]] = []
     alike: list[tuple[str, float]] = []
     against_rest: list[tuple[str, float]] = []
     for meme, said in paired.items():
         counts, n = Counter(said), len(said)
+        # Pairs of votes that agree, over all pairs: a meme counts once, however many annotators it has.
         agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
         alike.append((meme, float(len(counts) == 1)))
         for label in said:
+            # Without this vote: compared with a majority that it is part of, an annotator would agree
+            # with itself.
             most = _most(counts - Counter([label]))
+            # None where the rest is even, since there is nothing to agree or disagree with.
             if most is not None:
                 against_rest.append((meme, float(label == most)))
     return AnnotatorAgreement(
@@ -93,6 +98,7 @@ def annotator_agreement(
         annotators=len({vote.annotator for vote in votes}),
         votes=sum(labels.values()),
         labels=dict(labels.most_common()),
+        # Over votes of all paired memes; a label by name, as no order of labels is known.
         alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=resamples, seed=seed),
         pairs=mean_of(agreeing, resamples, seed),
         unanimous=mean_of(alike, resamples, seed),
@@ -123,9 +129,11 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     Raises:
         BadRequest: A label is neither harmful nor not harmful, or none of the harmful ones was given to any meme.
     """
+    # Of all memes: a label is checked even where it is rare.
     given = {label for shares in soft.values() for label in shares}
     if harmful:
         if not given & set(harmful):
+            # A misspelt label would make every share 0 without any message.
             raise BadRequest(
                 f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(given))}.",
                 reason="LABEL_UNKNOWN",
@@ -134,6 +142,7 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
     else:
         words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in given}
         unknown = sorted(label for label, known in words.items() if known is None)
+        # Guessed as not harmful, a label nobody foresaw would bias all shares.
         if unknown:
             raise BadRequest(
                 f"It is not known whether {unknown[0]!r} is harmful. Name the labels that are: --harmful LABEL,LABEL.",
@@ -191,6 +200,8 @@ def soft_scores(
         if score is not None:
             squares.append((meme, (score - share) ** 2))
             entropies.append((meme, _cross_entropy(share, score)))
+            # The entropy of the shares themselves, over the same memes: how much of the cross-entropy
+            # is disagreement of people.
             least.append(_cross_entropy(share, share))
         if share == 0.5:
             even += 1
@@ -207,11 +218,13 @@ def soft_scores(
         unanimous=unanimous,
         contested=contested,
         even=even,
+        # They are counted, since a figure over few of many memes should be seen as one.
         without_votes=len(judged) - len(voted),
     )
 
 
 def _cross_entropy(share: float, score: float) -> float:
+    # The score alone is clipped; a share of 0 or 1 is a fact.
     p = min(max(score, _SMALLEST), 1 - _SMALLEST)
     return -(share * log(p) + (1 - share) * log(1 - p))
 
@@ -229,5 +242,6 @@ def _by_meme(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, str]]:
         raise BadRequest("There are no votes of annotators.", reason="VOTES_MISSING")
     by_meme: dict[str, dict[str, str]] = defaultdict(dict)
     for vote in votes:
+        # The later of two votes by one annotator replaces the earlier: nobody votes twice.
         by_meme[vote.meme][vote.annotator] = vote.label
     return dict(by_meme)

@@ -71,12 +71,15 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
     """
     said = {one.meme.id: one.prediction.outcome for one in results.judged}
     gold = {one.meme.id: one.meme.harmful for one in results.judged}
+    # By identity: tests that were drawn anew may have the same ids under other labels.
     if not cases or any(id_ in gold and gold[id_] is not case.harmful for case in cases for id_ in (case.id,)):
         raise BadRequest(
             f"{results.name} is of other functional tests than these: labels differ. Name the directory that it "
             "judged.",
             reason="GOLD_DIFFERS",
         )
+    # One that was never asked is a gap in the tests, which a rate over the others would hide; one that
+    # was asked and not answered has failed.
     missing = [case.id for case in cases if case.id not in said]
     if missing:
         raise BadRequest(
@@ -84,6 +87,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             "functional tests are scored whole. Judge all of them, without --limit.",
             reason="RUN_UNFINISHED",
         )
+    # By identity too: no class is None, and has not passed.
     passed = {case.id: said[case.id].harmful is case.harmful for case in cases}
     by_functionality: dict[str, list[FunctionalCase]] = defaultdict(list)
     sets: dict[int, list[FunctionalCase]] = defaultdict(list)
@@ -98,6 +102,8 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
         functionalities=tuple(
             FunctionalityScore(
                 id=id_,
+                # All cases of a functionality have one label, which defines it; the first one's stands
+                # for them.
                 harmful=own[0].harmful,
                 n=len(own),
                 passed=_rate(passed[case.id] for case in own),
@@ -106,6 +112,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             for id_, own in by_functionality.items()
         ),
         sets=len(sets),
+        # As a whole: cues of the picture or of the words alone get a part of each set right.
         sets_passed=_rate(all(passed[case.id] for case in own) for own in sets.values()) if sets else None,
         by_picture=_pairs(sets.values(), passed, lambda case: case.caption),
         by_text=_pairs(sets.values(), passed, lambda case: case.sign),
@@ -121,6 +128,7 @@ def _pairs(
         for own in sets
         for place, one in enumerate(own)
         for other in own[place + 1 :]
+        # Over the same thing but with the other label: whoever ignores what differs gets one of the two wrong.
         if same(one) == same(other) and one.harmful is not other.harmful
     ]
     return _rate(found) if found else None

@@ -112,11 +112,13 @@ def _counts(arrays: TaskArrays, weights: Floats) -> tuple[Floats, Floats, Floats
 
 
 def _f1(hits: Floats, said: Floats, gold: Floats) -> Floats:
+    # 0 / 0 is 0: the numerator is, and the denominator may not be.
     return np.asarray(2 * hits / np.maximum(said + gold, 1e-12))
 
 
 def right_answers(arrays: TaskArrays) -> Bools:
     """True for each meme whose answer is its gold, label for label."""
+    # A meme without an answer says the empty set, which must not count as right where gold is empty.
     return np.asarray(arrays.answered & (arrays.gold == arrays.said).all(axis=1))
 
 
@@ -163,6 +165,7 @@ def _binary_accuracies(arrays: TaskArrays, weights: Floats) -> Floats:
 
 def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
     """Mean of the F1 of yes and of no, of each label, shape (resamples, labels)."""
+    # Without an answer there is no "no" either, so that silence is never right.
     denied, absent = arrays.answered[:, None] & ~arrays.said, ~arrays.gold
     no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
     return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
@@ -189,6 +192,7 @@ def _ranked(gold: Bools, scores: Floats, weights: Floats) -> Floats:
         return np.full(len(weights), np.nan)
     gold, scores, weights = gold[there], scores[there], weights[:, there]
     order = np.argsort(scores, kind="stable")
+    # Equal scores are summed up as one step, which is what counting ties half takes.
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
     yes, no = (np.add.reduceat(weights[:, order] * of[order], starts, axis=1) for of in (gold, ~gold))
     outranked = no.cumsum(axis=1) - no / 2
@@ -203,6 +207,7 @@ def _auroc(arrays: TaskArrays, weights: Floats) -> Floats:
 
 def _micro_auroc(arrays: TaskArrays, weights: Floats) -> Floats:
     """Over all pairs of a meme and a label, as one ranking."""
+    # One ranking over labels: a meme's weight goes with each of its pairs.
     return _ranked(arrays.gold.ravel(), arrays.scores.ravel(), np.repeat(weights, len(arrays.labels), axis=1))
 
 
@@ -219,6 +224,7 @@ def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
     gold, said = arrays.gold[there].argmax(axis=1), arrays.said[there].argmax(axis=1)
     level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
     weights = weights[:, there]
+    # By level first, so that a rare level counts as much as a frequent one.
     errors = _ratio(weights @ (level * np.abs(gold - said)[:, None]), weights @ level)
     # Not nanmean: it warns of a resample in which no meme was drawn.
     return _ratio(np.nansum(errors, axis=1), (~np.isnan(errors)).sum(axis=1).astype(np.float64))
@@ -234,6 +240,7 @@ def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
     votes, agree = votes[there], np.zeros(int(there.sum()))
     for place in range(votes.shape[1]):
         rest = votes.copy()
+        # Without the vote that is looked at, which would agree with itself.
         rest[:, place] -= 1
         tops = rest == rest.max(axis=1, keepdims=True)
         agree += votes[:, place] / votes.sum(axis=1) * np.where(tops[:, place], 1 / tops.sum(axis=1), 0.0)

@@ -182,6 +182,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         BadRequest: The protocol leaves no meme to be scored.
         ValueError: The protocol is not for a data set of this kind.
     """
+    # Memes that the protocol drops are in no figure but `dropped`.
     pairs = results.under(protocol)
     if not pairs:
         raise BadRequest(
@@ -196,11 +197,13 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
     drawn = resampling.draw_cells(cells, resamples, seed)
     n, harmful = len(pairs), int(gold.sum())
+    # Of this split: what always saying the same scores here, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
     decided = said < len(CLASSES)
     voted = [
         (harmful, one.prediction.vote_harmful) for harmful, one in pairs if one.prediction.vote_harmful is not None
     ]
+    # Scores are compared among memes that have one; `auroc_strict` counts the others against the system.
     scored = [(harmful, one.prediction.score) for harmful, one in pairs if one.prediction.score is not None]
     auroc, brier = _score_figures(scored, resamples, seed)
     auroc_decided, auroc_strict = _more_aurocs(pairs, auroc, resamples, seed)
@@ -225,6 +228,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         auroc=auroc,
         brier=brier,
         calibration=bins,
+        # Weighted by the memes of a bin, as bins are of uneven size where scores are equal.
         ece=sum(b.n * abs(b.mean_score - b.share_harmful) for b in bins) / len(scored) if scored else None,
         levelled=levelled,
         mmae=mmae,
@@ -243,6 +247,7 @@ def noise(n: int, accuracy: float) -> float:
     Raises:
         ValueError: There is no meme, or the accuracy is not between 0 and 1.
     """
+    # A share outside of 0 and 1 would give the root of a negative number.
     if n < 1 or not 0 <= accuracy <= 1:
         raise ValueError("noise needs at least one meme, and an accuracy between 0 and 1")
     return 1.96 * sqrt(accuracy * (1 - accuracy) / n)
@@ -337,6 +342,7 @@ def _more_aurocs(
     ]
     # What rests on the same memes is the same figure, and a bootstrap of thousands of memes takes seconds.
     of_decided = scored if len(decided) == with_score else _auroc(decided, resamples, seed)
+    # Nobody was silent: both figures are the same.
     if with_score == len(said):
         return of_decided, scored
     everything = [

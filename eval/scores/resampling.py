@@ -73,6 +73,8 @@ def rates(drawn: Ints) -> DrawnRates:
         drawn: int of shape (resamples, 2, said), gold x said, not harmful first. Columns beyond the second are memes
             without a class: misses of their gold class, and no prediction of the other.
     """
+    # Drawn for each resample: it is the same everywhere where cells are whole matrices, and may be 0
+    # where columns were cut off.
     n = drawn.sum(axis=(1, 2))
     hits = np.stack([drawn[:, 0, 0], drawn[:, 1, 1]])
     said = drawn[:, :, :2].sum(axis=1).T
@@ -110,6 +112,7 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
     values, place = np.unique(scores, return_inverse=True)
     pair, pairs = place + len(values) * gold, 2 * len(values)
     # A resample takes n drawn memes and as many counts as there are pairs: the larger one sets the limit.
+    # At least one resample, even where it alone is above the bound.
     step = max(1, _AT_ONCE // max(n, pairs))
     aurocs, briers = [], []
     for done in range(0, resamples, step):
@@ -118,6 +121,7 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
         drawn = pair[rng.integers(0, n, (size, n), dtype=np.int32)] + pairs * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * pairs).reshape(size, 2, len(values))
         benign, harmful = counts[:, 0], counts[:, 1]
+        # A resample of one class has nothing to rank.
         both = benign.sum(axis=1) * harmful.sum(axis=1)
         # Twice the number of benign memes that each score outranks, equal ones counted half: all whole numbers.
         outranked = 2 * benign.cumsum(axis=1) - benign
@@ -140,6 +144,7 @@ def mmae(cells: NDArray[np.int64]) -> Floats:
     levels = np.arange(cells.shape[1])
     errors = (cells * np.abs(levels[:, None] - levels)).sum(axis=2)
     there = cells.sum(axis=2)
+    # Levels without a meme add 0 here and are not counted below.
     mean = errors / np.maximum(there, 1)
     present = (there > 0).sum(axis=1)
     return np.asarray(mean.sum(axis=1)[present > 0] / present[present > 0], dtype=np.float64)

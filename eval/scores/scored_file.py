@@ -95,6 +95,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
             id_ = _id(record)
             if id_ in seen:
                 raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
+            # Before it is looked up, so that an unknown id that comes again is reported as a double.
             seen[id_] = line
             if id_ not in known:
                 # Only for those that are listed: a hint goes through all ids.
@@ -106,6 +107,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
     if not faults and not seen:
         faults.append("it holds no predictions")
     if faults:
+        # All faults are counted and a few are shown: a file with mixed-up columns has one in each line.
         rest = f"\n… and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
         raise BadRequest(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + rest, reason="PREDICTIONS_UNUSABLE"
@@ -157,6 +159,7 @@ def _words_of(memes: Sequence[JudgedMeme]) -> Mapping[str, tuple[Outcome, Level 
         # Numbers are ours: 1 is harmful, and a 2 is more often a level or a slip than a label.
         if (word := plain_word(meme.source_label)) and not word.isdecimal()
     }
+    # Ours go before the data set's words, so that "harmful" always means the same.
     return {**own, **_LABELS}
 
 
@@ -185,6 +188,7 @@ def _prediction(
         meme=id_,
         outcome=outcome,
         score=_score(record.get("score")),
+        # A level in a data set without any would be scored against nothing.
         level=level if levelled else None,
         reason=NO_ANSWER if outcome is Outcome.FAILED else "",
     )
@@ -195,6 +199,7 @@ def _id(record: Mapping[str, Any]) -> str:
     # In Python true is a whole number, and would become the id "True".
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
         raise _LineFault("it has no id")
+    # Ids of JSON may be numbers, and those of the split are texts.
     return str(id_).strip()
 
 

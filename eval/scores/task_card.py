@@ -37,6 +37,7 @@ SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, which are added where there are some."""
 _SHARES = frozenset({"accuracy", "exact"})
 """Shares of memes: where all resamples agree, their interval is the exact one."""
+# Sixteen mebibytes of weights, whatever the number of memes.
 _AT_ONCE = 1 << 21
 """Weights held in memory at once, over all resamples."""
 
@@ -119,9 +120,12 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     question = question_of(results)
     judged, arrays = arrays_of(results)
     groups = group_numbers_of(judged)
+    # Which metrics apply depends on the answers too: only some runs have probabilities, only some data
+    # sets have several annotators.
     names = metrics_of(question, scored=bool((~np.isnan(arrays.scores)).any()), votes=arrays.votes is not None)
     per_label = [f"{kind}:{label}" for label in question.labels for kind in _LABEL_KINDS]
     every = (*names, *per_label)
+    # All metrics over the same draws, so that figures of one run can be set beside each other.
     drawn = resampled(
         [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
     )
@@ -130,6 +134,8 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
 
     def figure(name: str) -> Figure | None:
         value = value_of(metric_of(name, question.labels), arrays)
+        # A metric may be undefined in a resample (a label that was not drawn), which says nothing about
+        # the interval.
         over = each[name][~np.isnan(each[name])]
         if value is None or not over.size:
             return None
@@ -144,10 +150,14 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         n=n,
         groups=0 if groups is None else int(groups.max()) + 1,
         unanswered=int((~arrays.answered).sum()),
+        # Left open and failed both count as wrong; they are told apart because only a failure may be
+        # cured by trying again.
         failed=sum(one.prediction.outcome == "FAILED" for one in judged),
         scored=int((~np.isnan(arrays.scores).any(axis=1)).sum()),
         figures={name: figure(name) for name in names},
         baseline={
+            # Always saying the same ranks nothing, so that a baseline of AUROC or Brier would be a
+            # figure of the code and not of the data.
             name: None if name in BASELINE_FREE else value_of(metric_of(name, question.labels), always)
             for name in names
         },
@@ -168,12 +178,15 @@ def question_of(results: Results) -> Question:
 def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
     """Memes with a gold label and their answers, as arrays. Raises BadRequest where no meme has one."""
     question = question_of(results)
+    # Without a gold label a meme is in no figure, not even as one without labels: "none" is an answer,
+    # absent is not.
     judged = tuple(one for one in results.judged if gold_of(one.meme, question.task) is not None)
     if not judged:
         raise BadRequest(f"No meme of {results.name} has a gold label of {question.task}.", reason="NOTHING_TO_SCORE")
     labels = question.labels
     gold = [gold_of(one.meme, question.task) or frozenset() for one in judged]
     answers = [one.prediction.said.get(question.task) for one in judged]
+    # NaN and not 0: a label without a probability must not rank below those that were given one.
     scores = [[(a.scores if a else {}).get(label, np.nan) for label in labels] for a in answers]
     return judged, TaskArrays(
         labels=labels,
@@ -190,6 +203,7 @@ def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
     if not any(one.meme.group for one in judged):
         return None
     known: dict[str, int] = {}
+    # The NUL keeps a meme without a group from joining one that is called like its id.
     keys = (one.meme.group or f"\0{one.meme.id}" for one in judged)
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
@@ -201,8 +215,10 @@ def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, .
         BadRequest: The card names a metric that there is none of.
     """
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
+    # The card's own metrics before the usual ones, since the first of them is what authors rank by.
     named = (*((question.official,) if question.official else ()), *question.metrics)
     for name in named:
+        # Checked here, before any resampling, and so that the message names the card.
         try:
             metric_of(name, question.labels)
         except KeyError:
@@ -212,6 +228,7 @@ def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, .
                 reason="METRIC_UNKNOWN",
             ) from None
     also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
+    # A metric that a card names and that is usual as well is computed once, at the earlier place.
     return tuple(dict.fromkeys((*named, *usual, *also)))
 
 
@@ -225,6 +242,7 @@ def resampled(
 ) -> list[Floats]:
     """Values of metrics over the same resamples, each of shape (resamples,), NaN where it has none."""
     rng, n = np.random.default_rng(seed), len(arrays.answered)
+    # At least one resample at a time, even where a single one is above the bound.
     step = max(1, _AT_ONCE // n)
     parts: list[list[Floats]] = [[] for _ in metrics]
     for start in range(0, resamples, step):
@@ -239,6 +257,7 @@ def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str
     if question.multi:
         return arrays.replaced(np.zeros_like(arrays.said)), "always none"
     most = int(arrays.gold.sum(axis=0).argmax())
+    # The first of equals, as `argmax` has it: the card's order decides, not the order of the memes.
     always = np.zeros_like(arrays.said)
     always[:, most] = True
     return arrays.replaced(always), f"always {question.labels[most]}"
@@ -249,6 +268,7 @@ _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1
 
 def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
     gold = arrays.gold[:, place]
+    # Always saying no is the baseline of one label, whichever the baseline of the whole task is.
     never = arrays.replaced(np.zeros_like(arrays.said))
     values: dict[str, Figure | None] = {kind: figure(f"{kind}:{label}") for kind in _LABEL_KINDS}
 
@@ -286,6 +306,7 @@ def _by_order(
     found = []
     for turn in range(turns):
         said = _flags([a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels)
+        # Probabilities were averaged over the orders and belong to none of them.
         asked = replace(arrays, said=said, scores=np.full(arrays.scores.shape, np.nan))
         found.append(
             {name: value_of(metric_of(name, question.labels), asked) for name in names if name not in BASELINE_FREE}
@@ -299,11 +320,14 @@ def _flags(sets: Sequence[frozenset[str] | tuple[str, ...]], labels: Sequence[st
 
 def _votes_of(memes: Sequence[JudgedMeme], question: Question) -> NDArray[np.int64] | None:
     """Votes of annotators by label, shape (memes, labels); None where no meme has several."""
+    # With one annotator a meme there is no agreement to compute a ceiling from.
     if not any(meme.annotators.get(question.task, 0) > 1 for meme in memes):
         return None
     return np.array(
         [
             [
+                # Shares are stored, not counts; rounding gives back the whole number that a product of
+                # floats may miss by its last bit.
                 round(meme.shares.get(question.task, {}).get(label, 0.0) * meme.annotators.get(question.task, 0))
                 for label in question.labels
             ]

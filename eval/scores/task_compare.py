@@ -80,6 +80,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         BadRequest: They asked different questions, share no meme, or disagree on the gold label of one.
     """
     asked_a, asked_b = question_of(a), question_of(b)
+    # How they were asked may differ: that is what is compared.
     if asked_a.material() != asked_b.material():
         raise BadRequest(
             f"{a.name} asked for {asked_a.task} and {b.name} for {asked_b.task}, or with other labels: their answers "
@@ -91,6 +92,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     pairs = [(one, in_b[one.meme.id]) for one in arrays_of(a)[0] if one.meme.id in in_b]
     if not pairs:
         raise BadRequest(f"{a.name} and {b.name} share no meme: there is nothing to compare.", reason="NOTHING_SHARED")
+    # A figure on two versions of gold would compare the versions.
     at_odds = [x.meme.id for x, y in pairs if gold_of(x.meme, task) != gold_of(y.meme, task)]
     if at_odds:
         raise BadRequest(
@@ -98,10 +100,12 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
             "they were scored on different data, or different versions of it.",
             reason="GOLD_DIFFERS",
         )
+    # Both on the same memes in the same order: rows of the arrays are compared one by one.
     (judged, of_a), (_, of_b) = (
         arrays_of(replace(results, judged=tuple(pair[place] for pair in pairs))) for place, results in enumerate((a, b))
     )
     groups = group_numbers_of(judged)
+    # Metrics of probabilities only where both have some.
     scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
     names = metrics_of(asked_a, scored=scored, votes=False)
     figures = [{name: value_of(metric_of(name, asked_a.labels), of) for name in names} for of in (of_a, of_b)]

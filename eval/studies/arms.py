@@ -64,6 +64,7 @@ class ModelOf(BaseModel):
     @classmethod
     def parse(cls, said: str) -> Self:
         """From ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is none."""
+        # A role is one of five words; anything else before an equals sign is part of the model's name.
         match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", said.strip())
         if match is None or not said.isprintable():
             raise BadRequest(f"{said!r} names no model. Write NAME, NAME@URL or ROLE=NAME@URL.", field="with-model")
@@ -75,6 +76,7 @@ class Arm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # A folder's name: no slash, and no leading dot or dash.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.,=_+-]{0,99}$")
     """Also of its folder."""
     what: str = ""
@@ -158,6 +160,8 @@ def arms_named(
             raise BadRequest(f"There is no arm {name!r}. There are: {', '.join(ARMS)}.", field="arms")
         if name not in possible:
             raise BadRequest(
+                # Refused instead of run: an arm that alters nothing would show a difference of 0 as if
+                # it had been measured.
                 f"The arm {name} alters nothing where no model is asked. In the procedure {procedure} there are: "
                 f"{', '.join(possible)}.",
                 field="arms",
@@ -168,6 +172,7 @@ def arms_named(
     arms = [ARMS[name] for name in dict.fromkeys((FULL_ARM, *chosen))]
     for model in models:
         role = "" if model.role == "all" else f"{model.role}="
+        # A model's name has slashes and the like, which no folder's may.
         plain = re.sub(r"[^A-Za-z0-9.=_+-]+", "-", f"{role}{model.model}")
         arms.append(
             Arm(
@@ -178,6 +183,7 @@ def arms_named(
         )
     arms += [_arm_of_prompts(place) for place in prompts]
     names_given = [arm.name for arm in arms]
+    # Two models whose names differ only in such signs would share a folder.
     if twice := sorted({name for name in names_given if names_given.count(name) > 1}):
         raise BadRequest(f"Each arm needs a name of its own; there twice: {', '.join(twice)}.", field="arms")
     return tuple(arms)
@@ -285,6 +291,7 @@ class Study:
             drop_precedents=self.drop_precedents,
             templates_apart=self.templates_apart,
             language=self.language,
+            # Of the trial alone: servers and keys are no part of what is studied.
             settings=self.settings.trial.model_dump(mode="json"),
             arms=self.arms,
             command=self.command,
@@ -303,6 +310,8 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     """
     arms = [(arm, settings_of(study.settings, arm), _started_for(study, arm)) for arm in study.arms]
     if study.vllm is None:
+        # A server that is started has its model; otherwise a missing one is found out before anything
+        # is written.
         require_models(study.procedure, study.settings)
     await asyncio.to_thread(_begin, study)
     started = list(dict.fromkeys(model for _, _, model in arms))
@@ -317,6 +326,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     ) as sessions:
         for number, (arm, own, model) in enumerate(arms, 1):
             folder = RunFolder(study.out / arm.name)
+            # The manifest decides and not the number of predictions: a run is over when it was closed.
             if _finished(folder) and not study.retry_failed:
                 progress.tell(f"{arm.name} ({number} of {len(arms)}): finished before.")
                 done[arm.name] = folder
@@ -325,14 +335,18 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
             shuffled = arm.control == Control.SHUFFLED
             # Arms share a library, as they must differ in one thing alone; false labels need one of their own.
             if shuffled not in libraries:
+                # Prepared when an arm first needs it: a study that is taken up with all arms but one
+                # finished prepares one at most.
                 libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)
                 own = own.model_copy(update={"llm": llm})
             plan = _plan(study, arm, own, libraries[shuffled])
             if arm.comparator == Comparator.SAMPLES:
+                # The full trial is done by now, as the arms were sorted; its tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
             done[arm.name] = await run(plan, progress)
+    # In the order of the plan, whatever order they were run in.
     return tuple(done[arm.name] for arm in study.arms)
 
 
@@ -351,6 +365,7 @@ def _started_for(study: Study, arm: Arm) -> str:
                 "servers, and name them with --llm-url, --model and --with-model ROLE=NAME@URL.",
                 field="with-model",
             )
+        # An arm's model that has a server of its own needs none to be started.
         return "" if other.url else other.model
     return study.vllm.model
 
@@ -362,6 +377,8 @@ def _tokens_spent(full: RunFolder) -> dict[str, int]:
     """
     spent = {one.meme: one.cost.tokens_in + one.cost.tokens_out for one in full.predictions()}
     known = [tokens for tokens in spent.values() if tokens]
+    # Of a trial that failed no tokens may be on record; the mean of the others stands for what it would
+    # have taken.
     mean = sum(known) // len(known) if known else 0
     return {meme: tokens or mean for meme, tokens in spent.items()}
 
@@ -373,12 +390,15 @@ def settings_of(settings: Settings, arm: Arm) -> Settings:
         BadRequest: The overlay names no setting of a trial, or a value that it can't have.
     """
     try:
+        # Through validation once more: the overlay is from a file or a command line, and a copy would
+        # take any value.
         trial = TrialSettings.model_validate({**settings.trial.model_dump(), **arm.overlay})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
         raise BadRequest(f"The arm {arm.name} can't be held: {faults}.", reason="BAD_SETTINGS") from None
     llm = settings.llm
     for other in arm.models:
+        # One after the other, so that an arm may name a model for each of several roles.
         llm = _with_model(llm, other)
     return settings.model_copy(update={"trial": trial, "llm": llm})
 
@@ -418,6 +438,7 @@ def _begin(study: Study) -> None:
     try:
         before = StudyManifest.model_validate_json(place.read_bytes())
     except FileNotFoundError:
+        # A folder with files of something else is not written into, and an empty one is as good as none.
         if study.out.exists() and any(study.out.iterdir()):
             raise BadRequest(
                 f"{study.out} is not empty and holds no study. Name a folder that is not there yet.",
@@ -437,10 +458,12 @@ def _begin(study: Study) -> None:
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:
+    # What decides the figures; command and time may differ.
     same = (
         *("kind", "dataset", "split", "procedure", "protocols", "limit", "seed"),
         *("drop_precedents", "templates_apart", "language", "settings"),
     )
+    # Arms are compared below, as more of them may come.
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {arm.name: arm for arm in before.arms}
     # New arms may come; one of the same name and other content would mix two ways of judging in one folder.
@@ -477,8 +500,11 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
             pictures=read.pictures,
             encoder=encoder,
             reader=reader,
+            # The seed of the study, so that the same labels are permuted in the same way when it is
+            # taken up.
             shuffled_labels=study.seed if shuffled else None,
             dropped_labels=dropped,
+            # As for single runs, so that the arms' figures and theirs can be set beside each other.
             nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
             cache=study.settings.home / "train-libraries",
             progress=progress.step,
@@ -501,6 +527,7 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
         limit=study.limit,
         seed=study.seed,
         concurrency=study.concurrency,
+        # One store for all arms: what they have in common is asked once.
         calls=study.out / CALLS,
         library=library,
         control=arm.control,
@@ -534,6 +561,7 @@ def parse_setting(said: str) -> tuple[str, JsonValue]:
 
 def _value(said: str) -> JsonValue:
     with suppress(ValueError):
+        # What is no JSON is a word: `stance_at=summary` needs no quotes.
         found: JsonValue = json.loads(said)
         return found
     return said

@@ -79,6 +79,7 @@ def require_not_test(dataset: Dataset, split: str) -> None:
     if split not in dataset.splits:
         raise BadRequest(f"{dataset.title} has no split {split!r}; it has {', '.join(dataset.splits)}.")
     role = dataset.splits[split].role
+    # Validation alone: train memes are the precedents, and test memes measure what was chosen.
     if role is SplitRole.VALIDATION:
         return
     fit = ", ".join(one.name for one in dataset.of_role(SplitRole.VALIDATION)) or "none"
@@ -102,6 +103,7 @@ def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
         BadRequest: An axis has no value, or the same one twice.
     """
     for name, values in axes.items():
+        # By words, since values that are written alike would share a folder.
         if not values or len({_word(value) for value in values}) < len(values):
             raise BadRequest(f"The grid's axis {name} needs values, each of them once.", field="grid")
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -160,6 +162,7 @@ def rank(
     """
     pairs = [run.under(protocol) for run in runs]
     memes = [[(one.meme.id, gold) for gold, one in each] for each in pairs]
+    # In the same order too: candidates are compared column by column.
     if any(other != memes[0] for other in memes[1:]):
         raise BadRequest("The runs of the sweep were not held on the same memes.", reason="MEMES_DIFFER")
     gold = np.array([harmful for _, harmful in memes[0]], dtype=np.bool_)
@@ -172,6 +175,7 @@ def rank(
     names: list[tuple[str, float | None]] = []
     said: list[NDArray[np.int64]] = []
     for run, each in zip(runs, pairs, strict=True):
+        # Class 2 is none, for undecided and failed alike.
         outcomes = np.array([_CLASS.get(one.prediction.outcome, 2) for _, one in each])
         scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in each])
         names.append((run.name, None))
@@ -229,6 +233,7 @@ def _resampled(
     losses: list[Floats] = []
     for start in range(0, resamples, _AT_ONCE):
         size = min(_AT_ONCE, resamples - start)
+        # Memes and not classes are drawn, so that the share of harmful ones varies as it would.
         weights = rng.multinomial(gold.size, np.full(gold.size, 1 / gold.size), size=size).astype(np.float64)
         left = (weights == 0).astype(np.float64)
         inside, outside = _macro_f1(weights, gold, said), _macro_f1(left, gold, said)
@@ -236,8 +241,10 @@ def _resampled(
         # Where one class is not among those left, there is no macro-F1 to speak of.
         both = (left @ gold > 0) & (left @ ~gold > 0)
         each = np.arange(size)
+        # Best on the drawn memes, looked at on those left: the first of equals, as in the table itself.
         losses.append((outside[each, best] - outside[each, inside.argmax(axis=1)])[both])
     lost = np.concatenate(losses)
+    # Below 0 it is chance: picking the best can't make it worse than it is.
     return np.concatenate(drawn), max(0.0, float(lost.mean())) if lost.size else 0.0
 
 

@@ -89,11 +89,13 @@ async def measure_vote(
         BadRequest: The source can't be read, nothing of it is left, or its labels don't fit the protocol.
     """
     rows = read_source(source)
+    # Of the file's own rows; precedents are restricted in `_voters`.
     kept = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
     if not kept:
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
+    # The report below names the whole library's digest: the reduced one exists only while it is measured.
     with _voters(whole, protocol, drop_precedents) as library:
         report = await _measured(library, encoder, source=source, rows=kept, seed=seed, progress=progress)
     return VoteReport(
@@ -186,6 +188,7 @@ async def measure_plain_votes(
                 frames=picture.frames if picture else (),
                 pixels_sha256=picture.pixels_sha256 if picture else "",
                 exhibits=1,
+                # Near copies by text are dropped after the search, hence the spare ones.
                 tally=max(ks) + (_SPARE if without_near else 0),
                 alpha=None,
                 leave_out_duplicates=without_near,
@@ -199,10 +202,13 @@ async def measure_plain_votes(
             gold.append(row.label is Label.HARMFUL)
             for votes, k in zip(said, ks, strict=True):
                 voters = tally[:k]
+                # Twice the count against the number: exact, and of an odd k never even. Fewer than k
+                # voters may be even, which is then not harmful.
                 votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
             progress(number, len(rows.good))
     finally:
         finder.close()
+        # Also where a meme raised: both hold threads or processes.
         await pictures.aclose()
     return PlainVotes(
         votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, said, strict=True)),
@@ -247,6 +253,7 @@ async def _measured(
             gold.append(row.label is Label.HARMFUL)
             said.append(held.probability >= held.settings.threshold)
             probabilities.append(held.probability)
+            # Beside the vote: the figure is of all memes, this says how many the court would pass on.
             undecided += vote_if_close(findings) is None
             without_picture += picture is None
             same = (Relation.SAME_TEXT, Relation.SAME_MEME)
@@ -317,6 +324,7 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
         library.rows,
         library.memes,
         library.manifest.encoder.text_dim,
+        # One alpha, so that one result comes back.
         alphas=[tuning.alpha],
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
@@ -342,6 +350,8 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
         safeguards=tuning.safeguards,
     )
     probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
+    # Dropped after the vote, not before: memes that are not judged are precedents all the same, unless
+    # `_voters` took them out.
     kept = [_keeps_label(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
@@ -352,6 +362,7 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
 
 def _keeps_label(source_label: str, protocol: Protocol) -> bool:
     """True if the protocol keeps memes of this label. Raises BadRequest if it knows no such label."""
+    # Merged keeps every label, so that data sets with labels of other kinds pass too.
     if protocol is not Protocol.EXTREME:
         return True
     if source_label not in LEVELS:
@@ -365,6 +376,7 @@ def _keeps_label(source_label: str, protocol: Protocol) -> bool:
 def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Library]:
     """The library, or what is left of it without the labels that the protocol drops, calibrated anew."""
     places = [row for row, meme in enumerate(library.memes) if not drop or _keeps_label(meme.source_label, protocol)]
+    # Nothing was dropped: the library as it is, with the calibration that it came with.
     if len(places) == len(library.memes):
         yield library
         return
@@ -383,6 +395,7 @@ def _voters(library: Library, protocol: Protocol, drop: bool) -> Iterator[Librar
         error=manifest.tuning.settle_error,
         safeguards=manifest.tuning.safeguards,
     )
+    # A library is a folder; this one is needed for as long as it is asked and no longer.
     with TemporaryDirectory(prefix="memecourt-") as folder:
         yield Library.create(
             Path(folder), name=manifest.name, encoder=manifest.encoder, memes=memes, rows=rows, tuning=tuning
@@ -394,5 +407,6 @@ async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Pi
         return None
     try:
         return await reader.read(await asyncio.to_thread((source.pictures / row.image).read_bytes))
+    # A picture that can't be read leaves the text to be judged alone, and is counted in `without_picture`.
     except (OSError, BadPicture):
         return None

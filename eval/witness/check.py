@@ -122,15 +122,21 @@ class Checking:
         try:
             if arm is Arm.CLOSED_BOOK:
                 found = await _closed_book(claim, speaker)
+            # The arms that need no events are asked directly; all others run the very witness of
+            # trials, whose calls the arm's model alters.
             elif arm is Arm.ONE_SHOT:
                 found = await self._one_shot(claim, speaker)
             else:
                 found = await self._witness(claim, arm, speaker)
+            # Only as published: the witness of trials may abstain, and an evaluation that forces an
+            # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
                 found = replace(found, forced=await _forced(claim, speaker, found.read))
         except CourtError as error:
             # Only what the model can't do is a failure of it; what may pass is none.
             found = _Found(None, failure=error.reason)
+        # The witness notes such an error and goes on, as in a trial; here a claim checked that way
+        # would count as a failure of the model.
         if model.failure is not None:
             raise PassingError(model.failure)
         return CheckedClaim(
@@ -144,6 +150,7 @@ class Checking:
             documents=found.documents,
             searches=found.searches,
             second_looks=found.second_looks,
+            # After the finding: what citations cost is in another model's count and not in this arm's.
             evidence=await self._cited(claim, found),
             quotes_dropped=found.dropped,
             calls=model.calls,
@@ -157,6 +164,7 @@ class Checking:
         await recorder.note(ClaimsFound, claims=(CheckableClaim(number=1, text=claim.text),))
         assert self.source is not None, "this arm reads documents"
         witness = ExpertWitness(speaker=speaker, source=self.source, settings=self.settings, recorder=recorder)
+        # Called at once, as there is no trial whose course decides about it.
         witness.called.set()
         async with witness.beside("", None) as due:
             await due()
@@ -166,12 +174,16 @@ class Checking:
         return _Found(
             settled.label if settled.checked else None,
             because=settled.because,
+            # Of a claim that was not checked, its own event has no failure: the first search or
+            # document that failed has.
             failure=settled.failure if settled.checked else _failure_in(events),
             documents=settled.documents,
             searches=len(record.searches),
             second_looks=sum(event.second_look for event in record.weighed),
             evidence=settled.evidence,
+            # Dropped while documents were weighed as well as in the end.
             dropped=settled.quotes_dropped + sum(event.quotes_dropped for event in record.weighed),
+            # A document may be weighed twice, and has the same text each time.
             read={event.document: document_of(event) for event in record.weighed if event.text},
         )
 
@@ -179,6 +191,7 @@ class Checking:
         assert self.source is not None, "this arm reads documents"
         brief = ClaimBrief(fence=speaker.fence, claim=claim.text, chars=speaker.reply_chars)
         reply = await speaker.say(Role.EXPERT, brief.queries(1), lambda text, _: parse_queries(text, 1))
+        # A model that proposes no query still gets a search: the claim itself.
         query = reply.value[0] if reply.value else claim.text
         hits = hits_of(await self.source.search(query, most=self.settings.expert_results, within_s=_CALLS_S))
         documents, failure = [], ""
@@ -212,8 +225,11 @@ class Checking:
         cited = []
         for passage in found.evidence:
             document = found.read.get(passage.document)
+            # In the text that was read and not in the passage's own: a finding must not vouch for its
+            # own quotations.
             stands = document is not None and stands_in(passage.quote, document.text)
             relation: Relation | Literal[""] = ""
+            # An abstention rests on no passage.
             if self.citations_by is not None and found.label not in (None, ClaimLabel.NOT_ENOUGH):
                 relation = await self._relation(claim, passage)
             cited.append(
@@ -231,10 +247,12 @@ class Checking:
     async def _relation(self, claim: GoldClaim, passage: QuotedPassage) -> Relation | Literal[""]:
         assert self.citations_by is not None
         model = ArmModel(self.citations_by, Arm.WITNESS)
+        # At temperature 0, whatever the witness's is: this is a measurement of the witness.
         speaker = self._speaker(model, claim, temperature=0.0)
         shown = load(_PROMPTS, "claim_label").task(
             "passage", passage=speaker.fence.around(f"{quoted_source(passage)}\n{passage.quote}")
         )
+        # The words of the type, so that schema and type can't differ.
         words = get_args(Relation)
         try:
             return cast(Relation, await _choose(speaker, claim, "cited", name="relation", options=words, shown=[shown]))
@@ -246,6 +264,8 @@ class Checking:
     def _speaker(self, model: ArmModel, claim: GoldClaim, *, temperature: float | None = None) -> Speaker:
         return Speaker(
             model=RoleModel(model, self.temperature if temperature is None else temperature),
+            # The same mark for the same claim, so that a call's text, and with it its place in the
+            # store of calls, is the same in a later session.
             fence=Fence(self.mark(claim.id)),
             deadline=Deadline(None, _PATIENCE_S),
             reply_chars=self.settings.reply_chars,

@@ -155,14 +155,18 @@ async def run_witness(
         mark=store.fence_mark,
     )
     with sole_use(plan.out, "evaluation"):
+        # Looked at within the lock: another process may have begun in the folder since.
         refuse_place(plan.out)
         if (plan.out / MANIFEST).exists():
             begun = read_manifest(plan.out)
             _require_same(begun, manifest)
+            # The first manifest stays: its time of creation and its command are those of the beginning.
             manifest = begun
         else:
+            # Before any check, so that no line stands in a folder that says nothing of what it is.
             _write(plan.out / MANIFEST, manifest)
         await _check_all(plan, checking, progress)
+        # Finished once: a call that finds nothing to do does not move the time.
         manifest = manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)})
         _write(plan.out / MANIFEST, manifest)
     return manifest
@@ -185,6 +189,7 @@ def read_manifest(out: Path) -> WitnessManifest:
 def read_checked(out: Path) -> list[CheckedClaim]:
     """Reads what was checked so far; a last line that a crash cut is passed over. Raises BadRequest."""
     try:
+        # What follows the last line feed is empty, or a line that a crash cut.
         *lines, _torn = (out / CHECKED).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
@@ -207,6 +212,8 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
 
         async def one(arm: Arm, claim: GoldClaim) -> None:
             async with turn:
+                # A few may fail each for a reason of its own; as many as are asked at once mean that
+                # the model is away.
                 if len(passing) >= max(3, plan.concurrency):
                     return  # what is away is away for all
                 try:
@@ -218,6 +225,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
             # Handed to the system at once: what a crash costs is asked again, out of the store.
             file.write(checked.model_dump_json(ensure_ascii=True) + "\n")
             file.flush()
+            # By what is done and not by what was begun, as checks end in any order.
             progress.step("checked", len(done), total)
 
         if todo:
@@ -225,6 +233,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
     if passing:
         cause = passing[0].cause
         left = total - len(done)
+        # A limit that is spent will not come back by itself: the error is passed on as it is.
         if not isinstance(cause, Unavailable):
             raise cause
         raise Unavailable(
@@ -233,6 +242,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
             reason=cause.reason,
         )
     order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
+    # In the order of the plan at the end, so that two runs of the same plan give the same file.
     _write_lines(plan.out, sorted(done.values(), key=lambda one: order[one.arm, one.id]))
 
 
@@ -241,6 +251,7 @@ def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
 
 
 def _require_same(begun: WitnessManifest, now: WitnessManifest) -> None:
+    # A later version of the software may go on with it.
     times = {"created", "finished", "command", "software"}
     before, after = begun.model_dump(exclude=times), now.model_dump(exclude=times)
     differ = [name for name in before if before[name] != after[name]]

@@ -96,9 +96,13 @@ def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, s
     Raises:
         BadRequest: No claim is true or false.
     """
+    # Arms in the order of the enumeration, whichever order their lines were written in: claims are
+    # checked concurrently.
     by_arm = {arm: [one for one in checked if one.arm is arm] for arm in Arm}
     baseline = by_arm[Arm.WITNESS]
     return [
+        # The baseline isn't compared with itself: a difference of zero with an interval of zero would
+        # look like a result.
         _card(arm, lines, [] if arm is Arm.WITNESS else baseline, resamples=resamples, seed=seed)
         for arm, lines in by_arm.items()
         if lines
@@ -108,23 +112,34 @@ def score_arms(checked: Sequence[CheckedClaim], *, resamples: int = RESAMPLES, s
 def _card(
     arm: Arm, lines: Sequence[CheckedClaim], baseline: Sequence[CheckedClaim], *, resamples: int, seed: int
 ) -> WitnessCard:
+    # What the data set itself calls unknown has no right answer. Counting an abstention on it as right
+    # or wrong would mix two different abilities in one figure.
     known = [one for one in lines if one.gold is not Gold.UNKNOWN]
     if not known:
         raise BadRequest("No claim of the file is true or false: there is nothing to score.", reason="NOTHING_TO_SCORE")
     gold = np.array([one.gold is Gold.TRUE for one in known], dtype=np.int64)
     predicted = np.array([_column(one) for one in known], dtype=np.int64)
     cells: Ints = np.zeros((2, 4), dtype=np.int64)
+    # `np.add.at` and not `cells[gold, predicted] += 1`, which would count a cell once however often its
+    # pair of indices occurs.
     np.add.at(cells, (gold, predicted), 1)
+    # Resampling claims is drawing the cells of the confusion matrix from a multinomial: the same
+    # distribution, and no need to hold claims × resamples.
     drawn = resampling.draw_cells(cells, resamples, seed)
     over = resampling.rates(drawn)
+    # Both labels are always named, so that the arrays have two places even where every claim is true.
     precision, recall, f1, support = precision_recall_fscore_support(
         gold, predicted, labels=[0, 1], average=None, zero_division=0
     )
     n, decided = len(known), predicted < _ABSTAINED
     drawn_f1 = np.stack(over.f1)
+    # Weights are those of each resample, whose split between true and false varies too; those of the
+    # sample would leave that variation out of the interval.
     weights = drawn.sum(axis=2).T / n
     right = int((gold == predicted).sum())
     unknown = [one for one in lines if one.gold is Gold.UNKNOWN]
+    # Columns beyond the first two are abstentions and failures: no answers, yet in every denominator
+    # but that of `decided_accuracy`.
     answered = drawn[:, :, :_ABSTAINED].sum(axis=(1, 2))
     hits = drawn[:, 0, 0] + drawn[:, 1, 1]
 
@@ -132,6 +147,8 @@ def _card(
         there, named = int(support[place]), int((predicted == place).sum())
         return ClassScores(
             name=name,
+            # Without a claim that was given the label, precision is no number; sklearn's 0
+            # (`zero_division`) is only its stand-in.
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
             recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
             f1=Figure(float(f1[place]), *resampling.interval(over.f1[place])),
@@ -147,6 +164,8 @@ def _card(
         failed=int((predicted == _FAILED).sum()),
         coverage=share_figure(float(decided.mean()), answered / n, n),
         accuracy=share_figure(right / n, over.accuracy, n),
+        # Resamples in which nothing was answered have no share to contribute, and are left out rather
+        # than counted as 0.
         decided_accuracy=share_figure(
             right / int(decided.sum()), hits[answered > 0] / answered[answered > 0], int(decided.sum())
         )
@@ -167,20 +186,26 @@ def _card(
 
 
 def _column(one: CheckedClaim) -> int:
+    # Failure goes before abstention: without a label there was no finding, so that nothing was
+    # abstained from.
     if one.label is None:
         return _FAILED
     return _ABSTAINED if one.answer is None else int(one.answer)
 
 
 def _right(lines: Sequence[CheckedClaim]) -> list[tuple[str, float]]:
+    # By identity: no answer is None, which is neither True nor False, and counts as wrong.
     return [(one.id, float(one.answer is (one.gold is Gold.TRUE))) for one in lines if one.gold is not Gold.UNKNOWN]
 
 
 def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Citations:
     found = [one for one in lines if one.label in _BEARS]
     quotes = sum(len(one.evidence) for one in found)
+    # Passages that were dropped belong into the denominator: a witness that invents quotes would
+    # otherwise get 100 % by having them all removed.
     standing = sum(passage.stands for one in found for passage in one.evidence)
     dropped = sum(one.quotes_dropped for one in found)
+    # Where no passage was judged at all, the finding says nothing about bearing, neither for nor against.
     judged = [one for one in found if any(passage.relation for passage in one.evidence)]
     bearing = sum(
         any(passage.relation == _BEARS[one.label] for passage in one.evidence)
@@ -199,6 +224,7 @@ def _citations(lines: Sequence[CheckedClaim], resamples: int, seed: int) -> Cita
 def _share(part: int, whole: int, resamples: int, seed: int) -> Figure | None:
     if not whole:
         return None
+    # Two cells, drawn like a confusion matrix.
     drawn = resampling.draw_cells(np.array([part, whole - part], dtype=np.int64), resamples, seed)
     return share_figure(part / whole, drawn[:, 0] / whole, whole)
 

@@ -60,6 +60,8 @@ class WorldReader:
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         """Knows the facts of the world, of which it remembers some."""
+        # A fact is one property of one place, so this pair is a key; the value is what claims get right
+        # or wrong.
         self._facts = {(fact.trait, fact.place): fact for fact in facts}
 
     def model(self) -> ScriptedModel:
@@ -73,21 +75,28 @@ class WorldReader:
     def reply(self, request: ChatRequest) -> Mapping[str, Any]:
         """The reply to a request of the witness, or of its evaluation."""
         texts = [part for part in request.parts if isinstance(part, str)]
+        # Which step asks is read off the fields that the reply's schema wants: they differ from step to step.
         wanted = set((request.reply_schema or {}).get("properties", {}))
         claim = claim_in(_shown(texts, "The claim:")[0].strip())
         if claim is None:
+            # A claim from elsewhere would be answered with nonsense that looks like a measurement.
             raise ValueError("the claim is not of the drawn world")
         evidence = _shown(texts, "Evidence so far, document ")
         if wanted == {"queries"}:
+            # Without evidence this is the first query; afterwards the queries are further ones, which
+            # follow from what was read.
             words = f"{claim[1]} {PROPERTIES[claim[0]].words}"
             return {"queries": _further(claim, evidence) if evidence else [words]}
         if wanted == {"order"}:
             hits = _shown(texts, "Result ")
+            # Numbers in an order count from 1. The sort is stable, so results of the same worth stay as
+            # the search ranked them.
             return {"order": sorted(range(1, len(hits) + 1), key=lambda number: -_worth(claim, hits[number - 1]))}
         if wanted == {"relation"}:
             (passage,) = _shown(texts, "A passage:")
             return {"relation": {True: "supports", False: "refutes", None: "neither"}[_verdict(claim, [passage])]}
         if wanted == {"label"}:
+            # Whether it may abstain is not in the field's name but among the schema's allowed labels.
             return {"label": self._recall(claim, "unknown" in str(request.reply_schema))}
         if wanted == {"quotes", "label"}:
             return _classified(claim, evidence)
@@ -97,6 +106,8 @@ class WorldReader:
 
     def _recall(self, claim: tuple[str, str, str], may_abstain: bool) -> str:
         fact = self._facts.get((claim[0], claim[1]))
+        # A model that may not abstain and does not know says "true": the guess is fixed, so that its
+        # accuracy can be computed from the share of true claims.
         if fact is None or not self.remembers(fact):
             return "unknown" if may_abstain else "true"
         return "true" if claim[2] == fact.value else "false"
@@ -104,11 +115,15 @@ class WorldReader:
 
 def _chance(*names: str) -> float:
     """A number in [0, 1) that follows from its arguments."""
+    # Eight bytes of a digest in place of a random number: the same fact is remembered in every run, on
+    # every machine, whatever the order of the calls. The NUL keeps ("ab", "c") apart from ("a", "bc").
     return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") / 2**64
 
 
 def _shown(texts: Sequence[str], heading: str) -> list[str]:
     """Material in fences under a heading."""
+    # The mark of a fence can't be foreseen; the back reference in the pattern accepts only the end
+    # that belongs to the beginning, so that a document can't close its fence early.
     return [found[2] for text in texts if text.startswith(heading) and (found := _FENCED.search(text))]
 
 
@@ -118,9 +133,13 @@ def _read(claim: tuple[str, str, str], document: str, names: set[str]) -> _Readi
     stated = one.read(document)
     explained = [(alias, words) for alias, of, words in nicknames_in(document) if of == place]
     return _Reading(
+        # A dict keeps the first of equal entries and their order; a set would make the quotes differ
+        # between processes, for hashes of strings are salted.
         values=tuple(dict.fromkeys((value, words) for who, value, words in stated if who in names)),
         half=tuple(dict.fromkeys(words for who, words in one.read_half(document) if who in names)),
         names=tuple(explained),
+        # "Old …" is what nicknames in the drawn world look like. One that no document explains may be
+        # the place, and may be another.
         unclear=any(who.startswith("Old ") and who not in names for who, _, _ in stated),
         authority=REGISTER in document,
     )
@@ -134,6 +153,7 @@ def _verdict(claim: tuple[str, str, str], documents: Sequence[str]) -> bool | No
     """True or false by what documents state; None where they state nothing, or contradict each other."""
     names = _names(claim, documents)
     values = {value for text in documents for value, _ in _read(claim, text, names).values}
+    # Two values that contradict each other settle nothing, even where one of them is the claim's.
     return claim[2] in values if len(values) == 1 else None
 
 
@@ -149,8 +169,11 @@ def _settled(claim: tuple[str, str, str], documents: Sequence[str]) -> dict[str,
 
 
 def _weighed(claim: tuple[str, str, str], evidence: list[str], new: str, wanted: set[str]) -> dict[str, Any]:
+    # The new document counts for the names too: it may explain the nickname under which an earlier one
+    # states the value.
     read = _read(claim, new, _names(claim, [*evidence, new]))
     useful = bool(read.quotes)
+    # A document that bears on nothing changes no verdict, and so is not weighed with the others.
     settled = _settled(claim, [*evidence, new] if useful else evidence)
     answers = {
         "comprehensible": useful or not read.unclear,
@@ -160,6 +183,7 @@ def _weighed(claim: tuple[str, str, str], evidence: list[str], new: str, wanted:
         **settled,
         "next": _further(claim, [new]) if useful else [],
     }
+    # Where the questions about a document are asked apart, a call wants some of these fields only.
     return {name: answers[name] for name in answers if name in wanted}
 
 
@@ -176,6 +200,7 @@ def _classified(claim: tuple[str, str, str], documents: list[str]) -> dict[str, 
         for words in _read(claim, text, names).quotes
     ]
     if quotes and _chance("misquoted", claim[0], claim[1]) < MISQUOTED:
+        # In front, because the list is cut below: an invented quote that falls off the end would test nothing.
         quotes.insert(0, {"document": 1, "quote": _NOWHERE})
     return {"quotes": quotes[:6], "label": _settled(claim, documents)["label"]}
 
@@ -183,6 +208,8 @@ def _classified(claim: tuple[str, str, str], documents: list[str]) -> dict[str, 
 def _worth(claim: tuple[str, str, str], hit: str) -> int:
     """Worth of a result: one that states the claim's matter first, then one that explains a name or half states it."""
     read = _read(claim, hit, _names(claim, [hit]))
+    # An unexplained nickname beside the place's own name may be what the claim is about, so it is
+    # as good as a stated value.
     if read.values or (read.unclear and claim[1] in hit):
         return 3
     return 2 if read.names else 1 if read.half else 0
