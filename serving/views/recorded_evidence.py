@@ -127,6 +127,34 @@ class RecordedEvidence(EvidenceSource):
         return document_of(read)
 
 
+class EvidenceOnRecord(EvidenceSource):
+    """Gives again what the record of a trial has of a source, and asks the source for the rest alone."""
+
+    def __init__(self, record: TrialRecord, source: EvidenceSource) -> None:
+        """Takes the record of the trial, and the source that it searched."""
+        self._recorded = RecordedEvidence(record)
+        self._source = source
+
+    @property
+    @override
+    def identity(self) -> str:
+        return self._source.identity
+
+    @override
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        try:
+            return await self._recorded.search(query, most=most, within_s=within_s)
+        except WitnessOutOfTime:
+            return await self._source.search(query, most=most, within_s=within_s)
+
+    @override
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        try:
+            return await self._recorded.read(document_id, within_s=within_s)
+        except WitnessOutOfTime:
+            return await self._source.read(document_id, within_s=within_s)
+
+
 class RecordedEntailment(Entailment):
     """Gives the relation of a claim and the sentence that was quoted; of any other sentence, that it says neither."""
 
