@@ -30,7 +30,10 @@ _MOST_SENTENCES = 40
 """Sentences of a document that a claim is compared with."""
 # A single line break is none: on a meme, a sentence takes several lines.
 _END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n\s*\n")  # noqa: RUF001: these end sentences, too
-_WORD = re.compile(r"\w+")
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff"  # kana and Chinese characters
+# Scripts without spaces count by their characters, or a whole sentence of theirs would be a single word.
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -159,7 +162,9 @@ class SentenceWitness:
 
 def _may_claim(sentence: str) -> bool:
     """True if a sentence may state something: a question and a few words do not."""
-    return len(_WORD.findall(sentence)) >= _LEAST_WORDS and not sentence.endswith(("?", "\uff1f"))
+    # Where words are not spaced, one has about two characters.
+    words = len(_WORD.findall(sentence)) - len(_CHARACTER.findall(sentence)) // 2
+    return words >= _LEAST_WORDS and not sentence.endswith(("?", "\uff1f"))
 
 
 def _shared_words(sentence: str, claim: str) -> int:
