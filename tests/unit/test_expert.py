@@ -701,3 +701,12 @@ def test_its_model_is_connected_where_it_is_on_and_may_be_one_that_takes_no_pict
 
     assert connected().expert is None
     assert connected(expert="always").models["EXPERT"] == "reader"
+
+
+def test_a_result_that_its_source_has_forgotten_is_read_by_the_snippet_on_record():
+    forgotten = Unavailable("The result is not remembered any more.", reason="EVIDENCE_MISSING")
+    record, *_ = witnessed(Expert(), FakeEvidence(read_error=forgotten))
+    assert record.last(DocumentWeighed).text == REFUTING and settled(record).label is ClaimLabel.REFUTED
+    holds(record)
+    gone = Unavailable("The page can't be read.", reason="PAGE_UNREADABLE")
+    assert witnessed(Expert(), FakeEvidence(read_error=gone))[0].last(DocumentWeighed).failure == "PAGE_UNREADABLE"
