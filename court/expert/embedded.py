@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from court.deadline import Deadline, gather_or_cancel
 from court.errors import CourtError
 from court.events import CheckableClaim, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched, InferenceGiven
-from court.expert.documents import BoundedSource
+from court.expert.documents import CLAIM_CHECKED, BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, testimony_of
 from court.expert.witness import WitnessOutOfTime
 from court.ports import Entailment, EvidenceDocument, EvidenceSource
@@ -86,6 +86,7 @@ class SentenceWitness:
     async def _settle(self, claim: CheckableClaim) -> None:
         if self.recorder.recall(ClaimSettled, claim=claim.number):
             return
+        CLAIM_CHECKED.set(claim.number)
         try:
             for number, hit in enumerate((await self._search(claim)).hits[: self.settings.expert_results], 1):
                 if self.recorder.recall(DocumentWeighed, claim=claim.number, number=number) is None:

@@ -9,6 +9,7 @@ from typing_extensions import override
 from court.backends.chat.recorded import NotRecorded, RecordedModel
 from court.errors import Unavailable
 from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, Event, EvidenceSearched, QueriesPlanned
+from court.expert.documents import CLAIM_CHECKED
 from court.expert.findings import document_of
 from court.expert.witness import TIME, WitnessOutOfTime
 from court.ports import (
@@ -94,10 +95,20 @@ def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
 class RecordedEvidence(EvidenceSource):
     """Finds what was found then, and reads what was read."""
 
-    def __init__(self, record: TrialRecord) -> None:
-        """Takes searches and documents of a record."""
-        self._searches = {event.query: event for event in reversed(record.all(EvidenceSearched))}
-        self._documents = {event.document: event for event in reversed(record.all(DocumentWeighed))}
+    def __init__(self, record: TrialRecord, *, by_claim: bool = True) -> None:
+        """Takes searches and documents of a record.
+
+        Args:
+            record: Record of a trial.
+            by_claim: True to give each claim what it was given then; False for claims that may be others.
+        """
+        self._by_claim = by_claim
+        self._searches = {
+            (event.claim if by_claim else 0, event.query): event for event in reversed(record.all(EvidenceSearched))
+        }
+        self._documents = {
+            (event.claim if by_claim else 0, event.document): event for event in reversed(record.all(DocumentWeighed))
+        }
 
     @property
     @override
@@ -106,7 +117,7 @@ class RecordedEvidence(EvidenceSource):
 
     @override
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        search = self._searches.get(query)
+        search = self._searches.get((self._claim, query))
         if search is None:
             raise WitnessOutOfTime("The record has no such search.")
         if search.failure:
@@ -119,12 +130,16 @@ class RecordedEvidence(EvidenceSource):
 
     @override
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        read = self._documents.get(document_id)
+        read = self._documents.get((self._claim, document_id))
         if read is None:
             raise WitnessOutOfTime("The record has no such document.")
         if not read.sha256:
             raise Unavailable("The document could not be read.", reason=read.failure)
         return document_of(read)
+
+    @property
+    def _claim(self) -> int:
+        return CLAIM_CHECKED.get() if self._by_claim else 0
 
 
 class EvidenceOnRecord(EvidenceSource):
@@ -132,7 +147,7 @@ class EvidenceOnRecord(EvidenceSource):
 
     def __init__(self, record: TrialRecord, source: EvidenceSource) -> None:
         """Takes the record of the trial, and the source that it searched."""
-        self._recorded = RecordedEvidence(record)
+        self._recorded = RecordedEvidence(record, by_claim=False)
         self._source = source
 
     @property

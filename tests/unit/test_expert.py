@@ -623,6 +623,21 @@ def test_with_a_panel_and_a_guard_and_the_language_told_it_goes_on_from_any_cut(
         holds(record)
 
 
+def test_a_document_that_one_claim_could_read_and_another_could_not_replays_for_each_as_it_was():
+    class Flaky(FakeEvidence):
+        async def read(self, document_id, *, within_s):
+            if not self.reads:
+                self.reads.append(document_id)
+                raise GONE
+            return await super().read(document_id, within_s=within_s)
+
+    statements = [*FINDINGS["statements"], {"words": "", "claim": "Green tea cures colds.", "kind": "fact"}]
+    record, *_ = witnessed(Expert(claims={"statements": statements}), Flaky())
+    assert {event.failure for event in record.all(DocumentWeighed)} == {"", "EVIDENCE_GONE"}
+    assert {event.query for event in record.all(EvidenceSearched)} == {"blue tea colds"}
+    holds(record)
+
+
 def _asked(event):
     return len(getattr(event, "calls", ())) or getattr(event, "call", None) is not None
 
