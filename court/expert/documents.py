@@ -20,7 +20,7 @@ MOST_CHARACTERS = 6000
 _MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
 _FORGOTTEN = "EVIDENCE_MISSING"
 """Reason for which a source can't read a result that it does not remember."""
-CLAIM_CHECKED: ContextVar[int] = ContextVar("CLAIM_CHECKED", default=0)
+CLAIM_CHECKED: ContextVar[int] = ContextVar("claim_checked", default=0)
 """Number of the claim that a task checks. It is no part of a search; a replay finds by it what each claim was given."""
 SOURCE_S = 20.0
 """Seconds that a search may take, and as many that reading a document may."""
