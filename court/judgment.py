@@ -28,6 +28,7 @@ from court.events import (
 from court.events import PrecedentReading as Reading
 from court.events import Ruling as RulingOnRecord
 from court.examination import SideCase
+from court.expert.documents import words_of
 from court.expert.findings import Testimony, review_of
 from court.injection.detector import find_injection_signals
 from court.meme import Frame
@@ -374,7 +375,6 @@ def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
         case PrecedentsCited():
             yield from (({"precedent": precedent.id}, precedent.text) for precedent in event.findings.exhibits)
         case EvidenceSearched():
-            # The snippet first, so that places in it are right.
-            yield from (({"document": hit.id}, "\n".join((hit.snippet, hit.title, hit.source))) for hit in event.hits)
+            yield from (({"document": hit.id}, words_of(hit)) for hit in event.hits)
         case DocumentWeighed():
             yield {"document": event.document}, event.text

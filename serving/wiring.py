@@ -138,15 +138,14 @@ async def open_court(
             await asyncio.gather(*(begin() for begin in warm))
         finder = finders.get(settings.library, NoLibrary())
         chairs = await connect_models(settings, stack, tell, patient=patient, may_be_blind=may_be_blind)
-        entailment = None
-        if settings.entailment is not None and settings.trial.expert == "always":
-            tell("Loading the model of natural-language inference …")
-            entailment = await asyncio.to_thread(open_entailment, settings.entailment)
-            stack.callback(entailment.close)
+        source, entailment = None, None
         # Where nothing is searched no trial is held, and no witness is heard.
-        source = None
         if encoder is not None and settings.trial.expert != "off":
             source = await open_evidence(settings, stack, encoder)
+            if settings.entailment is not None and settings.trial.expert == "always":
+                tell("Loading the model of natural-language inference …")
+                entailment = await asyncio.to_thread(open_entailment, settings.entailment)
+                stack.callback(entailment.close)
         court = Court(
             finder=finder,
             text_reader=text_reader,

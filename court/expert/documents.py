@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from court.deadline import Deadline, run_within
 from court.errors import Overrun, Unavailable
 from court.events import RankedHit
+from court.injection.detector import find_injection_signals
 from court.ports import EvidenceDocument, EvidenceHit, EvidenceSource
 
 RANKED = 10
@@ -16,8 +18,10 @@ RANKED = 10
 MOST_CHARACTERS = 6000
 """Characters of a document that are read."""
 _MOST_ID, _MOST_TITLE, _MOST_SOURCE, _MOST_DATE, _MOST_SNIPPET = 1000, 300, 200, 40, 1000
-
-
+_FORGOTTEN = "EVIDENCE_MISSING"
+"""Reason for which a source can't read a result that it does not remember."""
+CLAIM_CHECKED: ContextVar[int] = ContextVar("claim_checked", default=0)
+"""Number of the claim that a task checks. It is no part of a search; a replay finds by it what each claim was given."""
 SOURCE_S = 20.0
 """Seconds that a search may take, and as many that reading a document may."""
 
@@ -25,6 +29,9 @@ SOURCE_S = 20.0
 @dataclass(frozen=True, slots=True)
 class BoundedSource:
     """A source of evidence within the deadline of a trial, which gives what a record can hold.
+
+    Signs of steering are looked for in each text as it comes, about 10 ms for the longest, and are remembered: the
+    verdict asks for those of all texts at once, and nothing else would run on the event loop until it has them.
 
     Attributes:
         source: The source.
@@ -37,16 +44,43 @@ class BoundedSource:
     async def search(self, query: str) -> tuple[RankedHit, ...]:
         """The results of a search, each document once. Raises CourtError where the source gives none in time."""
         within_s = self.deadline.at_most(SOURCE_S)
-        return hits_of(await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late()))
+        found = await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late())
+        hits = hits_of(found)
+        for hit in hits:
+            find_injection_signals(words_of(hit))
+        return hits
 
     async def read(self, hit: RankedHit) -> EvidenceDocument:
         """The document of a result. Raises CourtError where it can't be read in time, or is not what it should be."""
         within_s = self.deadline.at_most(SOURCE_S)
-        return readable(await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late()), hit)
+        try:
+            found = await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late())
+        except Unavailable as error:
+            if error.reason != _FORGOTTEN or not hit.snippet:
+                raise
+            # A search endpoint of which snippets are read knows those of its last searches alone, and of none before it
+            # was started: a trial that is resumed has them on record.
+            found = EvidenceDocument(
+                id=hit.id,
+                title=hit.title,
+                source=hit.source,
+                date=hit.date,
+                text=hit.snippet,
+                sha256=text_sha256(hit.snippet),
+            )
+        document = readable(found, hit)
+        find_injection_signals(document.text)
+        return document
 
 
 def _late() -> Overrun:
     return Overrun("The source of evidence did not answer in time.", reason="EVIDENCE_TOO_SLOW")
+
+
+def words_of(hit: RankedHit) -> str:
+    """All words of a result in which signs of steering are looked for."""
+    # The snippet first, so that places in it are right.
+    return "\n".join((hit.snippet, hit.title, hit.source))
 
 
 def hits_of(found: Sequence[EvidenceHit]) -> tuple[RankedHit, ...]:

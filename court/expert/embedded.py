@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from court.deadline import Deadline, gather_or_cancel
 from court.errors import CourtError
 from court.events import CheckableClaim, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched, InferenceGiven
-from court.expert.documents import BoundedSource
+from court.expert.documents import CLAIM_CHECKED, BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, testimony_of
 from court.expert.witness import WitnessOutOfTime
 from court.ports import Entailment, EvidenceDocument, EvidenceSource
@@ -30,7 +30,10 @@ _MOST_SENTENCES = 40
 """Sentences of a document that a claim is compared with."""
 # A single line break is none: on a meme, a sentence takes several lines.
 _END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n\s*\n")  # noqa: RUF001: these end sentences, too
-_WORD = re.compile(r"\w+")
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff"  # kana and Chinese characters
+# Scripts without spaces count by their characters, or a whole sentence of theirs would be a single word.
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -84,6 +87,7 @@ class SentenceWitness:
     async def _settle(self, claim: CheckableClaim) -> None:
         if self.recorder.recall(ClaimSettled, claim=claim.number):
             return
+        CLAIM_CHECKED.set(claim.number)
         try:
             for number, hit in enumerate((await self._search(claim)).hits[: self.settings.expert_results], 1):
                 # Of a trial that is resumed, what was weighed before stands: the same number is the same hit of the
@@ -164,7 +168,9 @@ class SentenceWitness:
 
 def _may_claim(sentence: str) -> bool:
     """True if a sentence may state something: a question and a few words do not."""
-    return len(_WORD.findall(sentence)) >= _LEAST_WORDS and not sentence.endswith(("?", "\uff1f"))
+    # Where words are not spaced, one has about two characters.
+    words = len(_WORD.findall(sentence)) - len(_CHARACTER.findall(sentence)) // 2
+    return words >= _LEAST_WORDS and not sentence.endswith(("?", "\uff1f"))
 
 
 def _shared_words(sentence: str, claim: str) -> int:

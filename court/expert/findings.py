@@ -159,7 +159,7 @@ class ClaimRecord:
             label = next((each.leaning for each in reversed(helpful) if each.leaning), ClaimLabel.NOT_ENOUGH)
         if quotes is None:
             quotes = [(place, quote) for place, event in enumerate(helpful) for quote in event.quotes]
-        evidence = tuple(_passage(helpful[place], quote) for place, quote in quotes)
+        evidence = tuple(passage_of(document_of(helpful[place]), quote) for place, quote in quotes)
         return {
             # A label that rests on nothing that can be read in a document is none.
             "label": label if evidence else ClaimLabel.NOT_ENOUGH,
@@ -184,12 +184,13 @@ def document_of(event: DocumentWeighed) -> EvidenceDocument:
     )
 
 
-def _passage(event: DocumentWeighed, quote: str) -> QuotedPassage:
+def passage_of(document: EvidenceDocument, quote: str) -> QuotedPassage:
+    """A passage of a document."""
     return QuotedPassage(
-        document=event.document,
-        title=event.title,
-        source=event.source,
-        date=event.date,
-        sha256=event.sha256,
+        document=document.id,
+        title=document.title,
+        source=document.source,
+        date=document.date,
+        sha256=document.sha256,
         quote=quote,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,8 +14,6 @@ from court.events import CheckableClaim
 from court.replies import UnusableReply, Words
 from court.untrusted import neutralise
 from court.verdict import ClaimLabel
-
-T = TypeVar("T")
 
 # Wider than what the schema asks for: a server without schemas may send more, which is cut off and not refused.
 _MOST_STATEMENTS = 20
@@ -336,7 +334,3 @@ def stands_in(quote: str, *texts: str) -> bool:
 
 def _spaced(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
-
-
-Parser = Callable[[str, bool], T]
-"""Reads a reply; it is also given whether that is the last one there will be."""

@@ -31,7 +31,7 @@ from court.events import (
     Role,
 )
 from court.expert import replies
-from court.expert.documents import BoundedSource
+from court.expert.documents import CLAIM_CHECKED, BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, document_of, testimony_of
 from court.expert.messages import ClaimBrief, find_claims
 from court.expert.replies import MOST_NEXT, MOST_QUERIES, Weighing
@@ -180,6 +180,7 @@ class ExpertWitness:
     async def _settle(self, claim: CheckableClaim) -> None:
         if self.recorder.recall(ClaimSettled, claim=claim.number):
             return
+        CLAIM_CHECKED.set(claim.number)
         try:
             because = await self._collect(claim)
             settled = await self._classified(claim, because)

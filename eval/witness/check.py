@@ -14,7 +14,7 @@ from court.deadline import Deadline
 from court.errors import CourtError
 from court.events import AnyEvent, CheckableClaim, ClaimSettled, ClaimsFound, Role
 from court.expert.documents import hits_of, readable
-from court.expert.findings import ClaimRecord, document_of
+from court.expert.findings import ClaimRecord, document_of, passage_of
 from court.expert.messages import ClaimBrief, document_text, quoted_source
 from court.expert.replies import parse_classification, parse_queries, stands_in
 from court.expert.witness import ExpertWitness
@@ -210,7 +210,7 @@ class Checking:
         found = (
             await speaker.say(Role.EXPERT, messages, lambda text, last: parse_classification(text, texts, last=last))
         ).value
-        evidence = tuple(_passage(documents[place], quote) for place, quote in found.quotes)
+        evidence = tuple(passage_of(documents[place], quote) for place, quote in found.quotes)
         return _Found(
             found.label,
             because=ClaimBasis.QUERIES_USED,
@@ -338,17 +338,6 @@ def _failure_in(events: Sequence[AnyEvent]) -> str:
     """Why a claim could be compared with no evidence, as a code: the first search or document that failed."""
     failures = [str(getattr(event, "failure", "")) for event in events if not isinstance(event, ClaimSettled)]
     return next(filter(None, failures), _UNCHECKED)
-
-
-def _passage(document: EvidenceDocument, quote: str) -> QuotedPassage:
-    return QuotedPassage(
-        document=document.id,
-        title=document.title,
-        source=document.source,
-        date=document.date,
-        sha256=document.sha256,
-        quote=quote,
-    )
 
 
 async def _keep_nothing(*events: AnyEvent) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from court.digests import digest
-from court.errors import BadRequest
+from court.errors import BadRequest, Unavailable
 from court.ports import Entailed, Entailment
 from retrieval.embed.onnx_folder import PREFIX, ModelKind, open_folder
 
@@ -91,10 +91,17 @@ class OnnxEntailment(Entailment):
             "attention_mask": np.ones((1, len(ids)), dtype=np.int64),
             "token_type_ids": np.array([pair.type_ids[: len(ids)]], dtype=np.int64),
         }
-        (found,) = self._session.run(["logits"], {name: given[name] for name in self._inputs})
+        try:
+            (found,) = self._session.run(["logits"], {name: given[name] for name in self._inputs})
+        except Exception:  # onnxruntime raises nothing narrower
+            # Of a court's own kind: a document that can't be weighed costs no trial.
+            raise Unavailable("The model fails on a pair of texts.", reason="ENTAILMENT_FAILED") from None
         logits = np.asarray(found, dtype=np.float64).reshape(-1)
         if logits.size != len(_RELATIONS):
             raise _KIND.unusable(f"it gives {logits.size} figures for a pair, and not one for each of three relations")
+        if not np.isfinite(logits).all():
+            # Figures that are none could not be recorded, and the trial would fail.
+            raise Unavailable("The model gives no figures for a pair of texts.", reason="ENTAILMENT_FAILED")
         masses = np.exp(logits - logits.max())
         masses /= masses.sum()
         return Entailed(*(float(masses[self._places[name]]) for name in _RELATIONS))

@@ -27,6 +27,7 @@ from serving.docket.store.pictures import picture_of
 from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
+from serving.views.recorded_evidence import EvidenceOnRecord
 
 _WITHIN_S: Final = 600.0
 """Seconds that a trial of the shadow has: it waits for nobody, and nobody waits for it."""
@@ -168,6 +169,10 @@ class Shadow:
             of_trial=record.trial_id,
         )
         court = replace(shadow.court_of(ask.namespace), duplicates=None)
+        source = court.evidence_source
+        if source is not None and opened.settings.get("evidence_source") == source.identity:
+            # A search endpoint is asked once about a meme; the shadow asks it only for what the court did not.
+            court = replace(court, evidence_source=EvidenceOnRecord(record, source))
         house = TrialExecutor(court, self._live.pictures, shadow.docket)
         trial_id = shadow_id(record.trial_id)
         await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)

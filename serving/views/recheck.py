@@ -114,8 +114,12 @@ def _vote(record: TrialRecord) -> Iterator[Difference]:
 def _evidence(record: TrialRecord) -> Iterator[Difference]:
     """Checks that each document is the one of its digest, and that each passage stands in its document."""
     texts: dict[str, str] = {}
+    erased: set[str] = set()
     for read in record.all(DocumentWeighed):
-        if not read.sha256 or read.text == GONE:
+        if read.text == GONE:
+            erased.add(read.sha256)
+            continue
+        if not read.sha256:
             continue
         texts[read.sha256] = read.text
         if (digest := text_sha256(read.text)) != read.sha256:
@@ -123,11 +127,10 @@ def _evidence(record: TrialRecord) -> Iterator[Difference]:
     for settled in record.all(ClaimSettled):
         for passage in settled.evidence:
             # Of a document that was erased, passages are gone too.
-            if (
-                passage.quote != GONE
-                and passage.sha256 in texts
-                and not stands_in(passage.quote, texts[passage.sha256])
-            ):
+            if passage.quote == GONE or passage.sha256 in erased:
+                continue
+            # One of a document that nobody read stands in none.
+            if not stands_in(passage.quote, texts.get(passage.sha256, "")):
                 yield Difference(settled.seq, "the passage", passage.quote, "not in its document")
 
 

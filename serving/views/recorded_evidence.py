@@ -9,6 +9,7 @@ from typing_extensions import override
 from court.backends.chat.recorded import NotRecorded, RecordedModel
 from court.errors import Unavailable
 from court.events import ClaimSettled, ClaimsFound, DocumentWeighed, Event, EvidenceSearched, QueriesPlanned
+from court.expert.documents import CLAIM_CHECKED
 from court.expert.findings import document_of
 from court.expert.witness import TIME, WitnessOutOfTime
 from court.ports import (
@@ -97,11 +98,21 @@ def _failures(record: TrialRecord) -> list[tuple[str, Place, str]]:
 class RecordedEvidence(EvidenceSource):
     """Finds what was found then, and reads what was read."""
 
-    def __init__(self, record: TrialRecord) -> None:
-        """Takes searches and documents of a record."""
+    def __init__(self, record: TrialRecord, *, by_claim: bool = True) -> None:
+        """Takes searches and documents of a record.
+
+        Args:
+            record: Record of a trial.
+            by_claim: True to give each claim what it was given then; False for claims that may be others.
+        """
+        self._by_claim = by_claim
         # Reversed, so that of several the first stays: it is the one that the witness went by.
-        self._searches = {event.query: event for event in reversed(record.all(EvidenceSearched))}
-        self._documents = {event.document: event for event in reversed(record.all(DocumentWeighed))}
+        self._searches = {
+            (event.claim if by_claim else 0, event.query): event for event in reversed(record.all(EvidenceSearched))
+        }
+        self._documents = {
+            (event.claim if by_claim else 0, event.document): event for event in reversed(record.all(DocumentWeighed))
+        }
 
     @property
     @override
@@ -110,7 +121,7 @@ class RecordedEvidence(EvidenceSource):
 
     @override
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
-        search = self._searches.get(query)
+        search = self._searches.get((self._claim, query))
         if search is None:
             raise WitnessOutOfTime("The record has no such search.")
         if search.failure:
@@ -124,13 +135,45 @@ class RecordedEvidence(EvidenceSource):
 
     @override
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
-        read = self._documents.get(document_id)
+        read = self._documents.get((self._claim, document_id))
         if read is None:
             raise WitnessOutOfTime("The record has no such document.")
         # Without a text there is no digest: then it could not be read, and failure says why.
         if not read.sha256:
             raise Unavailable("The document could not be read.", reason=read.failure)
         return document_of(read)
+
+    @property
+    def _claim(self) -> int:
+        return CLAIM_CHECKED.get() if self._by_claim else 0
+
+
+class EvidenceOnRecord(EvidenceSource):
+    """Gives again what the record of a trial has of a source, and asks the source for the rest alone."""
+
+    def __init__(self, record: TrialRecord, source: EvidenceSource) -> None:
+        """Takes the record of the trial, and the source that it searched."""
+        self._recorded = RecordedEvidence(record, by_claim=False)
+        self._source = source
+
+    @property
+    @override
+    def identity(self) -> str:
+        return self._source.identity
+
+    @override
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        try:
+            return await self._recorded.search(query, most=most, within_s=within_s)
+        except WitnessOutOfTime:
+            return await self._source.search(query, most=most, within_s=within_s)
+
+    @override
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        try:
+            return await self._recorded.read(document_id, within_s=within_s)
+        except WitnessOutOfTime:
+            return await self._source.read(document_id, within_s=within_s)
 
 
 class RecordedEntailment(Entailment):

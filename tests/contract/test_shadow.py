@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from court.events import ReviewOutcome
+from court.events import EvidenceSearched, ReviewOutcome
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
+from court.settings import TrialSettings
 from court.verdict import Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
@@ -17,8 +18,9 @@ from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
-from tests.contract.scenes import IMAGE, a_scene, until
+from tests.contract.scenes import IMAGE, a_court, a_scene, until
 from tests.support.dockets import NOON
+from tests.support.evidence import TEXT, FakeEvidence
 from tests.support.fakes import FakeFinder, H, N, findings
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
@@ -27,9 +29,9 @@ OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
 class Beside:
     """A court over a socket with a shadow beside it."""
 
-    def __init__(self, it, docket, finder, **given):
+    def __init__(self, it, docket, finder, *, changes, **given):
         self.it, self.docket, self.told = it, docket, []
-        court = replace(it.reception._house.court, policy=OTHER, finder=finder)
+        court = replace(it.reception._house.court, policy=OTHER, finder=finder, **changes)
         candidate = ShadowCourt(docket=docket, court_of=lambda _: court, **given)
         self.shadow = Shadow(it.reception._house, it.reception.admission, candidate, self.told.append)
         it.reception._house.feed.subscribe(self.shadow.note)
@@ -42,12 +44,12 @@ class Beside:
         return ids
 
 
-def beside(tmp_path, work, *, finder=None, **given):
+def beside(tmp_path, work, *, finder=None, court=None, changes=(), **given):
     async def scene():
         docket = Docket.open(tmp_path / "shadow.sqlite")
         try:
-            async with a_scene(tmp_path, found=findings([H] * 5)) as it:
-                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), **given)
+            async with a_scene(tmp_path, found=findings([H] * 5), court=court) as it:
+                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), changes=dict(changes), **given)
                 try:
                     return await work(there)
                 finally:
@@ -114,6 +116,28 @@ def test_it_waits_while_the_court_is_busy(tmp_path, monkeypatch):
         return there.told
 
     assert beside(tmp_path, work) == ["decided"]
+
+
+def test_what_the_court_s_witness_searched_and_read_is_not_searched_and_read_again(tmp_path):
+    source = FakeEvidence()
+    court = replace(a_court(findings([H] * 5)), settings=TrialSettings(expert="always"), evidence_source=source)
+
+    async def work(there):
+        (trial_id,) = await there.judged(TEXT)
+        await until(lambda: there.told)
+        record = await there.it.docket.trials.record(trial_id)
+        return record, await there.docket.trials.record(shadow_id(trial_id))
+
+    record, shadow = beside(tmp_path, work, court=court)
+    assert len(source.queries) == len(source.reads) == 1
+    assert shadow.verdict.claims == record.verdict.claims and record.verdict.claims[0].evidence
+    assert shadow.last(EvidenceSearched).source_identity == source.identity
+
+    (tmp_path / "other").mkdir()
+    another = FakeEvidence()
+    another.identity = "another"  # what another source found is not taken for what this one would
+    beside(tmp_path / "other", work, court=court, changes={"evidence_source": another})
+    assert len(another.queries) == len(another.reads) == 1
 
 
 def test_a_share_is_chosen_by_the_trial_s_id_and_a_larger_one_adds_to_it(tmp_path):

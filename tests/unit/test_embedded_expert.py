@@ -211,3 +211,14 @@ def test_a_cascade_that_goes_on_has_the_witness_of_the_full_trial_and_no_other()
     assert source.queries == ["blue tea colds"] and "claims" in expert.tasks
     assert record.verdict.claims[0].label is ClaimLabel.REFUTED
     holds(record)
+
+
+def test_a_claim_in_a_script_without_spaces_is_one_and_a_few_characters_are_none():
+    claim = "蓝茶能治好感冒。"
+    found = [document("one", "茶是古老的。蓝茶不能治好感冒。")]
+    source = FakeEvidence(found)
+    record = tried(source, text=f"{claim}哈哈哈！真的吗？")  # noqa: RUF001: as they are written
+    assert source.queries == [claim] and [one.text for one in record.last(ClaimsFound).claims] == [claim]
+    (passage,) = record.verdict.claims[0].evidence
+    assert passage.quote == "蓝茶不能治好感冒。"  # the nearer one in words
+    holds(record)

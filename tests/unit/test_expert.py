@@ -1,17 +1,22 @@
 """An expert witness for claims of fact: what it is shown, how it goes about it, and what a trial makes of it."""
 
 import asyncio
+import dataclasses
 import json
 from contextlib import AsyncExitStack
 
 import pytest
 
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import NotLoaded, Unavailable
 from court.events import (
     ClaimSettled,
     ClaimsFound,
     DocumentWeighed,
     EvidenceSearched,
+    GuardHeard,
+    JudgeRuled,
+    Procedure,
     QueriesPlanned,
     Role,
     Summarised,
@@ -19,11 +24,15 @@ from court.events import (
 )
 from court.expert import documents
 from court.expert.documents import MOST_CHARACTERS
+from court.guard import GuardAdapter
 from court.meme import Frame, Meme
 from court.policy import DEFAULT_POLICY
 from court.ports import ChatReply, FinishReason
 from court.prompts import load
+from court.record import TrialRecord
+from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
+from court.trial import TrialCase
 from court.verdict import ClaimBasis, ClaimLabel, Label, ReviewReason
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as Behaviour
@@ -560,10 +569,6 @@ def test_a_trial_that_is_cut_off_anywhere_goes_on_without_asking_again():
             return UNCLEAR
         return {**NOT_ENOUGH_YET, "next": []}
 
-    from court.events import Procedure
-    from court.record import TrialRecord
-    from court.trial import TrialCase
-
     expert, found, cast = parts()
     meme = a_meme(TEXT)
 
@@ -586,6 +591,51 @@ def test_a_trial_that_is_cut_off_anywhere_goes_on_without_asking_again():
         for event in record.events:
             for made in messages_of(record, event):
                 assert made.exact, (cut, event.kind, made.why)
+
+
+@pytest.mark.parametrize("expert_mode", ["asked", "always"])
+@pytest.mark.parametrize("picture", [True, False])
+def test_with_a_panel_and_a_guard_and_the_language_told_it_goes_on_from_any_cut(picture, expert_mode):
+    settings = always(expert=expert_mode, judges=3, language_shown=True, overlap=False)
+    meme = Meme(a_meme(TEXT).picture if picture else None, text=TEXT, language="en-GB")
+
+    def court():
+        said = {"summary": "It is so.", "justification": "because", "claim": CLAIM}
+        by_sides = {"summarise": lambda request: _summary(request, said)} if expert_mode == "asked" else {}
+        cast = Cast(rounds=2, **by_sides, **ACQUITTED)
+        guard = GuardModel(RoleModel(ScriptedModel(lambda _: "unsafe\nS10", name="guard")), GuardAdapter.LLAMA_GUARD_4)
+        chairs = dataclasses.replace(with_expert(cast, Expert()), guard=guard)
+        return full_court(cast, chairs=chairs, evidence_source=FakeEvidence(), settings=settings), cast
+
+    tried, cast = court()
+    whole = asyncio.run(tried.hear(TrialCase("t", meme, Procedure.FULL), Notes()))
+    assert len(whole.all(JudgeRuled)) == 3 and whole.last(GuardHeard).harmful
+    assert [finding.label for finding in whole.verdict.claims] == [ClaimLabel.REFUTED]
+    assert reasons(whole) >= {ReviewReason.GUARD_DISAGREES, ReviewReason.CLAIM_REFUTED}
+    rulings = cast.requests("judge")
+    assert len(rulings) >= 3 and all("en-GB" in shown(each) and CLAIM in shown(each) for each in rulings)
+    holds(whole)
+    for cut in range(3, len(whole.events) - 1):
+        again, _ = court()
+        record = asyncio.run(again.resume(TrialRecord.of(whole.events[:cut]), meme.picture, Notes()))
+        assert record.verdict == whole.verdict, cut
+        assert all(made.exact for event in record.events for made in messages_of(record, event)), cut
+        holds(record)
+
+
+def test_a_document_that_one_claim_could_read_and_another_could_not_replays_for_each_as_it_was():
+    class Flaky(FakeEvidence):
+        async def read(self, document_id, *, within_s):
+            if not self.reads:
+                self.reads.append(document_id)
+                raise GONE
+            return await super().read(document_id, within_s=within_s)
+
+    statements = [*FINDINGS["statements"], {"words": "", "claim": "Green tea cures colds.", "kind": "fact"}]
+    record, *_ = witnessed(Expert(claims={"statements": statements}), Flaky())
+    assert {event.failure for event in record.all(DocumentWeighed)} == {"", "EVIDENCE_GONE"}
+    assert {event.query for event in record.all(EvidenceSearched)} == {"blue tea colds"}
+    holds(record)
 
 
 def _asked(event):
@@ -701,3 +751,12 @@ def test_its_model_is_connected_where_it_is_on_and_may_be_one_that_takes_no_pict
 
     assert connected().expert is None
     assert connected(expert="always").models["EXPERT"] == "reader"
+
+
+def test_a_result_that_its_source_has_forgotten_is_read_by_the_snippet_on_record():
+    forgotten = Unavailable("The result is not remembered any more.", reason="EVIDENCE_MISSING")
+    record, *_ = witnessed(Expert(), FakeEvidence(read_error=forgotten))
+    assert record.last(DocumentWeighed).text == REFUTING and settled(record).label is ClaimLabel.REFUTED
+    holds(record)
+    gone = Unavailable("The page can't be read.", reason="PAGE_UNREADABLE")
+    assert witnessed(Expert(), FakeEvidence(read_error=gone))[0].last(DocumentWeighed).failure == "PAGE_UNREADABLE"

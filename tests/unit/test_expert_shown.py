@@ -174,6 +174,10 @@ def test_a_document_or_a_passage_that_was_altered_comes_out_otherwise(refuted):
     passage = settled.evidence[0].model_copy(update={"quote": "blue tea is a poison for all"})
     (found,) = differences(altered(refuted, ClaimSettled, evidence=(passage,)))
     assert found.what == "the passage" and found.found == "not in its document"
+    # A passage of a document that nobody read has nothing to stand in.
+    (real,) = refuted.last(ClaimSettled).evidence
+    (found,) = differences(altered(refuted, ClaimSettled, evidence=(real.model_copy(update={"sha256": "0" * 64}),)))
+    assert found.what == "the passage" and found.found == "not in its document"
 
 
 def test_a_record_that_says_another_finding_than_its_replies_shows(refuted):

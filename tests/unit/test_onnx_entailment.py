@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from court.errors import BadRequest
+from court.errors import BadRequest, Unavailable
 from court.ports import Entailed
 from retrieval.embed.onnx_entailment import OnnxEntailment, open_entailment
 
@@ -24,12 +24,21 @@ LABELS = {"0": "contradiction", "1": "neutral", "2": "entailment"}
 
 
 def write(
-    folder: Path, *, labels=LABELS, inputs=("input_ids", "attention_mask"), output="logits", width=3, most=16
+    folder: Path,
+    *,
+    labels=LABELS,
+    inputs=("input_ids", "attention_mask"),
+    output="logits",
+    width=3,
+    most=16,
+    broken=None,
 ) -> Path:
     """A model that adds up what each word says: ``yes`` entails, ``no`` contradicts, the rest says neither."""
     folder.mkdir(parents=True, exist_ok=True)
     table = np.zeros((len(WORDS), width), dtype=np.float32)
     table[WORDS.index("yes"), width - 1] = table[WORDS.index("no"), 0] = 4.0
+    if broken is not None:
+        table[WORDS.index(broken), 0] = np.nan
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
         helper.make_node("ReduceSum", ["tokens", "axis"], [output], keepdims=0),
@@ -136,3 +145,12 @@ def test_what_can_not_be_used_is_named(tmp_path, fault, says):
 def test_only_a_folder_can_be_named():
     with pytest.raises(BadRequest, match="onnx:FOLDER"):
         open_entailment("roberta-large-mnli")
+
+
+def test_figures_that_are_none_are_a_failure_of_the_model_and_no_finding(tmp_path):
+    model = OnnxEntailment(write(tmp_path, broken="yes"))
+    assert inferred(model, "tea").neutral == pytest.approx(1 / 3)
+    with pytest.raises(Unavailable) as caught:
+        inferred(model, "yes tea")
+    assert caught.value.reason == "ENTAILMENT_FAILED"
+    model.close()
