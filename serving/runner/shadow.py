@@ -12,7 +12,7 @@ import hashlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -108,25 +108,32 @@ class Shadow:
     async def follow_erasures(self, *, every_s: float = _ERASED_S) -> None:
         """Erases from the shadow's docket what is erased from the court's, until it is cancelled."""
         first = 0
+        due: set[str] = set()
         while True:
             try:
                 while entries := await self._live.docket.log.entries(first, _ERASURES, {"Erased"}):
-                    await self._erase(entries)
+                    due |= {shadow_id(entry.trial_id) for entry in entries if await self._has_tried(entry)}
                     first = entries[-1].number + 1
+                if due:
+                    # Again where a file still holds something of them: what is erased already is then no error.
+                    await self._erase(due)
+                    due.clear()
             # It goes on: one that is away is asked again.
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)
             await asyncio.sleep(every_s)
 
-    async def _erase(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            try:
-                record = await self._shadow.docket.trials.record(shadow_id(entry.trial_id))
-            except TrialUnknown:
-                continue  # never tried here, or erased before
-            eraser = self._shadow.docket.eraser
-            why = "The trial whose meme it tried was erased."
-            await eraser.erase(record.trial_id, who="shadow", why=why, at=self._live.court.now())
+    async def _has_tried(self, entry: Entry) -> bool:
+        """True if the shadow's docket has a record of the trial that was erased from the court's."""
+        try:
+            await self._shadow.docket.trials.record(shadow_id(entry.trial_id))
+        except TrialUnknown:
+            return False  # never tried here, or erased before
+        return True
+
+    async def _erase(self, trial_ids: Iterable[str]) -> None:
+        eraser, why = self._shadow.docket.eraser, "The trial whose meme it tried was erased."
+        await eraser.erase_all(dict.fromkeys(trial_ids, ()), who="shadow", why=why, at=self._live.court.now())
 
     async def _until_idle(self) -> None:
         # Looked at and not waited for: the shadow is to be in nobody's queue.
@@ -174,8 +181,7 @@ class Shadow:
         try:
             await self._live.docket.trials.record(record.trial_id)
         except TrialUnknown:
-            why = "The trial whose meme it tried was erased."
-            await shadow.docket.eraser.erase(trial_id, who="shadow", why=why, at=court.now())
+            await self._erase([trial_id])
 
     def _is_chosen(self, trial_id: str) -> bool:
         """True if the shadow is to try this: by the id, so that a larger share adds to it."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from court.errors import Unavailable
 from court.events import ReviewOutcome
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
@@ -15,6 +16,7 @@ from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
 from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
+from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
 from tests.contract.scenes import IMAGE, a_scene, until
@@ -149,6 +151,35 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         return there.it.docket
 
     beside(tmp_path, work)
+
+
+def test_what_files_still_hold_of_an_erased_trial_is_erased_again(tmp_path):
+    async def work(there):
+        (trial_id,) = await there.judged("one")
+        await until(lambda: there.told)
+        await there.it.docket.eraser.erase(trial_id, who="ada", why="asked for", at=NOON)
+        calls, docket = [], there.docket
+
+        class Eraser:
+            async def erase_all(self, trials, **given):
+                calls.append(set(trials))
+                await docket.eraser.erase_all(trials, **given)
+                if len(calls) == 1:
+                    raise Unavailable("readers", reason=UNFINISHED)
+
+        hindered = replace(there.shadow._shadow, docket=replace(docket, eraser=Eraser()))
+        shadow = Shadow(there.shadow._live, there.shadow._admission, hindered, there.told.append)
+        following = asyncio.create_task(shadow.follow_erasures(every_s=0.01))
+        try:
+            await until(lambda: len(calls) == 2)
+            await asyncio.sleep(0.1)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        return trial_id, calls
+
+    trial_id, calls = beside(tmp_path, work)
+    assert calls == [{shadow_id(trial_id)}] * 2, "and not a third time"
 
 
 def test_the_command_sets_both_side_by_side_and_makes_runs_that_can_be_compared(tmp_path):
