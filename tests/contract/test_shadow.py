@@ -3,24 +3,32 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
 
+from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
-from court.events import ReviewOutcome
+from court.events import GuardHeard, JudgeRuled, Procedure, ReviewOutcome
+from court.guard import GuardAdapter
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
-from court.verdict import Label
+from court.roles import GuardModel, RoleModel
+from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
+from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
+from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
 from tests.contract.scenes import IMAGE, a_scene, until
+from tests.support.cast import Cast
 from tests.support.dockets import NOON
+from tests.support.evidence import Expert, FakeEvidence, always, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
@@ -29,9 +37,9 @@ OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
 class Beside:
     """A court over a socket with a shadow beside it."""
 
-    def __init__(self, it, docket, finder, **given):
+    def __init__(self, it, docket, finder, changes, **given):
         self.it, self.docket, self.told = it, docket, []
-        court = replace(it.reception._house.court, policy=OTHER, finder=finder)
+        court = replace(it.reception._house.court, policy=OTHER, finder=finder, **changes)
         candidate = ShadowCourt(docket=docket, court_of=lambda _: court, **given)
         self.shadow = Shadow(it.reception._house, it.reception.admission, candidate, self.told.append)
         it.reception._house.feed.subscribe(self.shadow.note)
@@ -44,12 +52,12 @@ class Beside:
         return ids
 
 
-def beside(tmp_path, work, *, finder=None, **given):
+def beside(tmp_path, work, *, finder=None, changes=None, **given):
     async def scene():
         docket = Docket.open(tmp_path / "shadow.sqlite")
         try:
             async with a_scene(tmp_path, found=findings([H] * 5)) as it:
-                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), **given)
+                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), changes or {}, **given)
                 try:
                     return await work(there)
                 finally:
@@ -151,6 +159,39 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         return there.it.docket
 
     beside(tmp_path, work)
+
+
+def test_a_candidate_with_witness_guard_and_panel_tries_in_full_and_its_record_goes_by_age_too(tmp_path):
+    cast = Cast()
+    guard = GuardModel(RoleModel(ScriptedModel(lambda _: "safe", name="guard-model")), GuardAdapter.LLAMA_GUARD_4)
+    changes = {
+        "chairs": replace(with_expert(cast, Expert()), guard=guard),
+        "evidence_source": FakeEvidence(),
+        "settings": always(judges=3),
+    }
+
+    async def work(there):
+        (trial_id,) = await there.judged("Blue tea cures colds")
+        await until(lambda: there.told)
+        live, record = there.it.docket, await there.docket.trials.record(shadow_id(trial_id))
+        later = datetime.now(UTC) + timedelta(days=2)
+        erased = await erase_expired(live, retention_periods(Settings(retention_days=1)), now=later)
+        following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
+        try:
+            async with asyncio.timeout(60):
+                while not (await there.docket.index.list(limit=1))[0].erased:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        keys = [VerifierKey.parse(await there.docket.log.vkey())]
+        return there.told, record, erased, await there.docket.auditor.audit(keys)
+
+    told, record, erased, report = beside(tmp_path, work, changes=changes, procedure=Procedure.FULL)
+    assert told == ["decided"] and record.opened.procedure is Procedure.FULL
+    assert record.last(GuardHeard).harmful is False and len(record.all(JudgeRuled)) == 3
+    assert [finding.label for finding in record.verdict.claims] == [ClaimLabel.REFUTED]
+    assert sum(erased.erased.values()) == 1 and not set(report.counts) - {"PICTURE_DIFFERS"}
 
 
 def test_what_files_still_hold_of_an_erased_trial_is_erased_again(tmp_path):
