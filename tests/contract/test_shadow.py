@@ -48,7 +48,7 @@ class Beside:
     async def judged(self, *texts):
         ids = []
         for text in texts:
-            ids.append((await self.it.stub.Judge(JudgeRequest(image=IMAGE, text=text), timeout=20)).verdict_id)
+            ids.append((await self.it.stub.Judge(JudgeRequest(image=IMAGE, text=text), timeout=120)).verdict_id)
         return ids
 
 
@@ -143,7 +143,7 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         await there.it.docket.eraser.erase(first, who="ada", why="asked for", at=NOON)
         following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while True:
                     try:
                         await there.docket.trials.record(shadow_id(first))
@@ -178,7 +178,7 @@ def test_a_candidate_with_witness_guard_and_panel_tries_in_full_and_its_record_g
         erased = await erase_expired(live, retention_periods(Settings(retention_days=1)), now=later)
         following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while not (await there.docket.index.list(limit=1))[0].erased:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
