@@ -20,7 +20,6 @@ from court.errors import CantResume, CourtError
 from court.events import AnyEvent, Procedure, VerdictGiven
 from court.record import TrialRecord
 from court.trial import Court
-from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
 from serving.docket.store.pictures import picture_of
@@ -112,7 +111,8 @@ class Shadow:
         while True:
             try:
                 while entries := await self._live.docket.log.entries(first, _ERASURES, {"Erased"}):
-                    due |= {shadow_id(entry.trial_id) for entry in entries if await self._has_tried(entry)}
+                    tried = (shadow_id(entry.trial_id) for entry in entries)
+                    due |= {trial_id for trial_id in tried if await _has_record(self._shadow.docket, trial_id)}
                     first = entries[-1].number + 1
                 if due:
                     # Again where a file still holds something of them: what is erased already is then no error.
@@ -122,14 +122,6 @@ class Shadow:
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)
             await asyncio.sleep(every_s)
-
-    async def _has_tried(self, entry: Entry) -> bool:
-        """True if the shadow's docket has a record of the trial that was erased from the court's."""
-        try:
-            await self._shadow.docket.trials.record(shadow_id(entry.trial_id))
-        except TrialUnknown:
-            return False  # never tried here, or erased before
-        return True
 
     async def _erase(self, trial_ids: Iterable[str]) -> None:
         eraser, why = self._shadow.docket.eraser, "The trial whose meme it tried was erased."
@@ -177,13 +169,23 @@ class Shadow:
         court = replace(shadow.court_of(ask.namespace), duplicates=None)
         house = TrialExecutor(court, self._live.pictures, shadow.docket)
         trial_id = shadow_id(record.trial_id)
-        await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
         try:
-            await self._live.docket.trials.record(record.trial_id)
-        except TrialUnknown:
-            await self._erase([trial_id])
+            await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
+        finally:
+            # Also where it failed: its record has the meme all the same.
+            if not await _has_record(self._live.docket, record.trial_id):
+                await self._erase([trial_id])
 
     def _is_chosen(self, trial_id: str) -> bool:
         """True if the shadow is to try this: by the id, so that a larger share adds to it."""
         digest = hashlib.sha256(b"memecourt shadow\0" + trial_id.encode()).digest()
         return int.from_bytes(digest[:8]) < self._shadow.share * 2**64
+
+
+async def _has_record(docket: Docket, trial_id: str) -> bool:
+    """True if a docket has a record of a trial; False if it never had one, or that was erased."""
+    try:
+        await docket.trials.record(trial_id)
+    except TrialUnknown:
+        return False
+    return True

@@ -194,6 +194,29 @@ def test_a_candidate_with_witness_guard_and_panel_tries_in_full_and_its_record_g
     assert sum(erased.erased.values()) == 1 and not set(report.counts) - {"PICTURE_DIFFERS"}
 
 
+def test_a_trial_that_fails_while_the_court_s_is_erased_leaves_nothing(tmp_path):
+    class Failing(FakeFinder):
+        async def find(self, **query):
+            await erasing()
+            raise ValueError("broken")
+
+    async def erasing():
+        (line,) = await live[0].index.list(limit=9)
+        await live[0].eraser.erase(line.trial_id, who="ada", why="asked for", at=NOON)
+
+    live = []
+
+    async def work(there):
+        live.append(there.it.docket)
+        await there.judged("one")
+        await until(lambda: there.told)
+        (line,) = await there.docket.index.list(limit=9)
+        return there.told, line
+
+    told, line = beside(tmp_path, work, finder=Failing(findings([])))
+    assert told == ["failed"] and line.erased and line.state is TrialState.FAILED
+
+
 def test_what_files_still_hold_of_an_erased_trial_is_erased_again(tmp_path):
     async def work(there):
         (trial_id,) = await there.judged("one")
