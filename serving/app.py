@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from court.deadline import gather_or_cancel
 from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
@@ -243,7 +244,7 @@ async def _run_shadow(house: TrialExecutor, settings: Settings, admission: Admis
         async with open_shadow(house, settings, _log.info) as candidate:
             shadow = Shadow(house, admission, candidate, telemetry.shadow_tried)
             house.feed.subscribe(shadow.note)
-            await asyncio.gather(shadow.run(), shadow.follow_erasures())
+            await gather_or_cancel(shadow.run(), shadow.follow_erasures())
     # A candidate that can't be opened is a fault of its settings, and no reason to stop the court.
     except CourtError as error:
         _log.error("the shadow does not judge: %s reason=%s", error.message, error.reason)

@@ -340,7 +340,7 @@ class ShadowSettings(BaseModel):
     prompts: str | None = Field(default=None, min_length=1, max_length=4096)
     """Words in which its models are asked; the court's, if not given."""
     llm: ModelSettings | None = None
-    """Its chat models; the court's, if not given."""
+    """Its chat models, a table ``[shadow.llm]`` like ``[llm]``; the court's, if not given."""
 
 
 Days = Annotated[int, Field(ge=1, le=36_500)]
@@ -503,18 +503,23 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _room_for_replies(self) -> Self:
-        roles: dict[str, RoleSettings] = {name: self.llm.of_role(name) for name in self.roles}
-        for name, own in {**roles, **self.llm.further_judges}.items():
+        self._check_room(self.llm, "the ")
+        if self.shadow is not None and self.shadow.llm is not None:
+            self._check_room(self.shadow.llm, "the shadow's ")
+        return self
+
+    def _check_room(self, llm: ModelSettings, whose: str) -> None:
+        roles: dict[str, RoleSettings] = {name: llm.of_role(name) for name in self.roles}
+        for name, own in {**roles, **llm.further_judges}.items():
             role = Role(name.partition(" ")[0].upper())
             # At the start: a reply that is cut off at the limit would fail in every trial, after all calls before it
             # were paid for.
             limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)
             if limit is not None and limit < fewest:
                 raise ValueError(
-                    f"max_tokens of the {name} is {limit}: the longest reply that is asked of it takes {fewest} tokens "
-                    f"in English. Allow those, or lower trial.reply_chars, which is {self.trial.reply_chars}."
+                    f"max_tokens of {whose}{name} is {limit}: the longest reply that is asked of it takes {fewest} "
+                    f"tokens in English. Allow those, or lower trial.reply_chars, which is {self.trial.reply_chars}."
                 )
-        return self
 
     @classmethod
     def settings_customise_sources(

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,7 +20,6 @@ from court.errors import CantResume, CourtError
 from court.events import AnyEvent, Procedure, VerdictGiven
 from court.record import TrialRecord
 from court.trial import Court
-from serving.docket.log.entries import Entry
 from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
 from serving.docket.store.pictures import picture_of
@@ -109,25 +108,25 @@ class Shadow:
     async def follow_erasures(self, *, every_s: float = _ERASED_S) -> None:
         """Erases from the shadow's docket what is erased from the court's, until it is cancelled."""
         first = 0
+        due: set[str] = set()
         while True:
             try:
                 while entries := await self._live.docket.log.entries(first, _ERASURES, {"Erased"}):
-                    await self._erase(entries)
+                    tried = (shadow_id(entry.trial_id) for entry in entries)
+                    due |= {trial_id for trial_id in tried if await _has_record(self._shadow.docket, trial_id)}
                     first = entries[-1].number + 1
+                if due:
+                    # Again where a file still holds something of them: what is erased already is then no error.
+                    await self._erase(due)
+                    due.clear()
             # It goes on: one that is away is asked again.
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)
             await asyncio.sleep(every_s)
 
-    async def _erase(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            try:
-                record = await self._shadow.docket.trials.record(shadow_id(entry.trial_id))
-            except TrialUnknown:
-                continue  # never tried here, or erased before
-            eraser = self._shadow.docket.eraser
-            why = "The trial whose meme it tried was erased."
-            await eraser.erase(record.trial_id, who="shadow", why=why, at=self._live.court.now())
+    async def _erase(self, trial_ids: Iterable[str]) -> None:
+        eraser, why = self._shadow.docket.eraser, "The trial whose meme it tried was erased."
+        await eraser.erase_all(dict.fromkeys(trial_ids, ()), who="shadow", why=why, at=self._live.court.now())
 
     async def _until_idle(self) -> None:
         # Looked at and not waited for: the shadow is to be in nobody's queue.
@@ -175,14 +174,23 @@ class Shadow:
             court = replace(court, evidence_source=EvidenceOnRecord(record, source))
         house = TrialExecutor(court, self._live.pictures, shadow.docket)
         trial_id = shadow_id(record.trial_id)
-        await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
         try:
-            await self._live.docket.trials.record(record.trial_id)
-        except TrialUnknown:
-            why = "The trial whose meme it tried was erased."
-            await shadow.docket.eraser.erase(trial_id, who="shadow", why=why, at=court.now())
+            await house.hear(ask, within_s=_WITHIN_S, trial_id=trial_id, picture=picture, batch=True)
+        finally:
+            # Also where it failed: its record has the meme all the same.
+            if not await _has_record(self._live.docket, record.trial_id):
+                await self._erase([trial_id])
 
     def _is_chosen(self, trial_id: str) -> bool:
         """True if the shadow is to try this: by the id, so that a larger share adds to it."""
         digest = hashlib.sha256(b"memecourt shadow\0" + trial_id.encode()).digest()
         return int.from_bytes(digest[:8]) < self._shadow.share * 2**64
+
+
+async def _has_record(docket: Docket, trial_id: str) -> bool:
+    """True if a docket has a record of a trial; False if it never had one, or that was erased."""
+    try:
+        await docket.trials.record(trial_id)
+    except TrialUnknown:
+        return False
+    return True

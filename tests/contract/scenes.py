@@ -137,7 +137,7 @@ def play(work, path, **options):
 
 async def until(condition):
     """Waits until something holds that the server does not tell of."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

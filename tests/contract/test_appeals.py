@@ -102,15 +102,32 @@ def test_two_who_disagree_about_an_appeal_leave_it_to_a_third(docket_place):
     assert not decided.waiting and decided.holds is Label.NOT_HARMFUL
 
 
+def test_an_appeal_stays_first_and_another_s_when_who_has_it_asks_for_a_second_opinion(docket_place):
+    async def scene(it):
+        await it.tried("t", verdict(Label.HARMFUL))
+        await it.reviewed("t", "ada", Label.HARMFUL, again=True)
+        await opened(it.docket, "t")
+        await it.desk.take("t", "ben")
+        await it.desk.ask_opinion("t", "ben", "Is the costume meant?")
+        counts = await it.desk.counts()
+        await it.docket.reviews.review(
+            "t", outcome=ReviewOutcome.UPHELD, label=Label.HARMFUL, reason="r", clause="", reviewer="ada", at=NOON
+        )
+        return counts, [await it.waiting(who) for who in ("ada", "ben", "eve")]
+
+    counts, queues = play(place_of(docket_place), scene)
+    assert counts == {ReviewPriority.APPEAL: 1} and queues == [[], [], ["t"]]
+
+
 def test_over_the_wire_by_verdict_or_by_content(tmp_path):
     async def scene():
         async with real_court(tmp_path) as it:
             content = wire.Content(namespace="forum", id="post 7")
-            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=20)
+            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
 
             def ask(**given):
                 request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **given})
-                return it.records.OpenAppeal(request, timeout=20)
+                return it.records.OpenAppeal(request, timeout=120)
 
             by_id = await ask(trial_id=judged.verdict_id, reference="1")
             by_content = await ask(content=content, reference="1")

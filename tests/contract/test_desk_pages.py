@@ -327,6 +327,24 @@ def test_a_second_opinion_goes_to_somebody_else_and_says_what_is_doubtful(tmp_pa
     assert "Is the costume meant?" in own and "Is the costume meant?" in after
 
 
+def test_an_appeal_is_told_and_what_it_says_only_to_who_has_decided(tmp_path):
+    async def work(it):
+        await it.tried("a", verdict(H))
+        appeal = {"by": "forum", "statement": "It mocks our own habit.", "reference": "appeal 12"}
+        await it.docket.reviews.open_appeal("a", at=NOON, **appeal)
+        bea = await it.person("bea")
+        queue = said(await bea.get("/desk"))
+        taken = await bea.post("/desk/next")
+        before = said(await bea.get(taken.headers["location"]))
+        return queue, before, said(await bea.decides("a", "NOT_HARMFUL"))
+
+    queue, before, after = play(tmp_path, work)
+    assert "appeal 1" in queue and "forum handed in an appeal" in before
+    assert "what it says is shown once you have decided" in before
+    assert "habit" not in queue + before and "appeal 12" not in queue + before
+    assert "(appeal 12): It mocks our own habit." in after
+
+
 def test_an_overruling_becomes_a_precedent_where_the_reviewer_says_so_and_an_admin_takes_it_back(tmp_path):
     async def work(it):
         for name in ("a", "b"):

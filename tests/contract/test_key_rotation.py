@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import sqlite3
 import stat
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,7 @@ from sqlalchemy import update
 
 from court.errors import Unavailable
 from memecourt.verify import verify_bundle, verify_receipt
+from retrieval.library.postgres.address import Address
 from serving.cli.main import cli
 from serving.docket.log.anchors import Anchor
 from serving.docket.log.entries import NO_SEQ, KeyRotated, body_of
@@ -21,6 +24,7 @@ from serving.docket.ports import DocketError
 from serving.docket.store import tables as t
 from serving.docket.store.keys import KeyFile, make_key, next_key, read_key, settle_keys
 from serving.docket.store.log_append import EntryDraft, open_appender, signing
+from serving.docket.store.postgres import SCHEMA
 from tests.support.dockets import NOON, append_all, events_of, place_of, with_docket
 
 WHO = {"who": "ada", "why": "the year is over", "at": NOON}
@@ -286,24 +290,43 @@ def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_
     assert again.exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 3
 
 
-def test_a_docket_of_format_7_is_told_and_gets_what_it_takes(tmp_path, monkeypatch):
-    import sqlite3
-    from contextlib import closing
+IN_SQLITE = """
+DROP TRIGGER log_update; DROP INDEX trials_by_content;
+CREATE TRIGGER log_update BEFORE UPDATE ON log WHEN NOT (OLD.key = '' OR NEW.key = OLD.key)
+BEGIN SELECT RAISE(ABORT, 'no'); END;
+PRAGMA user_version = 7;
+"""
+IN_POSTGRES = f"""
+SET search_path = {SCHEMA}; DROP TRIGGER log_update ON log; DROP INDEX trials_by_content;
+CREATE TRIGGER log_update BEFORE UPDATE ON log FOR EACH ROW WHEN (NOT (OLD.key = '' OR NEW.key = OLD.key))
+EXECUTE FUNCTION refuse();
+UPDATE format SET number = 7;
+"""
 
-    place = tmp_path / "docket.sqlite"
-    with_docket(place, lambda docket: append_all(docket, events_of("a")))
-    with closing(sqlite3.connect(place)) as connection:
-        connection.executescript(
-            "DROP TRIGGER log_update; DROP INDEX trials_by_content;"
-            "CREATE TRIGGER log_update BEFORE UPDATE ON log WHEN NOT (OLD.key = '' OR NEW.key = OLD.key) "
-            "BEGIN SELECT RAISE(ABORT, 'no'); END; PRAGMA user_version = 7;"
-        )
+
+def set_back(docket_place):
+    """Makes a docket one of format 7."""
+    if not Address.named_by(docket_place):
+        with closing(sqlite3.connect(docket_place)) as connection:
+            connection.executescript(IN_SQLITE)
+        return
+    import psycopg
+
+    with psycopg.connect(docket_place) as connection:
+        connection.execute(IN_POSTGRES)
+
+
+def test_a_docket_of_format_7_is_told_and_gets_what_it_takes(walk, docket_place, tmp_path, monkeypatch):
+    walk(lambda docket, _: append_all(docket, events_of("a")))
+    set_back(docket_place)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
+    monkeypatch.setenv("MEMECOURT_DOCKET", docket_place)
     told = CliRunner().invoke(cli, ["upgrade", "--check"])
+    place = place_of(docket_place)
     assert told.exit_code == 1 and f"format 7 of {t.FORMAT}" in told.output and stored_format(place) == 7
 
-    async def scene(docket):
-        _, new, _ = await rotated(docket, tmp_path / "docket.key")
+    async def scene(docket, key):
+        _, new, _ = await rotated(docket, key)
         return faults(await audited(docket, new))
 
-    assert with_docket(place, scene) == set() and stored_format(place) == t.FORMAT
+    assert walk(scene) == set() and stored_format(place) == t.FORMAT

@@ -3,24 +3,33 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
 
-from court.events import EvidenceSearched, ReviewOutcome
+from court.backends.chat.scripted import ScriptedModel
+from court.errors import Unavailable
+from court.events import EvidenceSearched, GuardHeard, JudgeRuled, Procedure, ReviewOutcome
+from court.guard import GuardAdapter
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
+from court.roles import GuardModel, RoleModel
 from court.settings import TrialSettings
-from court.verdict import Label
+from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
+from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
+from serving.docket.retention import erase_expired, retention_periods
+from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
 from tests.contract.scenes import IMAGE, a_court, a_scene, until
+from tests.support.cast import Cast
 from tests.support.dockets import NOON
-from tests.support.evidence import TEXT, FakeEvidence
+from tests.support.evidence import TEXT, Expert, FakeEvidence, always, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
@@ -40,16 +49,16 @@ class Beside:
     async def judged(self, *texts):
         ids = []
         for text in texts:
-            ids.append((await self.it.stub.Judge(JudgeRequest(image=IMAGE, text=text), timeout=20)).verdict_id)
+            ids.append((await self.it.stub.Judge(JudgeRequest(image=IMAGE, text=text), timeout=120)).verdict_id)
         return ids
 
 
-def beside(tmp_path, work, *, finder=None, court=None, changes=(), **given):
+def beside(tmp_path, work, *, finder=None, court=None, changes=None, **given):
     async def scene():
         docket = Docket.open(tmp_path / "shadow.sqlite")
         try:
             async with a_scene(tmp_path, found=findings([H] * 5), court=court) as it:
-                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), changes=dict(changes), **given)
+                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), changes=dict(changes or {}), **given)
                 try:
                     return await work(there)
                 finally:
@@ -157,7 +166,7 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         await there.it.docket.eraser.erase(first, who="ada", why="asked for", at=NOON)
         following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while True:
                     try:
                         await there.docket.trials.record(shadow_id(first))
@@ -173,6 +182,91 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         return there.it.docket
 
     beside(tmp_path, work)
+
+
+def test_a_candidate_with_witness_guard_and_panel_tries_in_full_and_its_record_goes_by_age_too(tmp_path):
+    cast = Cast()
+    guard = GuardModel(RoleModel(ScriptedModel(lambda _: "safe", name="guard-model")), GuardAdapter.LLAMA_GUARD_4)
+    changes = {
+        "chairs": replace(with_expert(cast, Expert()), guard=guard),
+        "evidence_source": FakeEvidence(),
+        "settings": always(judges=3),
+    }
+
+    async def work(there):
+        (trial_id,) = await there.judged("Blue tea cures colds")
+        await until(lambda: there.told)
+        live, record = there.it.docket, await there.docket.trials.record(shadow_id(trial_id))
+        later = datetime.now(UTC) + timedelta(days=2)
+        erased = await erase_expired(live, retention_periods(Settings(retention_days=1)), now=later)
+        following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
+        try:
+            async with asyncio.timeout(120):
+                while not (await there.docket.index.list(limit=1))[0].erased:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        keys = [VerifierKey.parse(await there.docket.log.vkey())]
+        return there.told, record, erased, await there.docket.auditor.audit(keys)
+
+    told, record, erased, report = beside(tmp_path, work, changes=changes, procedure=Procedure.FULL)
+    assert told == ["decided"] and record.opened.procedure is Procedure.FULL
+    assert record.last(GuardHeard).harmful is False and len(record.all(JudgeRuled)) == 3
+    assert [finding.label for finding in record.verdict.claims] == [ClaimLabel.REFUTED]
+    assert sum(erased.erased.values()) == 1 and not set(report.counts) - {"PICTURE_DIFFERS"}
+
+
+def test_a_trial_that_fails_while_the_court_s_is_erased_leaves_nothing(tmp_path):
+    class Failing(FakeFinder):
+        async def find(self, **query):
+            await erasing()
+            raise ValueError("broken")
+
+    async def erasing():
+        (line,) = await live[0].index.list(limit=9)
+        await live[0].eraser.erase(line.trial_id, who="ada", why="asked for", at=NOON)
+
+    live = []
+
+    async def work(there):
+        live.append(there.it.docket)
+        await there.judged("one")
+        await until(lambda: there.told)
+        (line,) = await there.docket.index.list(limit=9)
+        return there.told, line
+
+    told, line = beside(tmp_path, work, finder=Failing(findings([])))
+    assert told == ["failed"] and line.erased and line.state is TrialState.FAILED
+
+
+def test_what_files_still_hold_of_an_erased_trial_is_erased_again(tmp_path):
+    async def work(there):
+        (trial_id,) = await there.judged("one")
+        await until(lambda: there.told)
+        await there.it.docket.eraser.erase(trial_id, who="ada", why="asked for", at=NOON)
+        calls, docket = [], there.docket
+
+        class Eraser:
+            async def erase_all(self, trials, **given):
+                calls.append(set(trials))
+                await docket.eraser.erase_all(trials, **given)
+                if len(calls) == 1:
+                    raise Unavailable("readers", reason=UNFINISHED)
+
+        hindered = replace(there.shadow._shadow, docket=replace(docket, eraser=Eraser()))
+        shadow = Shadow(there.shadow._live, there.shadow._admission, hindered, there.told.append)
+        following = asyncio.create_task(shadow.follow_erasures(every_s=0.01))
+        try:
+            await until(lambda: len(calls) == 2)
+            await asyncio.sleep(0.1)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        return trial_id, calls
+
+    trial_id, calls = beside(tmp_path, work)
+    assert calls == [{shadow_id(trial_id)}] * 2, "and not a third time"
 
 
 def test_the_command_sets_both_side_by_side_and_makes_runs_that_can_be_compared(tmp_path):

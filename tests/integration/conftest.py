@@ -1,6 +1,8 @@
 """The real server as a process of its own, with the embedded default: real OCR, encoder, library, docket and socket."""
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -82,8 +84,31 @@ class Server:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """Where the starter library is made, once for all tests."""
-    return tmp_path_factory.mktemp("home")
+    """Where the starter library lies: a copy of one that is made once, before any start is waited for.
+
+    On a busy machine it takes longer to make than a start may take, and the more so where each process makes its own.
+    """
+    home = tmp_path_factory.mktemp("home")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all processes of this run
+    made = shared / "starter"
+    with (shared / "starter.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            making = shared / "starter.making"
+            shutil.rmtree(making, ignore_errors=True)
+            words = ["judge", "--text", "a quiet sunday", "--docket", str(making / "docket.sqlite")]
+            subprocess.run(
+                [sys.executable, "-m", "serving.cli", *words],
+                env={**os.environ, "MEMECOURT_HOME": str(making)},
+                check=True,
+                capture_output=True,
+                timeout=280,
+            )
+            (making / "libraries").rename(made)
+    shutil.copytree(made, home / "libraries")
+    return home
 
 
 @pytest.fixture(scope="session")

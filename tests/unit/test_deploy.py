@@ -17,7 +17,14 @@ from kubernetes_validate import validate
 from court.guard import GuardAdapter
 from serving.cli.main import cli
 from serving.models.vllm import VllmSettings
-from serving.settings import GuardSettings, RoleSettings, Settings, WebhookSettings
+from serving.settings import (
+    GuardSettings,
+    NamespaceSettings,
+    RoleSettings,
+    Settings,
+    ShadowSettings,
+    WebhookSettings,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -25,6 +32,8 @@ UNIT = DEPLOY / "systemd" / "memecourt.service"
 MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 LEAST_EXPOSED = 4.0
+APART = ("namespaces", "shadow", "webhooks")
+"""Settings that are tables only where somebody writes them."""
 
 
 def check_command(words):
@@ -119,7 +128,7 @@ def test_systemd_confines_the_service():
 def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_path):
     everything = CliRunner().invoke(cli, ["settings", "--example"]).output
     example = everything.partition("# A guard model,")[0]  # behind it stand tables that are not there by themselves
-    assert {"llm", "trial"} == set(tomllib.loads(everything))
+    assert {"expert", "llm", "trial"} == set(tomllib.loads(everything))
     # As somebody leaves it who takes the mark away from whatever has a value.
     whole = tmp_path / "memecourt.toml"
     whole.write_text(re.sub(r"^# (\w+ = )", r"\1", example, flags=re.MULTILINE), encoding="utf-8")
@@ -128,7 +137,7 @@ def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_
     assert Settings() == plain
     explained = re.findall(r"^# .+\n(?:# (\w+) =)", example, re.MULTILINE)
     assert len(explained) == len(re.findall(r"^# \w+ =", example, re.MULTILINE)), "a setting has no explanation"
-    assert set(explained) >= Settings.model_fields.keys() - {"llm", "trial", "webhooks"}
+    assert set(explained) >= Settings.model_fields.keys() - {"expert", "llm", "trial", *APART}
 
 
 @pytest.mark.parametrize(
@@ -141,11 +150,14 @@ def test_the_example_of_settings_sets_nothing_and_explains_all(monkeypatch, tmp_
         ),
         ("[[llm.judges]]", RoleSettings, {"model": "another"}),
         ("[[webhooks]]", WebhookSettings, {"name": "queue", "url": "https://hooks.example.org/", "secret_file": "key"}),
+        ("[namespaces.NAME]", NamespaceSettings, {"review_share": 0.5}),
+        ("[shadow]", ShadowSettings, {"share": 0.5}),
     ],
 )
 def test_the_example_explains_the_tables_that_are_not_there_by_themselves(head, model, own, monkeypatch, tmp_path):
     example = CliRunner().invoke(cli, ["settings", "--example"]).output
-    part = example.partition(f"# {head}\n")[2].partition("\n# A ")[0].partition("\n# The same for")[0]
+    # Up to the next table, with the line that introduces it.
+    part = re.split(r"\n# [^\n]+:\n# \[", example.partition(f"# {head}\n")[2])[0]
     assert re.findall(r"^# .+\n(?:# (\w+) =)", part, re.MULTILINE) == list(model.model_fields)
     required = re.findall(r"Required\.\n# (\w+) =", part)
     assert set(required) == {name for name, field in model.model_fields.items() if field.is_required()}
@@ -154,10 +166,16 @@ def test_the_example_explains_the_tables_that_are_not_there_by_themselves(head, 
         return f"{found[1]} = {json.dumps(own[found[1]])}" if found[1] in own else found[0]
 
     # As somebody leaves it who fills in what is required, and takes the marks away from the head and from all values.
-    table = re.sub(r"^# (\w+) =$", filled, part, flags=re.MULTILINE)
+    table = re.sub(r"^# (\w+) =.*$", filled, part, flags=re.MULTILINE)
     whole = tmp_path / "memecourt.toml"
     whole.write_text(f"{head}\n" + re.sub(r"^# (\w+ = )", r"\1", table, flags=re.MULTILINE), encoding="utf-8")
     monkeypatch.setenv("MEMECOURT_CONFIG", str(whole))
-    llm, webhooks = Settings().llm, Settings().webhooks
-    found = {"[llm.guard]": [llm.guard], "[[llm.judges]]": llm.judges, "[[webhooks]]": webhooks}
+    settings = Settings()
+    found = {
+        "[llm.guard]": [settings.llm.guard],
+        "[[llm.judges]]": settings.llm.judges,
+        "[[webhooks]]": settings.webhooks,
+        "[namespaces.NAME]": settings.namespaces.values(),
+        "[shadow]": [settings.shadow],
+    }
     assert list(found[head]) == [model(**own)]

@@ -74,6 +74,16 @@ def test_what_was_handed_out_still_holds(copy, capsys):
     assert verify.main([str(home / "bundle.json"), "--key", str(key)]) == 0, capsys.readouterr()
 
 
+def test_its_docket_goes_over_to_another_key_and_what_was_handed_out_still_holds(copy, capsys):
+    home = copy("home")
+    docket, key = home / "docket.sqlite", home / "docket.vkey"
+    asked = ("--who", "ada", "--why", "the year is over", "--yes", "--docket", docket)
+    new = run("docket", "rotate-key", *asked).strip()
+    assert run("docket", "key", "--all", "--docket", docket).splitlines() == [key.read_text().strip(), new]
+    run("docket", "verify", "--key", key, "--anchor", home / "checkpoint.txt", "--docket", docket)
+    assert verify.main([str(home / "bundle.json"), "--key", str(key)]) == 0, capsys.readouterr()
+
+
 def test_a_library_is_checked_and_told(copy):
     library = copy("library")
     told = run("precedents", "info", "--library", library)

@@ -76,6 +76,8 @@ def test_a_limit_that_no_whole_reply_fits_is_refused(role, fewest):
     assert Settings(llm={"roles": {role: {"max_tokens": fewest}}}).llm.of_role(role).max_tokens == fewest
     with pytest.raises(ValidationError, match=f"max_tokens of the {role} is {fewest - 1}.*{fewest} tokens"):
         Settings(llm={"roles": {role: {"max_tokens": fewest - 1}}})
+    with pytest.raises(ValidationError, match=f"max_tokens of the shadow's {role} is {fewest - 1}"):
+        Settings(shadow={"llm": {"roles": {role: {"max_tokens": fewest - 1}}}})
     # Where replies are shorter, it will do.
     assert Settings(llm={"max_tokens": fewest - 1}, trial={"reply_chars": 40})
 

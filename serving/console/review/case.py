@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from court.errors import BadRequest, CourtError, Unavailable
-from court.events import ReviewOutcome, SecondOpinionAsked, VerdictReviewed
+from court.events import AppealOpened, ReviewOutcome, SecondOpinionAsked, VerdictReviewed
 from court.policy import Clause
 from court.record import TrialRecord
 from court.verdict import Label
@@ -182,6 +182,7 @@ async def _page(
         # Other people's reviews would tell what the court said, or lead the reviewer.
         reviews=reviews if shown else (),
         opinions=record.all(SecondOpinionAsked),
+        appeals=record.all(AppealOpened),
         clauses=clauses_of(record),
         policy=policy,
         can_choose=rulings is not None and rulings.overrulings is Overrulings.CHOSEN,

@@ -36,7 +36,7 @@ document.querySelector("[data-row][aria-current]")?.scrollIntoView({ block: "nea
 
 // What a link leads to may be folded.
 function unfold() {
-  const to = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const to = location.hash.length > 1 && document.getElementById(location.hash.slice(1)); // ids here are all plain
   if (!to) return;
   for (let fold = to.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
   to.scrollIntoView();

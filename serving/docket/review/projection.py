@@ -293,7 +293,9 @@ class _Case:
         ]
         told = sorted([*reasons, *before], key=lambda each: each[0].urgency)
         row["reasons"] = json.dumps(told)
-        row["urgency"] = min(why.urgency for why, _ in reasons)
+        urgency = min(why.urgency for why, _ in reasons)
+        # An appeal that nobody has decided on stays one when whoever has the case asks for a second opinion.
+        row["urgency"] = min(urgency, row["urgency"]) if row.get("waiting") else urgency
         row["waiting"] = True
 
     def _search(self, text: str) -> None:

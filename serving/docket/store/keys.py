@@ -111,7 +111,7 @@ def make_key(path: Path, name: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     key = SigningKey.create(name or f"memecourt-docket-{secrets.token_hex(8)}")
     # Written whole and on the disk before it has its name: nobody reads half a key, and none is lost that has signed.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".docket-key-")
+    handle, unnamed = tempfile.mkstemp(dir=path.parent, prefix=".docket-key-")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(key.secret() + "\n")
@@ -119,7 +119,7 @@ def make_key(path: Path, name: str = "") -> None:
             os.fsync(file.fileno())
         try:
             # link() fails where the name is taken, unlike rename(), which would replace a key that has signed already.
-            os.link(name, path)
+            os.link(unnamed, path)
         except FileExistsError:
             return
         folder = os.open(path.parent, os.O_RDONLY)
@@ -128,4 +128,4 @@ def make_key(path: Path, name: str = "") -> None:
         finally:
             os.close(folder)
     finally:
-        Path(name).unlink()
+        Path(unnamed).unlink()
