@@ -58,7 +58,9 @@ def beside(tmp_path, work, *, finder=None, court=None, changes=None, **given):
         docket = Docket.open(tmp_path / "shadow.sqlite")
         try:
             async with a_scene(tmp_path, found=findings([H] * 5), court=court) as it:
-                there = Beside(it, docket, finder or FakeFinder(findings([N] * 5)), changes=dict(changes or {}), **given)
+                there = Beside(
+                    it, docket, finder or FakeFinder(findings([N] * 5)), changes=dict(changes or {}), **given
+                )
                 try:
                     return await work(there)
                 finally:
