@@ -114,7 +114,7 @@ class Book:
         return len(self._asked) + len(self.outcomes) < min(self._at_once, self._bound)
 
     def limit_until_known(self) -> None:
-        """Keeps few requests in flight until :meth:`told`."""
+        """Keeps few requests in flight until :meth:`set_limit_from`."""
         self._bound = _BEFORE_TOLD
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
