@@ -55,7 +55,7 @@ class Retries:
     ready_s: float = 15.0
     """How long a call waits for a server that can't be reached, in seconds: it may be starting."""
     longest_told_s: float = math.inf
-    """The longest wait that a server may ask for, in seconds: a call with a timeout that is to wait longer ends at once."""
+    """The longest wait that a server may ask for, in seconds: a call with a timeout ends where it is to wait longer."""
 
     def __post_init__(self) -> None:
         least = min(self.first_s, self.share, self.spare, self.ready_s, self.longest_told_s)

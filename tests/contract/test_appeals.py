@@ -106,11 +106,11 @@ def test_over_the_wire_by_verdict_or_by_content(tmp_path):
     async def scene():
         async with real_court(tmp_path) as it:
             content = wire.Content(namespace="forum", id="post 7")
-            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=20)
+            judged = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text="one", content=content), timeout=120)
 
             def ask(**given):
                 request = wire.OpenAppealRequest(**{"statement": WHY, "by": "forum", **given})
-                return it.records.OpenAppeal(request, timeout=20)
+                return it.records.OpenAppeal(request, timeout=120)
 
             by_id = await ask(trial_id=judged.verdict_id, reference="1")
             by_content = await ask(content=content, reference="1")

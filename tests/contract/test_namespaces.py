@@ -89,7 +89,7 @@ def test_a_quota_outlives_a_restart_and_is_told_over_the_wire(tmp_path, monkeypa
 
     async def ask(it, namespace, text):
         request = JudgeRequest(image=IMAGE, text=text, content=Content(namespace=namespace))
-        return await it.judge.Judge(request, timeout=20)
+        return await it.judge.Judge(request, timeout=120)
 
     async def scene():
         async with real_court(tmp_path, **given) as it:
@@ -147,7 +147,7 @@ def test_an_overruled_verdict_goes_into_the_library_of_its_namespace_and_out_of_
             found = {}
             for namespace in places:
                 request = JudgeRequest(image=IMAGE, text="a tame text", content=Content(namespace=namespace))
-                answer = await it.judge.Judge(request, timeout=20)
+                answer = await it.judge.Judge(request, timeout=120)
                 record = await it.docket.trials.record(answer.verdict_id)
                 label = Label.NOT_HARMFUL if record.verdict.label is Label.HARMFUL else Label.HARMFUL
                 review = await it.docket.reviews.review(

@@ -301,10 +301,12 @@ def test_what_is_over_a_quota_waits_and_is_never_put_aside(tmp_path, monkeypatch
         shop = json.dumps({"content": {"namespace": "shop"}})
         sent = [await put(url, request=shop, text=f"people from Blueland are late, {number}") for number in range(3)]
         sent.append(await put(url, text="of another namespace", image=IMAGE))
-        async with real_court(tmp_path, namespaces={"shop": {"trials_per_minute": 1}}, reuse="off") as it:
-            async with RemoteCourt(it.address, tls=None, token=None, timeout_s=120) as court:
-                async with consuming(url, court, deliveries=1, again_after_s=LONG_S) as consumer:
-                    answers = await entries_of(url, "answers", at_least=4, within_s=120)
+        async with (
+            real_court(tmp_path, namespaces={"shop": {"trials_per_minute": 1}}, reuse="off") as it,
+            RemoteCourt(it.address, tls=None, token=None, timeout_s=120) as court,
+            consuming(url, court, deliveries=1, again_after_s=LONG_S) as consumer,
+        ):
+            answers = await entries_of(url, "answers", at_least=4, within_s=120)
         assert (consumer.answered, consumer.buried) == (4, 0)
         assert {answer["id"].decode() for answer in answers} == set(sent)
         assert await entries_of(url, "dead") == []

@@ -37,7 +37,7 @@ class Consumer:
     def end(self, number):
         if self.process.poll() is None:
             self.process.send_signal(number)
-        said, errors = self.process.communicate(timeout=60)
+        said, errors = self.process.communicate(timeout=120)
         return self.process.returncode, self.first + said, errors
 
 
@@ -75,7 +75,7 @@ def answers_in(queue, at_least=0):
 
 def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(start, queue, consume):
     server = start(None, "--reuse", "off").ready()
-    put_memes(queue, 12)
+    put_memes(queue, 24)
     options = ("--at-once", "4", "--again-after", "1")
     answered = 0
     for _ in range(2):  # each dies with memes on their way to the court
@@ -84,15 +84,15 @@ def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(st
         answers_in(queue, at_least=answered + 1)
         dies.end(signal.SIGKILL)
         answered = len(answers_in(queue))
-    assert answered < 12, "there was nothing left to take up"
+    assert answered < 24, "there was nothing left to take up"
     last = consume(queue.url, server, *options)
-    answers = answers_in(queue, at_least=12)
+    answers = answers_in(queue, at_least=24)
     code, said, errors = last.end(signal.SIGTERM)
     assert code == 0, errors
     assert "answered, 0 put aside" in said
 
     names = [answer["request_id"].decode() for answer in answers_in(queue)]
-    assert sorted(names) == sorted(f"post-{each}" for each in range(12)), "each is answered once"
+    assert sorted(names) == sorted(f"post-{each}" for each in range(24)), "each is answered once"
     given = {answer["request_id"].decode(): json.loads(answer["verdict"])["verdict_id"] for answer in answers}
     verdicts = {}
     for record in records(server.docket).values():
@@ -108,7 +108,7 @@ def test_a_server_that_is_restarted_loses_nothing_either(start, queue, consume, 
     docket = tmp_path / "docket.sqlite"
     server = start(docket).ready()
     put_memes(queue, 10)
-    consumer = consume(queue.url, server, "--at-once", "4", "--again-after", "1", "--timeout", "60")
+    consumer = consume(queue.url, server, "--at-once", "4", "--again-after", "1", "--timeout", "120")
     answers_in(queue, at_least=3)
     server.end(kill=True)
     address = server.address
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said_in_a_line(server, queue):
             [sys.executable, "-m", "serving.cli", "consume", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env={**os.environ, **environment},
         )
         assert done.returncode

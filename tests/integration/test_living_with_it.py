@@ -55,9 +55,9 @@ def test_a_server_erases_by_age_keeps_to_a_quota_tries_in_the_shadow_and_takes_a
     server = start(place).ready()
     with Client(server.address, retries=Retries(attempts=1)) as client:
         content = wire.Content(namespace="shop", id="post 7")
-        judged = client.ask(wire.JudgeRequest(text="people from Blueland are late", content=content), timeout=60)
+        judged = client.ask(wire.JudgeRequest(text="people from Blueland are late", content=content), timeout=120)
         with pytest.raises(JudgeError) as refused:
-            client.ask(wire.JudgeRequest(text="another text", content=content), timeout=60)
+            client.ask(wire.JudgeRequest(text="another text", content=content), timeout=120)
         assert refused.value.reason == "QUOTA_EXCEEDED"
         asked = wire.OpenAppealRequest(content=content, statement="It is satire.", by="forum", reference="1")
         assert client.appeal(asked) == client.appeal(asked)
