@@ -63,7 +63,7 @@ async def curl(*arguments, data=b""):
 
 
 async def until_true(holds):
-    for _ in range(500):
+    for _ in range(6000):
         if holds():
             return
         await asyncio.sleep(0.02)
@@ -444,6 +444,28 @@ def test_events_of_a_trial_go_on_behind_the_last_one_that_was_taken(tmp_path):
         assert reason(await client.get("/v1/trials/none/events"), 404) == "TRIAL_UNKNOWN"
 
     with_api(tmp_path, scene)
+
+
+def test_an_appeal_is_opened_once_and_beyond_a_quota_it_is_said_when_to_come(tmp_path):
+    async def scene(_, client):
+        content = {"namespace": "shop", "id": "7"}
+
+        async def judge(text):
+            return await client.post("/v1/judge", json={"text": text, "content": content})
+
+        given = await judge("people from Blueland are late")
+        assert given.status_code == 200, given.text
+        over = await judge("people from Blueland are early")
+        assert reason(over, 429) == "QUOTA_EXCEEDED"
+        assert 86_000 < int(over.headers["retry-after"]) < 90_000
+        appeal = {"content": content, "statement": "It mocks our own habit.", "reference": "1", "by": "forum"}
+        first, again = [(await client.post("/v1/appeals", json=appeal)).json() for _ in range(2)]
+        assert first == again and first["trial_id"] == given.json()["verdict_id"]
+        assert reason(await client.post("/v1/appeals", json={**appeal, "statement": ""}), 400) == "FIELD_MISSING"
+        unknown = {**appeal, "content": {"namespace": "shop", "id": "8"}}
+        assert reason(await client.post("/v1/appeals", json=unknown), 404) == "TRIAL_UNKNOWN"
+
+    with_api(tmp_path, scene, namespaces={"shop": {"trials_per_day": 1}})
 
 
 def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path):
