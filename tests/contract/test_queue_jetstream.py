@@ -48,7 +48,7 @@ def nats_server(program, folder):
         yield json.loads(ports[0].read_text())["nats"][0]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @asynccontextmanager
