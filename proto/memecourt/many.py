@@ -114,7 +114,7 @@ class Book:
         return len(self._asked) + len(self.outcomes) < min(self._at_once, self._bound)
 
     def limit_until_known(self) -> None:
-        """Keeps few requests in flight until :meth:`told`."""
+        """Keeps few requests in flight until :meth:`set_limit_from`."""
         # A server that works on few at once would have the others wait in it, while their time passes.
         self._bound = _BEFORE_TOLD
 

@@ -54,9 +54,11 @@ class Retries:
     """Repeats that a client has beyond that, once: who asks seldom may ask again too."""
     ready_s: float = 15.0
     """How long a call waits for a server that can't be reached, in seconds: it may be starting."""
+    longest_told_s: float = math.inf
+    """The longest wait that a server may ask for, in seconds: a call with a timeout ends where it is to wait longer."""
 
     def __post_init__(self) -> None:
-        least = min(self.first_s, self.share, self.spare, self.ready_s)
+        least = min(self.first_s, self.share, self.spare, self.ready_s, self.longest_told_s)
         if self.attempts < 1 or self.most_s < self.first_s or least < 0:
             raise ValueError("attempts is 1 or more, first_s at most most_s, and nothing is negative")
 
@@ -76,7 +78,7 @@ class Retries:
             spread = max(spread, min(told, self.most_s))
         least = told or 0.0
         if left is not None:
-            if least >= left:
+            if least >= left or least > self.longest_told_s:
                 return None
             spread = min(spread, (left - least) / 2)  # what remains is for the attempt
         return least + spread * chance()

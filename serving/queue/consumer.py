@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -29,6 +30,9 @@ _PARTS = frozenset({"request", PICTURE, "text"})
 _AGAIN_S = 1.0
 """Seconds until the queue is asked again that could not be reached, and until the court is that does not serve."""
 _LONGEST_AGAIN_S = 30.0
+_LONGEST_BUSY_S = 300.0
+"""Seconds after which a busy court is asked again at the latest: of a quota of a day it says many hours, and meanwhile
+the quota may be raised."""
 # Of these two, _without_verdict takes most for a fault of the consumer's token before it looks at _NEVER.
 _NOT_KNOWN = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _NEVER = frozenset(
@@ -88,6 +92,7 @@ class QueueConsumer:
         self._hold_s = hold_s
         self._working: dict[asyncio.Task[None], QueuedMeme] = {}
         self._refused: CourtError | None = None
+        self._ended = False
         self.answered = 0
         self.buried = 0
 
@@ -112,13 +117,17 @@ class QueueConsumer:
                 # Also where the court refuses this consumer: what it has already taken on may still be answered.
                 await asyncio.wait(self._working, timeout=grace_s)
         finally:
+            self._ended = True
             holding.cancel()
             stop.cancel()
             # Ended before the caller closes the queue, whose client these tasks use.
-            left = list(self._working)
+            left, cut_off = list(self._working), list(self._working.values())
             for task in left:
                 task.cancel()
             await asyncio.gather(holding, stop, *left, return_exceptions=True)
+        for meme in cut_off:
+            with suppress(Unavailable):  # delivered again all the same, only later
+                await self._source.give_back(meme, counted=False)
         if self._refused:
             raise self._refused
 
@@ -139,7 +148,8 @@ class QueueConsumer:
             task.add_done_callback(self._over)
 
     async def _keep_holding(self) -> None:
-        while True:
+        # Not until it is cancelled alone: a queue's client may lose a cancellation that meets it while it connects.
+        while not self._ended:
             await asyncio.sleep(self._hold_s)
             with suppress(Unavailable):  # what could not be held is delivered again, and answered once all the same
                 await self._source.hold(list(self._working.values()))
@@ -189,8 +199,10 @@ class QueueConsumer:
                 if not (busy or away):
                     raise
                 _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
-                # Never sooner than the court asks for: that delay spreads its callers (RE-4).
-                await asyncio.sleep(max(pause, error.retry_after or 0.0))
+                # Never sooner than the court asks for, within that bound: that delay spreads its callers (RE-4).
+                told_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
+                # Those that were told the same do not come back at the same moment.
+                await asyncio.sleep(max(pause, told_s) + random.uniform(0.0, pause))
                 while away and not await self._court.is_serving():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_AGAIN_S)
@@ -200,7 +212,7 @@ class QueueConsumer:
         if error.code in _NOT_KNOWN and why != "NAMESPACE_NOT_ALLOWED":
             # No fault of the message: with such a token, all of them would be put aside.
             self._refused = NotAllowed(f"The court refuses this consumer ({why}): {error.message}", reason=why)
-            await self._source.give_back(meme)
+            await self._source.give_back(meme, counted=False)
         elif error.code in _NEVER or meme.deliveries >= self._deliveries:
             await self._bury(meme, request_id, error, why)
         else:

@@ -131,10 +131,11 @@ class JetStreamQueue(QueueSource):
         return await self._settle(meme, self._settings.dead, meme.parts["request"], {"Memecourt-Dead": header})
 
     @override
-    async def give_back(self, meme: QueuedMeme) -> None:
+    async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
         if (message := self._messages.pop(meme.id, None)) is not None:
             with _errors():
-                await message.nak(delay=self._settings.again_after_s)
+                # JetStream counts every delivery, and takes none back.
+                await message.nak(delay=self._settings.again_after_s if counted else None)
 
     @override
     async def aclose(self) -> None:

@@ -12,12 +12,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from court.errors import BadRequest, NotLoaded
 from memecourt.aio import AsyncClient
 from memecourt.connection import Connection, Tls
+from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from serving.queue.source import QueueSettings, QueueSource
 from serving.rpc.health import COURT
 
 # Short beside a verdict: a court that can't say in this time whether it serves does not.
 _HEALTH_S = 5.0
+_LONGEST_TOLD_S = 5.0
+"""Seconds that a court may put off a request within its timeout; a consumer waits longer than that without one."""
 
 
 @asynccontextmanager
@@ -84,7 +87,8 @@ class RemoteCourt:
             ValueError: A token would go out without TLS.
             OSError: A file of certificates can't be read.
         """
-        self._client = AsyncClient(address, tls=tls, token=token)
+        # Otherwise the wait for a quota would use up the time of the trial, and the message would seem to be at fault.
+        self._client = AsyncClient(address, tls=tls, token=token, retries=Retries(longest_told_s=_LONGEST_TOLD_S))
         self._timeout_s = timeout_s
         self._channel = Connection.to(address, tls=tls).open_async()
         self._health = health_pb2_grpc.HealthStub(self._channel)

@@ -138,8 +138,20 @@ class RedisStreams(QueueSource):
         return await self._settled(meme, self._settings.dead, {**meme.parts, **about})
 
     @override
-    async def give_back(self, meme: QueuedMeme) -> None:
-        """Does nothing: it is pending, and delivered again when nobody has shown a sign of it for long enough."""
+    async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
+        if counted:
+            return  # pending: delivered again when nobody has shown a sign of it for long enough
+        with _errors():
+            await self._redis.xclaim(
+                self._settings.stream,
+                self._settings.group,
+                self._name,
+                min_idle_time=0,
+                message_ids=[meme.id],
+                idle=self._again_after_ms,
+                retrycount=meme.deliveries - 1,
+                justid=True,
+            )
 
     @override
     async def aclose(self) -> None:
@@ -193,6 +205,8 @@ class RedisStreams(QueueSource):
             self._looked = now  # otherwise there may be more
         found = []
         for id_, parts in entries:
+            if id_ is None:
+                continue  # of a message that was deleted, before Redis 7
             # XAUTOCLAIM does not say how often a message was delivered, by which it is known when it is too often.
             pending = await self._pending(id_, id_)
             found.append(self._meme(id_, parts, pending[0]["times_delivered"] if pending else 1))

@@ -108,8 +108,14 @@ class QueueSource(Protocol):
         """Stores a message with the reason for its end and acknowledges it; False where it was acknowledged before."""
         ...
 
-    async def give_back(self, meme: QueuedMeme) -> None:
-        """Leaves a message to be delivered again later."""
+    async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
+        """Leaves a message to be delivered again later.
+
+        Args:
+            meme: Message.
+            counted: False to have it delivered at once, and as if it had not been delivered here, as far as the queue
+                can take that back: nothing was wrong with it.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -141,8 +141,8 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
         case SecondOpinionAsked():
             return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "second_opinion": True}}
         case AppealOpened():
-            appeal = {"reference": event.reference}
-            return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, "appeal": appeal}}
+            appeal = {"second_opinion": False, "appeal": {"reference": event.reference}}
+            return {REVIEW_WANTED: {"decision": "review", "needs_human_review": True, **appeal}}
         case VerdictReviewed():
             review = {"outcome": f"REVIEW_OUTCOME_{event.outcome}", "blind": event.blind}
             return {REVIEW_DECIDED: {**_found(event.label, needs_review=False), "review": review}}

@@ -221,7 +221,9 @@ class HookSender:
     async def _messages(self, entries: Sequence[Entry]) -> Sequence[Message]:
         if not entries:
             return ()
-        self._identity = self._identity or await self._docket.log.vkey()
+        if not self._identity:
+            # Of all its keys the first: with a later one, what was sent before would come again under another id.
+            self._identity = str((await self._docket.log.keys())[0])
         # After the entries: what was erased between the two is not sent.
         named = {entry.trial_id for entry in entries if entry.trial_id}
         subjects = await self._docket.deliveries.subjects(named)

@@ -138,7 +138,7 @@ def emitting(ozone, tmp_path, **environment):
         yield hook.model_copy(update={"url": said.removeprefix("receiving on ").strip()})
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
         process.stdout.close()
 
 
@@ -297,7 +297,7 @@ def push(lines, hma, pushed, bank="memes"):
         input=lines,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
 

@@ -15,11 +15,14 @@ from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.queue.consumer import QueueConsumer
-from serving.queue.open import open_queue
+from serving.queue.open import RemoteCourt, open_queue
 from serving.queue.source import QueueAnswer, QueueSettings
+from tests.contract.real_court import IMAGE, real_court
 from tests.support.redis_server import entries_of, redis_server
 
 AGAIN_S = 0.4
+LONG_S = 2.0
+"""For tests in which nothing may be delivered again by itself: longer than a busy machine leaves a loop waiting."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +95,7 @@ async def consuming(url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grac
 
 
 async def until(holds):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -286,15 +289,65 @@ def test_a_consumer_that_the_court_does_not_know_ends_and_loses_nothing():
         asyncio.run(scene(server.url))
 
 
+def test_what_is_over_a_quota_waits_and_is_never_put_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+    monkeypatch.setattr("serving.queue.open._LONGEST_TOLD_S", 0.0)
+    # A minute that lasts a second.
+    monkeypatch.setattr("serving.runner.quotas._MINUTE_S", 1.0)
+    monkeypatch.setattr("serving.runner.quotas._SLICES", {1.0: 4})
+    monkeypatch.setattr("serving.runner.quotas._NAMES", {1.0: "minute"})
+
+    async def scene(url):
+        shop = json.dumps({"content": {"namespace": "shop"}})
+        sent = [await put(url, request=shop, text=f"people from Blueland are late, {number}") for number in range(3)]
+        sent.append(await put(url, text="of another namespace", image=IMAGE))
+        async with (
+            real_court(tmp_path, namespaces={"shop": {"trials_per_minute": 1}}, reuse="off") as it,
+            RemoteCourt(it.address, tls=None, token=None, timeout_s=120) as court,
+            consuming(url, court, deliveries=1, again_after_s=LONG_S) as consumer,
+        ):
+            answers = await entries_of(url, "answers", at_least=4, within_s=120)
+        assert (consumer.answered, consumer.buried) == (4, 0)
+        assert {answer["id"].decode() for answer in answers} == set(sent)
+        assert await entries_of(url, "dead") == []
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_a_consumer_that_is_stopped_takes_back_what_it_was_delivered():
+    async def scene(url):
+        court = FakeCourt(mine=[failed(grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN")] * 2)
+        await put(url, request='{"request_id": "mine", "text": "a"}')
+        for times in (1, 2):
+            with pytest.raises(NotAllowed):
+                async with consuming(url, court, deliveries=1, again_after_s=3600):
+                    await until(lambda times=times: len(court.asked) >= times)
+                    await asyncio.sleep(0.1)
+        court.may_answer.clear()
+        for times in (3, 4):
+            async with consuming(url, court, deliveries=1, grace_s=0, again_after_s=3600):
+                await until(lambda times=times: len(court.asked) >= times)
+        court.may_answer.set()
+        # No fault of the message, however often, and nobody waits for what was given back.
+        async with consuming(url, court, deliveries=1, again_after_s=3600) as consumer:
+            await entries_of(url, "answers", at_least=1)
+        assert (consumer.answered, consumer.buried) == (1, 0)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+@pytest.mark.slow
 def test_what_is_worked_on_for_long_goes_to_nobody_else():
     async def scene(url):
         slow, quick = FakeCourt(), FakeCourt()
         slow.may_answer.clear()
         await put(url, request='{"request_id": "long", "text": "a"}')
-        async with consuming(url, slow):
+        async with consuming(url, slow, again_after_s=LONG_S):
             await until(lambda: slow.asked)
-            async with consuming(url, quick):
-                await asyncio.sleep(5 * AGAIN_S)
+            async with consuming(url, quick, again_after_s=LONG_S):
+                await asyncio.sleep(2.5 * LONG_S)
                 assert quick.asked == []
                 slow.may_answer.set()
                 await entries_of(url, "answers", at_least=1)

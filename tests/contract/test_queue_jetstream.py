@@ -20,7 +20,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.queue.consumer import QueueConsumer
 from serving.queue.open import open_queue
 from serving.queue.source import QueueAnswer
-from tests.contract.test_queue import FakeCourt, failed, no_fetch, settings
+from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, settings
 
 AGAIN_S = 1.0
 
@@ -40,7 +40,7 @@ def nats_server(program, folder):
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *options], stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while not (ports := list(folder.glob("*.ports"))):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < until
@@ -48,7 +48,7 @@ def nats_server(program, folder):
         yield json.loads(ports[0].read_text())["nats"][0]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def streams(url, *, keeps=("answers", "dead")):
 
 async def messages_of(jetstream, subject, at_least):
     found = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(found) < at_least:
             with_number = await jetstream.stream_info(subject)
             found = [await jetstream.get_msg(subject, seq) for seq in range(1, with_number.state.messages + 1)]
@@ -75,9 +75,9 @@ async def messages_of(jetstream, subject, at_least):
 
 
 @asynccontextmanager
-async def consuming(url, court, *, deliveries=3):
+async def consuming(url, court, *, deliveries=3, again_after_s=AGAIN_S):
     stopping = asyncio.Event()
-    async with open_queue(settings(url, again_after_s=AGAIN_S)) as source:
+    async with open_queue(settings(url, again_after_s=again_after_s)) as source:
         consumer = QueueConsumer(source, court, fetch=no_fetch, at_once=4, deliveries=deliveries, hold_s=AGAIN_S / 4)
         running = asyncio.create_task(consumer.run(stopping, grace_s=5))
         try:
@@ -141,11 +141,11 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
         slow.may_answer.clear()
         async with streams(url) as jetstream:
             await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
-            async with consuming(url, slow):
+            async with consuming(url, slow, again_after_s=LONG_S):
                 while not slow.asked:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                async with consuming(url, quick):
-                    await asyncio.sleep(3 * AGAIN_S)
+                async with consuming(url, quick, again_after_s=LONG_S):
+                    await asyncio.sleep(2.5 * LONG_S)
                     assert quick.asked == []
                     slow.may_answer.set()
                     await messages_of(jetstream, "answers", 1)

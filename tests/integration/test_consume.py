@@ -37,7 +37,7 @@ class Consumer:
     def end(self, number):
         if self.process.poll() is None:
             self.process.send_signal(number)
-        said, errors = self.process.communicate(timeout=60)
+        said, errors = self.process.communicate(timeout=120)
         return self.process.returncode, self.first + said, errors
 
 
@@ -108,7 +108,7 @@ def test_a_server_that_is_restarted_loses_nothing_either(start, queue, consume, 
     docket = tmp_path / "docket.sqlite"
     server = start(docket).ready()
     put_memes(queue, 10)
-    consumer = consume(queue.url, server, "--at-once", "4", "--again-after", "1", "--timeout", "60")
+    consumer = consume(queue.url, server, "--at-once", "4", "--again-after", "1", "--timeout", "120")
     answers_in(queue, at_least=3)
     server.end(kill=True)
     address = server.address
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said_in_a_line(server, queue):
             [sys.executable, "-m", "serving.cli", "consume", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env={**os.environ, **environment},
         )
         assert done.returncode

@@ -136,11 +136,11 @@ def test_the_public_key_is_served_and_verifies_what_is_sent(start, hook, tmp_pat
     with a_receiver() as receiver:
         hook(receiver.url, secret_file=str(tmp_path / "key.secret"))
         server = start(None, "--http", "127.0.0.1:0").ready()
-        (key,) = requests.get(f"{url_of(server)}/v1/webhooks/keys", timeout=10).json()["keys"]
+        (key,) = requests.get(f"{url_of(server)}/v1/webhooks/keys", timeout=120).json()["keys"]
         assert key == private.public_key
         with Client(server.address) as client:
-            client.judge(text="the printer jams", timeout=60)
-        (taken,) = receiver.wait_for(1)[:1]
+            client.judge(text="the printer jams", timeout=120)
+        (taken,) = receiver.wait_for(1, 120)[:1]
     scheme, _, signature = taken.headers["webhook-signature"].partition(",")
     assert scheme == "v1a"
     signed = f"{taken.id}.{taken.headers['webhook-timestamp']}.".encode() + taken.body

@@ -31,7 +31,7 @@ class RedisServer:
         files = f"--dir {self._folder} --unixsocket {self._folder}/redis.sock --appendonly yes --port 0".split()
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(["redis-server", *files, *self._options], stdout=log, stderr=log)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while True:
             try:
                 with redis.Redis.from_url(self.url) as client:
@@ -67,7 +67,7 @@ def redis_server(*options: str) -> RedisServer:
     return RedisServer(*options)
 
 
-async def entries_of(url: str, stream: str, *, at_least: int = 0, within_s: float = 60.0) -> list[dict[str, bytes]]:
+async def entries_of(url: str, stream: str, *, at_least: int = 0, within_s: float = 120.0) -> list[dict[str, bytes]]:
     """Entries of a stream, once there are so many, each with its ``id`` in Redis as ``_id``."""
     async with redis.asyncio.Redis.from_url(url) as client:
         async with asyncio.timeout(within_s):

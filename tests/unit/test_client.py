@@ -180,11 +180,26 @@ def test_without_a_budget_nothing_is_asked_again():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"attempts": 0}, {"first_s": -1.0}, {"first_s": 9.0, "most_s": 1.0}, {"share": -0.1}, {"spare": -1}]
+    "wrong",
+    [
+        {"attempts": 0},
+        {"first_s": -1.0},
+        {"first_s": 9.0, "most_s": 1.0},
+        {"share": -0.1},
+        {"spare": -1},
+        {"longest_told_s": -1},
+    ],
 )
 def test_retries_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match="attempts is 1 or more"):
         Retries(**wrong)
+
+
+def test_a_call_that_is_put_off_for_too_long_ends_at_once():
+    asked = attempts(timeout=60.0, retries=Retries(longest_told_s=5.0))
+    assert asked.after(an_error(after=5.0)) >= 5.0
+    with pytest.raises(CallError):
+        asked.after(an_error(after=5.1))
 
 
 # What of a stream is owed

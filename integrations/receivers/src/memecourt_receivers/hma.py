@@ -139,6 +139,8 @@ def main() -> None:
         sys.exit(f"{error}. The bank may be behind: run it again.")
     except (ValueError, KeyError, TypeError) as error:
         sys.exit(f"This can't be read: {error}. The lines are those of `memecourt docket hashes`.")
+    except OSError as error:
+        sys.exit(f"{given.pushed} can't be read or written: {error.strerror}. Run it again.")
     print(f"{added} pushed, {removed} taken out")
 
 

@@ -47,7 +47,8 @@ def event_of(kind: str, data: Mapping[str, Any], label: str) -> dict[str, Any] |
     if kind == "memecourt.verdict.given" and data["decision"] == "block":
         return _labelled(f"{verdict}: found harmful.", create=[label])
     if kind == "memecourt.review.wanted":
-        reasons = ", ".join(data.get("review_reasons", ())) or "another opinion is wanted"
+        asked = "an appeal was opened" if "appeal" in data else "another opinion is wanted"
+        reasons = ", ".join(data.get("review_reasons", ())) or asked
         return _reported(f"{verdict}: a person has to decide ({reasons}).")
     if kind == "memecourt.trial.failed":
         return _reported(f"{verdict}: there is none ({data['failure']['reason']}). A person has to decide.")
