@@ -67,7 +67,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     from eval.datasets.read import read_split
     from eval.reports.functional_words import functional_sections
     from eval.reports.gather import runs_below
-    from eval.runs.results import read_results
+    from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
     from eval.scores.scored_file import read_predictions
     from eval.synthetic.functional import DATASET, read_key, suite
@@ -77,6 +77,8 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     try:
         cases = read_key(data)
         results = [read_results(root) for path in runs for root in runs_below(path)]
+        for one in results:
+            require_verdicts(one)
         if predictions:
             memes = read_split(DATASETS[DATASET], data, "test").memes
             results += [
