@@ -62,7 +62,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     A case passes if it is given its label; one without a class has not passed. Rates have Wilson's 95 % intervals.
     """
     from court.errors import CourtError
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.datasets.known import DATASETS
     from eval.datasets.read import read_split
     from eval.reports.functional_words import functional_sections
@@ -95,7 +95,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
         figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
         show_sections(
             "Functional tests",
-            [],
+            unfinished_in_words(results),
             functional_sections(rows, suite().titles),
             page=html,
             figures=figures if as_json else None,

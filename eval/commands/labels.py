@@ -37,7 +37,7 @@ def annotators(
     by bootstrap over memes.
     """
     from court.errors import CourtError
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import annotators_section, soft_section
     from eval.runs.folder import dataset_of
@@ -69,6 +69,7 @@ def annotators(
             for root in (root for path in runs for root in runs_below(path)):
                 results = read_results(root)
                 require_verdicts(results)
+                lead += unfinished_in_words([results])
                 scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
             sections.append(soft_section(scores))
         figures = {

@@ -35,7 +35,7 @@ def subgroups(
     """
     from court.errors import CourtError
     from eval.commands.options import protocols_of
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import subgroup_section
     from eval.runs.results import read_results, require_verdicts
@@ -44,11 +44,12 @@ def subgroups(
 
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
-    sections, figures = [], []
+    read, sections, figures = [], [], []
     try:
         for root in (root for path in runs for root in runs_below(path)):
             results = read_results(root)
             require_verdicts(results)
+            read.append(results)
             of_meme: dict[str, tuple[str, ...]] = {}
             if groups is not None:
                 for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
@@ -61,11 +62,9 @@ def subgroups(
                 table = subgroup_table(results, one, of_meme)
                 sections.append(subgroup_section(results.name, table))
                 figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
-        unfinished = [str(one["run"]) for one in figures if not one["finished"]]
-        lead = [f"Not finished, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
         show_sections(
             "Subgroups",
-            lead,
+            unfinished_in_words(read),
             sections,
             page=html,
             figures={"by": by or "groups", "tables": figures} if as_json else None,

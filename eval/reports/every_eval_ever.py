@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,23 +235,24 @@ def record_of(
 
 
 def _metrics_of(name: str, scored: Card) -> Iterator[Metric]:
-    yield Metric(
+    metric = partial(Metric, method=_method(scored.groups))
+    yield metric(
         f"{name}: accuracy",
         "Share of memes that were given their gold class; none given is wrong.",
         scored.strict.accuracy,
         scored.n,
     )
-    yield Metric(
+    yield metric(
         f"{name}: macro-F1",
         "Mean F1 of both classes over all memes; none given is a miss.",
         scored.strict.macro_f1,
         scored.n,
     )
-    yield Metric(f"{name}: coverage", "Share of memes that were given a class.", scored.coverage, scored.n)
+    yield metric(f"{name}: coverage", "Share of memes that were given a class.", scored.coverage, scored.n)
     if scored.auroc is not None:
-        yield Metric(f"{name}: AUROC", "Area under the ROC curve of the score.", scored.auroc, scored.scored)
+        yield metric(f"{name}: AUROC", "Area under the ROC curve of the score.", scored.auroc, scored.scored)
     if scored.brier is not None:
-        yield Metric(
+        yield metric(
             f"{name}: Brier score",
             "Mean squared difference of score and gold.",
             scored.brier,
@@ -272,8 +274,12 @@ def _metrics_of_task(evaluation: str, scored: TaskCard) -> Iterator[Metric]:
                 scored.n,
                 lower_is_better=name in ("brier", "mmae"),
                 high=len(scored.question.labels) - 1.0 if name == "mmae" else 1.0,
-                method="bootstrap over groups of memes" if scored.groups else "bootstrap over memes",
+                method=_method(scored.groups),
             )
+
+
+def _method(groups: int) -> str:
+    return "bootstrap over groups of memes" if groups else "bootstrap over memes"
 
 
 def _result(metric: Metric, data: Mapping[str, str], at: datetime) -> dict[str, Any]:

@@ -117,6 +117,7 @@ def test_what_the_card_says_of_memes_reaches_all_that_is_made_of_a_run(data, mon
     (record,) = (data / "eee").rglob("*.json")
     first, *_ = json.loads(record.read_text())["evaluation_results"]
     assert first["source_data"]["url"] == ["https://postcards.example"]
+    assert first["score_details"]["uncertainty"]["confidence_interval"]["method"] == "bootstrap over groups of memes"
 
 
 @pytest.mark.slow
