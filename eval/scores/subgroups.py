@@ -30,7 +30,7 @@ NO_LABEL = "no label"
 """Name of the group of memes of which a task's gold says that they have none of its labels."""
 UNKNOWN = "unknown"
 """Name of the group of memes whose language can't be told."""
-AXES = ("group", "label", "language", "script", "split", "target")
+AXES = ("label", "language", "script", "split", "target", "group")
 """Properties that every meme has, by which they are grouped."""
 
 
