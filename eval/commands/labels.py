@@ -135,8 +135,8 @@ def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, L
     from eval.scores.label_noise import find_label_noise
 
     read = [read_results(root) for root in runs]
-    for one in read:
-        require_verdicts(one)
+    for results in read:
+        require_verdicts(results)
     first = read[0]
     if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
         raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
