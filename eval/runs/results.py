@@ -57,7 +57,7 @@ class Results:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops.
 
         Raises:
-            BadRequest: As :func:`require_verdicts`.
+            BadRequest: The run asked a question and holds no verdicts.
             ValueError: The protocol is not for a data set of this kind.
         """
         require_verdicts(self)
