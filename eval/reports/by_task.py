@@ -42,7 +42,7 @@ def split_by_task(results: Results, by: str, *, resamples: int = RESAMPLES) -> t
     Memes of several groups count in each of them; those of which a task says nothing, in none.
 
     Raises:
-        BadRequest: As :func:`groups_of`, or no meme of the run is of any group.
+        BadRequest: There are no such groups, as :func:`groups_of` says, or no meme of the run is of any.
         NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
     groups, names = groups_of(results, by)

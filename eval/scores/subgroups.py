@@ -140,7 +140,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
 
     Raises:
         BadRequest: There is no such task or property, or the data set's files are not where they were.
-        NotLoaded: As :func:`groups_by`.
+        NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
     memes, manifest = [one.meme for one in results.judged], results.manifest
     try:
