@@ -66,7 +66,8 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
     and everything that was said of them. The others hold ids, gold labels and predictions, texts only with
     --with-texts. Pictures stay in the run. Open the log with ``inspect view --log-dir FOLDER``.
     """
-    from court.errors import CourtError
+    from court.errors import BadRequest, CourtError
+    from eval.runs.folder import dataset_of
     from eval.runs.results import read_results
 
     if inspect is None and parquet is None and given["database"] is None:
@@ -84,10 +85,14 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
         if publisher is not None:
             from eval.reports.every_eval_ever import record_of_run
 
+            try:
+                source_url = dataset_of(results.manifest).source_url if results.manifest else ""
+            except BadRequest:  # of another version, which knew it
+                source_url = ""
             record = record_of_run(
                 results,
                 publisher,
-                source_url=_source_url(results.dataset),
+                source_url=source_url,
                 developer=given["developer"],
                 with_texts=given["with_texts"],
             )
@@ -96,17 +101,6 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
         raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
-
-
-def _source_url(dataset: str) -> str:
-    """Address at which a data set is published; empty for a card of somebody's own that is not at hand."""
-    from court.errors import BadRequest
-    from eval.datasets.known import find_dataset
-
-    try:
-        return find_dataset(dataset).source_url
-    except BadRequest:
-        return ""
 
 
 def _inspect(run: Path, results: Results, target: Path) -> int:

@@ -62,12 +62,12 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     A case passes if it is given its label; one without a class has not passed. Rates have Wilson's 95 % intervals.
     """
     from court.errors import CourtError
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.datasets.known import DATASETS
     from eval.datasets.read import read_split
     from eval.reports.functional_words import functional_sections
     from eval.reports.gather import runs_below
-    from eval.runs.results import read_results
+    from eval.runs.results import read_results, require_verdicts
     from eval.scores.functional import functional_scores
     from eval.scores.scored_file import read_predictions
     from eval.synthetic.functional import DATASET, read_key, suite
@@ -77,6 +77,8 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
     try:
         cases = read_key(data)
         results = [read_results(root) for path in runs for root in runs_below(path)]
+        for one in results:
+            require_verdicts(one)
         if predictions:
             memes = read_split(DATASETS[DATASET], data, "test").memes
             results += [
@@ -93,7 +95,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
         figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
         show_sections(
             "Functional tests",
-            [],
+            unfinished_in_words(results),
             functional_sections(rows, suite().titles),
             page=html,
             figures=figures if as_json else None,

@@ -29,32 +29,47 @@ def annotators(
 ) -> None:
     """Measures how far annotators agree, and holds each RUN against their shares.
 
-    VOTES is CSV with a header or JSON a line: id (of the meme), annotator and label, a line a vote. Agreement is told
+    VOTES is CSV with a header or JSON a line: id (of the meme), annotator and label, a line a vote; or the folder of a
+    run whose data set's card keeps votes, which is held against them, too. Agreement is told
     by Krippendorff's alpha (labels as names), shares of pairs and memes that agree, and an annotator's accuracy against
     the rest. A run's scores are held against the share of annotators who found a meme harmful (Brier score,
     cross-entropy), its labels against the majority, apart for memes on which all agree and others. Intervals are 95 %,
     by bootstrap over memes.
     """
     from court.errors import CourtError
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import annotators_section, soft_section
-    from eval.runs.results import read_results
-    from eval.scores.annotators import AnnotatorVote, annotator_agreement, harm_shares, soft_labels, soft_scores
+    from eval.runs.folder import dataset_of
+    from eval.runs.results import read_results, require_verdicts
+    from eval.scores import annotators as scored
+    from eval.scores.annotators import annotator_agreement, harm_shares, soft_labels, soft_scores
     from eval.scores.meme_rows import read_meme_rows
 
+    named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
+    lead: list[str] = []
     try:
-        rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
-        given = [AnnotatorVote(*row) for row in rows]
+        if votes.is_dir():
+            own = read_results(votes)
+            given = scored.card_votes(own)
+            lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
+            if own.question is None:
+                runs = tuple(dict.fromkeys((votes, *runs)))
+            if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):
+                named = list(task.court.harmful) if task.court else []
+        else:
+            rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
+            given = [scored.AnnotatorVote(*row) for row in rows]
         agreement = annotator_agreement(given, seed=seed)
         soft = soft_labels(given)
         sections = [annotators_section(agreement)]
         scores = []
         if runs:
-            named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
             shares = harm_shares(soft, named)
             for root in (root for path in runs for root in runs_below(path)):
                 results = read_results(root)
+                require_verdicts(results)
+                lead += unfinished_in_words([results])
                 scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
             sections.append(soft_section(scores))
         figures = {
@@ -63,7 +78,7 @@ def annotators(
             "runs": [{"run": name, **asdict(one)} for name, one in scores],
         }
         show_sections(
-            "Annotators", [], sections, page=html, figures=figures if as_json else None, command=command_line()
+            "Annotators", lead, sections, page=html, figures=figures if as_json else None, command=command_line()
         )
     except CourtError as error:
         raise click.ClickException(error.message) from None
@@ -116,10 +131,12 @@ def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, L
 
     from court.errors import BadRequest
     from eval.commands.options import protocols_of
-    from eval.runs.results import read_results
+    from eval.runs.results import read_results, require_verdicts
     from eval.scores.label_noise import find_label_noise
 
     read = [read_results(root) for root in runs]
+    for results in read:
+        require_verdicts(results)
     first = read[0]
     if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
         raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")

@@ -27,8 +27,8 @@ T = TypeVar("T")
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
 LANGUAGE = (
-    "Language of the memes' texts (BCP 47), or detect, to detect it of each text; `--set language_shown=true` has "
-    "advocates and Judge told."
+    "Language of the memes' texts (BCP 47); detect, to detect it of each text; or card, as the data set's card names "
+    "it. `--set language_shown=true` has advocates and Judge told."
 )
 TEMPLATE_SPLIT = "template"
 """Split of every data set: its first test split, with no precedent on the template of a judged meme."""
@@ -49,14 +49,14 @@ def dataset_of(id_: str) -> Dataset:
 
 
 def tag_of(language: str | None) -> str:
-    """The language that is given: a BCP 47 tag, ``detect``, or empty. Raises BadRequest if it is none."""
-    from eval.datasets.language import DETECT, shared_detector
+    """The language that is given: a BCP 47 tag, ``detect``, ``card`` or empty. Raises BadRequest if it is none."""
+    from eval.datasets.language import CARD, DETECT, shared_detector
     from serving.rpc.convert import language as checked
 
     if language == DETECT:
         shared_detector()  # what is not installed is said before anything is prepared
         return DETECT
-    return checked(language or "", "language")
+    return CARD if language == CARD else checked(language or "", "language")
 
 
 def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
@@ -268,7 +268,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
             help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
         ),
         click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
-        click.option("--language", metavar="TAG|detect", help=LANGUAGE),
+        click.option("--language", metavar="TAG|detect|card", help=LANGUAGE),
         click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
         patience_option,
         click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),

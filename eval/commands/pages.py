@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
     from eval.reports.sections import Section
+    from eval.runs.results import Results
 
 
 def command_line() -> str:
@@ -23,12 +24,21 @@ def command_line() -> str:
 
 
 def write_page(path: Path, html: str) -> None:
-    """Writes a page.
+    """Writes a page. Raises click.ClickException where the disk will not have it.
 
     The process writes files for their owner alone; a page is to be shown to others, as the umask allows.
     """
-    path.write_text(html, encoding="utf-8")
-    hand_on(path)
+    try:
+        path.write_text(html, encoding="utf-8")
+        hand_on(path)
+    except OSError as error:
+        raise click.ClickException(f"The page can't be written to {path}: {error.strerror}.") from None
+
+
+def unfinished_in_words(results: Iterable[Results]) -> list[str]:
+    """A sentence on the runs that are not finished; none where all are."""
+    unfinished = [one.name for one in results if not one.finished]
+    return [f"Not finished, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
 
 
 def show_sections(

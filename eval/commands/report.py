@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, which makes it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
 @click.option(
-    "--by", metavar="TASK", help="Split the figures by the gold labels of another task of the data set's card, too."
+    "--by",
+    metavar="TASK|PROPERTY",
+    help="Split the figures, too, by the gold labels of another task of the data set's card, or as subgroups does.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, instead of the tables.")
 def report(
@@ -122,7 +124,7 @@ def _show_asked(
 
 
 def _show_parts(results: Sequence[Results], by: str, texts: list[str]) -> list[dict[str, object]]:
-    """Adds the figures by another task's gold labels to the texts. Returns them."""
+    """Adds the figures by group to the texts. Returns them."""
     from eval.reports.by_task import by_task_sections, split_by_task
     from eval.reports.sections import as_text
 

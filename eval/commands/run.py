@@ -95,7 +95,7 @@ _BEGUN = (
 @click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART)
 @click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
 @click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
-@click.option("--language", metavar="TAG|detect", help=LANGUAGE)
+@click.option("--language", metavar="TAG|detect|card", help=LANGUAGE)
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
 @click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
 @patience_option
@@ -241,9 +241,7 @@ def _planned(given: dict[str, Any]) -> Plan:
 def _resumed(given: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
-    from eval.datasets.card import card_of
-    from eval.datasets.known import dataset_of_card, find_dataset
-    from eval.runs.folder import RunFolder
+    from eval.runs.folder import RunFolder, dataset_of
     from eval.runs.run import Plan
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
@@ -252,8 +250,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
         names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
         raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
     begun: RunManifest = RunFolder(given["resume"]).manifest()
-    # A card of its user's own is in the manifest: its file may have changed, or be gone.
-    dataset = dataset_of_card(card_of(begun.card, "manifest.json")) if begun.card else find_dataset(begun.dataset)
+    dataset = dataset_of(begun)
     if begun.question is not None:
         raise BadRequest(
             f"{given['resume']} asked a question and held no trials. This goes on with it: {begun.command}"

@@ -12,8 +12,9 @@ import click
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
     "--by",
-    metavar="PROPERTY",
-    help="What memes are grouped by: label (the data set's own words), language (detected), script, split or target.",
+    metavar="TASK|PROPERTY",
+    help="What memes are grouped by: a task of the data set's card, or group (of the card), label (the data set's own "
+    "words), language (the card's, or detected), script, split or target.",
 )
 @click.option(
     "--groups",
@@ -34,37 +35,36 @@ def subgroups(
     """
     from court.errors import CourtError
     from eval.commands.options import protocols_of
-    from eval.commands.pages import command_line, show_sections
+    from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import subgroup_section
-    from eval.runs.results import read_results
+    from eval.runs.results import read_results, require_verdicts
     from eval.scores.meme_rows import read_meme_rows
-    from eval.scores.subgroups import groups_by, subgroup_table
+    from eval.scores.subgroups import groups_of, subgroup_table
 
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
-    sections, figures = [], []
+    read, sections, figures = [], [], []
     try:
         for root in (root for path in runs for root in runs_below(path)):
             results = read_results(root)
-            memes = [one.meme for one in results.judged]
+            require_verdicts(results)
+            read.append(results)
             of_meme: dict[str, tuple[str, ...]] = {}
             if groups is not None:
                 for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
                     of_meme[id_] = (*of_meme.get(id_, ()), group)
-                if not of_meme.keys() & {meme.id for meme in memes}:
+                if not of_meme.keys() & {one.meme.id for one in results.judged}:
                     raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
             elif by is not None:
-                of_meme = groups_by(memes, by)
+                of_meme, _ = groups_of(results, by)
             for one in protocols_of(protocol, results.protocols):
                 table = subgroup_table(results, one, of_meme)
                 sections.append(subgroup_section(results.name, table))
                 figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
-        unfinished = [str(one["run"]) for one in figures if not one["finished"]]
-        lead = [f"Not finished, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
         show_sections(
             "Subgroups",
-            lead,
+            unfinished_in_words(read),
             sections,
             page=html,
             figures={"by": by or "groups", "tables": figures} if as_json else None,

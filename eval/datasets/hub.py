@@ -33,6 +33,9 @@ def download(card: DatasetCard, out: Path) -> Path:
             "The Hugging Face hub is asked by huggingface_hub. Install it: pip install 'memecourt[datasets]'",
             reason="NOT_INSTALLED",
         ) from None
+    # A connection that fails raises the error of the HTTP library, which is another in each version of the client; that
+    # of the client itself is derived from it.
+    failures: tuple[type[BaseException], ...] = (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError, ValueError)
     try:
         # First: without an answer, the download below would take whatever lies in the directory for the repository.
         commit = HfApi().repo_info(card.layout.hub, repo_type="dataset", revision=card.layout.revision).sha
@@ -43,7 +46,7 @@ def download(card: DatasetCard, out: Path) -> Path:
             local_dir=out,
             allow_patterns=_patterns(card),
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except failures as error:
         raise Unavailable(
             f"{card.layout.hub} could not be had from the hub ({type(error).__name__}). Is the name right, the network "
             "there, and if its authors ask for a login, HF_TOKEN set?",

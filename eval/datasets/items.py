@@ -33,14 +33,15 @@ class JudgedMeme(_ItemModel):
     """Gold labels by task of the data set's card, in a run that asks another question than of harm; of a task that is
     absent there is no gold label."""
     shares: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Share of the annotators by label, by task, likewise."""
+    """Share of the annotators by label, by task, where the card keeps their votes."""
     annotators: dict[str, int] = Field(default_factory=dict)
     """Number of the annotators by task, likewise."""
     ocr: str = ""
-    """Words read off the picture, as the data set has them, likewise."""
+    """Words read off the picture, as the data set has them, in a run that asks another question than of harm."""
     caption: str = ""
     """Description of the picture by the data set's authors, likewise."""
     language: str = ""
+    """Language of the text, as the data set's card has it; empty where it names none."""
     group: str = ""
     """Template, family or source; intervals are drawn over groups."""
 

@@ -1,14 +1,18 @@
-"""Languages of texts, detected offline."""
+"""Languages of memes' texts: detected offline, or as a data set's card names them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
-from court.errors import NotLoaded
+from court.errors import BadRequest, NotLoaded
+from eval.datasets.items import JudgedMeme
 
 DETECT = "detect"
 """In place of a language: the one that each text is detected to be in."""
+CARD = "card"
+"""In place of a language: the one that the data set's card names for each meme."""
 SURE = 0.3
 """Probability below which no language is named: of a word or a name alone nobody can tell."""
 _NO_LANGUAGE = "zxx"
@@ -64,3 +68,24 @@ def language_of(text: str, wanted: str) -> str:
         NotLoaded: A language is to be detected, and py3langid is not installed.
     """
     return shared_detector().language_of(text) if wanted == DETECT else wanted
+
+
+def language_of_meme(meme: JudgedMeme, wanted: str) -> str:
+    """Language that a meme's text is told to be in, as :func:`language_of`, or :data:`CARD` for the card's own."""
+    return meme.language if wanted == CARD else language_of(meme.text, wanted)
+
+
+def require_card_languages(memes: Iterable[JudgedMeme]) -> None:
+    """Raises BadRequest where the card names no language of any meme, or one that is no BCP 47 tag."""
+    from serving.rpc.convert import language as checked
+
+    languages = {meme.language: meme.id for meme in memes if meme.language}
+    if not languages:
+        raise BadRequest(
+            "The data set's card names no language of its memes (fields.language). Name it with --language TAG, or "
+            "have it detected with --language detect.",
+            reason="BAD_LANGUAGE",
+            field="language",
+        )
+    for language, meme in languages.items():
+        checked(language, f"The language {language[:40]!r} of the meme {meme}")

@@ -197,4 +197,9 @@ def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
         level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
         source_label=label,
         targets=meme.gold.get(task.court.targets, ()),
+        # Votes on harm alone: what was said of other tasks is read again where it is asked for.
+        shares={task.id: meme.shares[task.id]} if task.id in meme.shares else {},
+        annotators={task.id: meme.annotators[task.id]} if task.id in meme.annotators else {},
+        language=meme.language,
+        group=meme.group,
     )

@@ -1,31 +1,28 @@
-"""Any run's figures, split by the gold labels of another task of the data set: where does it do well, and where not?"""
+"""Any run's figures, split by the gold labels of another task of the data set, or by a property of the memes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import card_of
-from eval.datasets.known import dataset_of_card, find_dataset
-from eval.datasets.read_tasks import gold_by_meme
 from eval.reports.sections import Section
 from eval.reports.words import plain
 from eval.runs.results import Results
 from eval.scores.metrics import RESAMPLES, Figure, card
+from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure
 from eval.scores.task_card import task_card
 
 
 @dataclass(frozen=True, slots=True)
 class PartFigures:
-    """Figures over the memes that have one gold label of another task.
+    """Figures over the memes of one group.
 
     Attributes:
         run: Name of the run.
         scored: Task or protocol that the run is scored on.
-        label: Label of the other task; "no label" for memes without one, where it may have none.
+        label: Name of the group, as :func:`eval.scores.subgroups.groups_of` has it.
         n: Memes.
         figures: Figures by name; None where there is no value.
         baseline: The first of them, of always saying the same.
@@ -39,26 +36,24 @@ class PartFigures:
     baseline: float | None
 
 
-NO_LABEL = "no label"
+def split_by_task(results: Results, by: str, *, resamples: int = RESAMPLES) -> tuple[PartFigures, ...]:
+    """Scores a run on the memes of each group, by a task or a property as :func:`groups_of` takes it.
 
-
-def split_by_task(results: Results, task: str, *, resamples: int = RESAMPLES) -> tuple[PartFigures, ...]:
-    """Scores a run on the memes of each label of another task.
-
-    Memes with several labels count under each of them; those of which the task says nothing, under none.
+    Memes of several groups count in each of them; those of which a task says nothing, in none.
 
     Raises:
-        BadRequest: The data set has no such task, or its files are not where they were.
+        BadRequest: There are no such groups, as :func:`groups_of` says, or no meme of the run is of any.
+        NotLoaded: Languages are to be detected, and py3langid is not installed.
     """
-    gold, labels = _gold(results, task)
+    groups, names = groups_of(results, by)
     parts = []
-    for label in (*labels, NO_LABEL):
-        ids = {meme for meme, said in gold.items() if (label in said if label != NO_LABEL else not said)}
+    for label in names:
+        ids = {meme for meme, of in groups.items() if label in of}
         judged = tuple(one for one in results.judged if one.meme.id in ids)
         if judged:
             parts += _scored(replace(results, judged=judged), label, resamples)
     if not parts:
-        raise BadRequest(f"No meme of {results.name} has a gold label of {task}.", reason="NOTHING_TO_SCORE")
+        raise BadRequest(f"No meme of {results.name} has a gold label of {by}.", reason="NOTHING_TO_SCORE")
     return tuple(parts)
 
 
@@ -127,19 +122,3 @@ def _scored(results: Results, label: str, resamples: int) -> list[PartFigures]:
             )
         )
     return parts
-
-
-def _gold(results: Results, task: str) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Gold labels of the task by meme, and the task's labels."""
-    manifest = results.manifest
-    if manifest is None:
-        raise BadRequest(f"{results.name} is no run: it is not known where its data are.", field="by")
-    dataset = (
-        dataset_of_card(card_of(manifest.card, "manifest.json")) if manifest.card else find_dataset(results.dataset)
-    )
-    labels = dataset.card.task(task).labels
-    stored = {one.meme.id: one.meme.tasks[task] for one in results.judged if task in one.meme.tasks}
-    if stored or manifest.question is not None:
-        return stored, labels
-    # Runs of trials keep no labels of other tasks.
-    return gold_by_meme(dataset, Path(manifest.data_dir), results.split, task), labels

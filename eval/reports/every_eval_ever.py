@@ -12,14 +12,17 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from court.digests import digest
 from court.errors import BadRequest
 from eval.runs.prediction import Outcome
+from eval.runs.question import gold_of
 from eval.runs.results import Judged, Results
 from eval.scores.metrics import RESAMPLES, Card, Figure, card
+from eval.scores.task_card import TaskCard, arrays_of, task_card
 from serving.version import SOFTWARE
 
 SCHEMA = "0.3.0"
@@ -115,7 +118,7 @@ class Record:
 def record_of_run(
     results: Results, publisher: Publisher, *, source_url: str, developer: str = "", with_texts: bool = False
 ) -> Record:
-    """The record of a run: strict figures under each protocol, and a sample a meme.
+    """The record of a run: strict figures under each protocol, or those of its question, and a sample a meme.
 
     Args:
         results: Results of a finished run.
@@ -145,11 +148,15 @@ def record_of_run(
         "command": manifest.command,
     }
     evaluation = f"{manifest.dataset}/{manifest.split}"
-    metrics = [
-        metric
-        for protocol in results.protocols
-        for metric in _metrics_of(f"{evaluation} ({protocol})", card(results, protocol, seed=manifest.seed))
-    ]
+    if manifest.question is not None:
+        settings |= {"task": manifest.question.task, "inputs": ",".join(manifest.question.inputs)}
+        metrics = list(_metrics_of_task(evaluation, task_card(results, seed=manifest.seed)))
+    else:
+        metrics = [
+            metric
+            for protocol in results.protocols
+            for metric in _metrics_of(f"{evaluation} ({protocol})", card(results, protocol, seed=manifest.seed))
+        ]
     record = record_of(
         metrics,
         publisher,
@@ -228,29 +235,51 @@ def record_of(
 
 
 def _metrics_of(name: str, scored: Card) -> Iterator[Metric]:
-    yield Metric(
+    metric = partial(Metric, method=_method(scored.groups))
+    yield metric(
         f"{name}: accuracy",
         "Share of memes that were given their gold class; none given is wrong.",
         scored.strict.accuracy,
         scored.n,
     )
-    yield Metric(
+    yield metric(
         f"{name}: macro-F1",
         "Mean F1 of both classes over all memes; none given is a miss.",
         scored.strict.macro_f1,
         scored.n,
     )
-    yield Metric(f"{name}: coverage", "Share of memes that were given a class.", scored.coverage, scored.n)
+    yield metric(f"{name}: coverage", "Share of memes that were given a class.", scored.coverage, scored.n)
     if scored.auroc is not None:
-        yield Metric(f"{name}: AUROC", "Area under the ROC curve of the score.", scored.auroc, scored.scored)
+        yield metric(f"{name}: AUROC", "Area under the ROC curve of the score.", scored.auroc, scored.scored)
     if scored.brier is not None:
-        yield Metric(
+        yield metric(
             f"{name}: Brier score",
             "Mean squared difference of score and gold.",
             scored.brier,
             scored.scored,
             lower_is_better=True,
         )
+
+
+def _metrics_of_task(evaluation: str, scored: TaskCard) -> Iterator[Metric]:
+    """The figures of a question, the share of memes whose labels are all right first: samples belong to that one."""
+    share = "exact" if scored.question.multi else "accuracy"
+    for name in sorted(scored.figures, key=lambda name: name != share):
+        figure = scored.figures[name]
+        if figure is not None:
+            yield Metric(
+                f"{evaluation} ({scored.question.task}): {name}",
+                f"{name} of the labels of {scored.question.task}; a meme without an answer is wrong.",
+                figure,
+                scored.n,
+                lower_is_better=name in ("brier", "mmae"),
+                high=len(scored.question.labels) - 1.0 if name == "mmae" else 1.0,
+                method=_method(scored.groups),
+            )
+
+
+def _method(groups: int) -> str:
+    return "bootstrap over groups of memes" if groups else "bootstrap over memes"
 
 
 def _result(metric: Metric, data: Mapping[str, str], at: datetime) -> dict[str, Any]:
@@ -289,10 +318,10 @@ def _result(metric: Metric, data: Mapping[str, str], at: datetime) -> dict[str, 
 
 def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[dict[str, Any]]:
     accuracy = record.content["evaluation_results"][0]
-    for harmful, one in results.under(results.protocols[0]):
-        gold = str(Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL)
-        said = one.prediction
-        right = said.outcome.harmful is harmful
+    choices, answers = _answers(results)
+    for one, gold, answer in answers:
+        said, right = one.prediction, answer == gold
+        raw = ", ".join(answer) if answer is not None else str(said.outcome)
         yield {
             "schema_version": SCHEMA,
             "evaluation_id": record.content["evaluation_id"],
@@ -301,19 +330,19 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
             "evaluation_name": accuracy["evaluation_name"],
             "evaluation_result_id": accuracy["evaluation_result_id"],
             "sample_id": one.meme.id,
-            "sample_hash": _sample_hash(one, gold),
+            "sample_hash": _sample_hash(one, "\n".join(gold)),
             "interaction_type": "single_turn",
             "input": {
                 "raw": one.meme.text if with_texts else "",
-                "reference": [gold],
-                "choices": [str(Outcome.HARMFUL), str(Outcome.NOT_HARMFUL)],
+                "reference": gold,
+                "choices": choices,
             },
-            "output": {"raw": [str(said.outcome)]},
+            "output": {"raw": [raw]},
             "answer_attribution": [
                 {
                     "turn_idx": 0,
                     "source": "output.raw",
-                    "extracted_value": str(said.outcome),
+                    "extracted_value": raw,
                     "extraction_method": "exact_match",
                     "is_terminal": True,
                 }
@@ -322,6 +351,28 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
             "error": said.reason or None if said.outcome is Outcome.FAILED else None,
             "metadata": {"split": one.meme.split, "source_label": one.meme.source_label},
         }
+
+
+def _answers(results: Results) -> tuple[list[str], list[tuple[Judged, list[str], list[str] | None]]]:
+    """Labels that could be given; and each meme with its gold labels and those that were given, None without any."""
+    question = results.question
+    if question is None:
+        choices = [str(Outcome.HARMFUL), str(Outcome.NOT_HARMFUL)]
+        return choices, [
+            (
+                one,
+                [choices[not harmful]],
+                [str(one.prediction.outcome)] if one.prediction.outcome.harmful is not None else None,
+            )
+            for harmful, one in results.under(results.protocols[0])
+        ]
+    answers = []
+    for one in arrays_of(results)[0]:
+        answer = one.prediction.said.get(question.task)
+        gold = question.in_order(gold_of(one.meme, question.task) or frozenset())
+        said = None if answer is None else list(question.in_order(frozenset(answer.labels)))
+        answers.append((one, list(gold), said))
+    return list(question.labels), answers
 
 
 def _sample_hash(one: Judged, gold: str) -> str:

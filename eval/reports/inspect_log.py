@@ -81,14 +81,15 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     if await asyncio.to_thread(target.exists):
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
     # A protocol drops memes, which then have no score under it.
-    gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
+    protocols = () if manifest.question else results.protocols
+    gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
     samples = []
     for one in results.judged:
         if manifest.question is not None:
             samples.append(_answered(one, manifest.question))
             continue
         record = await trials.record(one.prediction.trial) if one.prediction.trial else None
-        samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in results.protocols}))
+        samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in protocols}))
     log = EvalLog(
         status="success" if manifest.finished else "cancelled",
         eval=EvalSpec(

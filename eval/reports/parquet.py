@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest, NotLoaded
-from eval.runs.results import Results
+from eval.runs.question import Question, gold_of
+from eval.runs.results import Judged, Results
 
 
 def write_parquet(results: Results, target: Path) -> int:
     """Writes gold labels and what was said, and returns the number of rows. Texts and pictures stay in the run.
 
-    Columns: ``id``, ``split``, ``source_label``, ``gold_PROTOCOL`` (null where it drops the meme), ``outcome``,
-    ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``, ``tokens_in``, ``tokens_out``,
-    ``seconds``. Raises as :func:`write_rows`.
+    Columns: ``id``, ``split``, ``language``, ``group``, ``source_label``, ``gold_PROTOCOL`` (null where it drops the
+    meme), ``outcome``, ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``,
+    ``tokens_in``, ``tokens_out``, ``seconds``. Of a run that asked a question, ``gold_TASK`` and ``said_TASK`` stand in
+    place of ``gold_PROTOCOL``: lists of labels, null where there is none. Raises as :func:`write_rows`.
     """
-    golds = {str(p): {one.meme.id: harmful for harmful, one in results.under(p)} for p in results.protocols}
+    question = results.question
+    protocols = () if question else results.protocols
+    golds = {str(p): {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
     rows: list[dict[str, Any]] = []
     for one in results.judged:
         said, cost = one.prediction, one.prediction.cost
@@ -25,8 +29,11 @@ def write_parquet(results: Results, target: Path) -> int:
             {
                 "id": one.meme.id,
                 "split": one.meme.split,
+                "language": one.meme.language,
+                "group": one.meme.group,
                 "source_label": one.meme.source_label,
                 **{f"gold_{name}": gold.get(one.meme.id) for name, gold in golds.items()},
+                **(_labels(one, question) if question else {}),
                 "outcome": str(said.outcome),
                 "score": said.score,
                 "level": None if said.level is None else int(said.level),
@@ -41,13 +48,22 @@ def write_parquet(results: Results, target: Path) -> int:
             }
         )
     types: dict[str, type] = {
-        **dict.fromkeys(("id", "split", "source_label", "outcome", "reason", "trial"), str),
+        **dict.fromkeys(("id", "split", "language", "group", "source_label", "outcome", "reason", "trial"), str),
         **dict.fromkeys(("score", "vote", "seconds"), float),
         **dict.fromkeys(("level", "calls", "tokens_in", "tokens_out"), int),
         **dict.fromkeys(("needs_review", *(f"gold_{name}" for name in golds)), bool),
+        **(dict.fromkeys((f"gold_{question.task}", f"said_{question.task}"), list) if question else {}),
     }
     about = {"format": "memecourt-predictions/1", "dataset": results.dataset, "split": results.split}
     return write_rows(rows, types, target, about=about)
+
+
+def _labels(one: Judged, question: Question) -> dict[str, list[str] | None]:
+    gold, answer = gold_of(one.meme, question.task), one.prediction.said.get(question.task)
+    return {
+        f"gold_{question.task}": None if gold is None else list(question.in_order(gold)),
+        f"said_{question.task}": None if answer is None else list(answer.labels),
+    }
 
 
 def write_rows(
@@ -69,7 +85,7 @@ def write_rows(
     if target.exists():
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
     pa, pq = arrow()
-    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.string())}
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()], metadata=dict(about))
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), target, compression="zstd")
     return len(rows)

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, SplitRole, card_of
-from eval.datasets.known import find_dataset
+from eval.datasets.card import DatasetCard, SplitRole
 from eval.reports.sections import Section
 from eval.reports.words import plain
+from eval.runs.folder import dataset_of
 from eval.runs.question import Answerer
 from eval.runs.results import Results
 from eval.scores.metrics import RESAMPLES
@@ -143,7 +143,7 @@ def _card_of(results: Results) -> DatasetCard | None:
     manifest = results.manifest
     assert manifest is not None, "a run that asked a question has a manifest"
     try:
-        return card_of(manifest.card, "manifest.json") if manifest.card else find_dataset(results.dataset).card
+        return dataset_of(manifest).card
     except BadRequest:  # its figures don't rest on the card, which a run has the question of
         return None
 

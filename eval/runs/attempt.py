@@ -14,7 +14,7 @@ from court.errors import BadInput, CantResume, CourtError, Unavailable
 from court.events import Procedure, TrialFailed
 from court.record import TrialAborted, TrialRecord, TrialState
 from eval.datasets.items import JudgedMeme
-from eval.datasets.language import language_of
+from eval.datasets.language import language_of_meme
 from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_chairs
 from eval.runs.from_record import prediction_of
 from eval.runs.prediction import Outcome, Prediction
@@ -71,7 +71,7 @@ class Attempt:
         server: Name of the model servers in the store of calls; their addresses if empty.
         retry_failed: True to retry trials that failed for a reason of ours, or were late, in an earlier run.
         text_only: True to judge each text without its picture.
-        language: Language that each text is told to be in, as :func:`eval.datasets.language.language_of` takes it.
+        language: Language that each text is told to be in, as :func:`eval.datasets.language.language_of_meme` takes it.
         patience: Patience with what is busy or away; None to try each meme once.
     """
 
@@ -183,7 +183,7 @@ class Attempt:
         ask = TrialRequest(
             image=image,
             text=meme.text,
-            language=language_of(meme.text, self.language),
+            language=language_of_meme(meme, self.language),
             procedure=self.procedure,
             request_id=self.request(meme),
             namespace=f"{self.dataset}/{meme.split}",

@@ -25,7 +25,9 @@ from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from court.events import Procedure
+from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme, _ItemModel
+from eval.datasets.known import Dataset, dataset_of_card, find_dataset
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Prediction
 from eval.runs.question import Question
@@ -104,7 +106,8 @@ class RunManifest(_ItemModel):
     text_only: bool = False
     """True if memes were judged by their text alone; by earlier versions, with a plain picture in place of theirs."""
     language: str = ""
-    """BCP 47 tag of the memes' language, ``detect`` if it was detected of each text, or empty."""
+    """BCP 47 tag of the memes' language, ``detect`` if it was detected of each text, ``card`` if the card names it of
+    each, or empty."""
     software: str
     commit: str = ""
     """Of the source tree, ``+`` appended where it was changed; empty where it is not one."""
@@ -115,6 +118,15 @@ class RunManifest(_ItemModel):
     """As it was called."""
     card: dict[str, JsonValue] = Field(default_factory=dict)
     """Card of its data set, where that is its user's own; empty for a data set that is known by its id."""
+
+
+def dataset_of(manifest: RunManifest) -> Dataset:
+    """The data set of a run, by the card in its manifest where that is its user's own: the file may have changed.
+
+    Raises:
+        BadRequest: The data set is of another version, or of a card that is not at hand.
+    """
+    return dataset_of_card(card_of(manifest.card, MANIFEST)) if manifest.card else find_dataset(manifest.dataset)
 
 
 S = TypeVar("S", bound=BaseModel)

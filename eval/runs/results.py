@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder, RunManifest
@@ -53,7 +54,13 @@ class Results:
         return self.manifest.question if self.manifest else None
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
-        """Gold (harmful or not) and what was said, without the memes that the protocol drops."""
+        """Gold (harmful or not) and what was said, without the memes that the protocol drops.
+
+        Raises:
+            BadRequest: The run asked a question and holds no verdicts.
+            ValueError: The protocol is not for a data set of this kind.
+        """
+        require_verdicts(self)
         pairs = ((one.meme.gold(protocol), one) for one in self.judged)
         return tuple((gold, one) for gold, one in pairs if gold is not None)
 
@@ -80,6 +87,16 @@ def read_results(root: Path) -> Results:
         manifest=manifest,
         root=root,
     )
+
+
+def require_verdicts(results: Results) -> None:
+    """Refuses answers to another question than of harm, which would count as no verdict. Raises BadRequest."""
+    if results.question is not None:
+        raise BadRequest(
+            f"{results.name} asked for {results.question.task} and holds no verdicts: its answers are shown by "
+            "memecourt-eval report.",
+            reason="NOTHING_TO_SCORE",
+        )
 
 
 def not_judged(meme: str) -> Prediction:

@@ -30,6 +30,7 @@ from court.record import TrialRecord
 from court.trial import Court
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, SplitRole
+from eval.datasets.language import CARD, require_card_languages
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
@@ -96,7 +97,8 @@ class Plan:
             and is to count as the same.
         allow_missing: True if memes without a picture fail, each by itself, instead of keeping the run from starting.
         text_only: True to judge each text without its picture, as where the pictures can't be had.
-        language: BCP 47 tag of the memes' language, ``detect`` to detect it of each text, or empty to say none.
+        language: BCP 47 tag of the memes' language, ``detect`` to detect it of each text, ``card`` for the data
+            set's own, or empty to say none.
         retry_failed: True to retry memes that failed for a passing reason.
         patience_s: Seconds that a meme waits for what is busy or away; with Ray each is tried once.
         comparator: Way of asking of :class:`eval.runs.comparators.Comparator`; empty to hold trials.
@@ -349,6 +351,8 @@ def _material(plan: Plan, progress: Progress) -> _Material:
             known = ", ".join(plan.dataset.protocols)
             raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
     memes = judged_memes(read.memes, plan.limit, plan.seed, plan.dropped_labels)
+    if plan.language == CARD:
+        require_card_languages(memes)
     files = dict(read.files)
     if plan.library is None:
         # Precedents come from these files, so a resumed run must find them unchanged as well.

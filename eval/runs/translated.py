@@ -23,7 +23,7 @@ from court.replies import Reply, Words
 from court.roles import Speaker
 from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
-from eval.datasets.language import language_of
+from eval.datasets.language import language_of_meme
 from eval.models.call_cache import HitCounter, stored_chairs
 from eval.models.prompts import gave_away, load
 from eval.runs.attempt import Attempt, Tried, ends_the_run
@@ -46,7 +46,7 @@ class TranslatedAttempt(Attempt):
     cost, but where its line was lost and is read from the docket again: a record holds the trial's own calls alone.
 
     Attributes:
-        source_language: Language of the texts before, as :func:`eval.datasets.language.language_of` takes it;
+        source_language: Language of the texts before, as :func:`eval.datasets.language.language_of_meme` takes it;
             ``language`` is of the translation.
     """
 
@@ -72,7 +72,7 @@ class TranslatedAttempt(Attempt):
 
     async def _in_english(self, meme: JudgedMeme) -> tuple[str, Cost]:
         """The text in English, and what that took."""
-        language = language_of(meme.text, self.source_language)
+        language = language_of_meme(meme, self.source_language)
         if not meme.text.strip() or language.partition("-")[0].lower() == ENGLISH:
             return meme.text, Cost()
         court = self.house.court

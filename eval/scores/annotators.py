@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log
 
 from court.errors import BadRequest
-from eval.runs.results import Judged
+from eval.runs.results import Judged, Results
 from eval.scores.alpha import Scale, alpha_figure
 from eval.scores.metrics import RESAMPLES, Figure
 from eval.scores.resampled_means import MemeValues, mean_of
@@ -63,6 +63,30 @@ class AnnotatorAgreement:
     pairs: Figure | None
     unanimous: Figure | None
     ceiling: Figure | None
+
+
+def card_votes(results: Results) -> list[AnnotatorVote]:
+    """Votes that the data set's card keeps of a run's memes, on harm or on what the run asked for.
+
+    They bear no names: the votes on each meme are numbered.
+
+    Raises:
+        BadRequest: The card keeps none.
+    """
+    votes = []
+    for one in results.judged:
+        # Of trials there is one task alone, that of harm.
+        task = results.question.task if results.question else next(iter(one.meme.shares), "")
+        n = one.meme.annotators.get(task, 0)
+        labels = [label for label, share in one.meme.shares.get(task, {}).items() for _ in range(round(share * n))]
+        votes += [AnnotatorVote(one.meme.id, str(number), label) for number, label in enumerate(labels, 1)]
+    if not votes:
+        raise BadRequest(
+            f"The card of {results.dataset} keeps no votes of annotators of the memes of {results.name}. Name a file "
+            "of votes.",
+            reason="VOTES_MISSING",
+        )
+    return votes
 
 
 def annotator_agreement(

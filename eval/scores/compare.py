@@ -13,7 +13,7 @@ from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Outcome
 from eval.runs.results import NOT_JUDGED, Judged, Results
 from eval.scores import resampling
-from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
 from eval.scores.resampling import Ints
 
 SURE = 0.05
@@ -70,6 +70,7 @@ class Comparison:
             were right in one and wrong in the other; more than 1 where the memes are too few for any.
         flipped: Every meme of which they did not say the same, in the order of A; those that one got right and the
             other wrong are among them.
+        groups: Groups that intervals were drawn over, where the data set's card names some; 0 where memes were.
     """
 
     protocol: Protocol
@@ -93,6 +94,7 @@ class Comparison:
     mcnemar_p: float
     needed: float
     flipped: tuple[Flip, ...]
+    groups: int = 0
 
     @property
     def sure(self) -> bool:
@@ -104,7 +106,7 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
     """Compares A and B meme by meme.
 
     Memes are matched by id. The bootstrap draws memes with what both said of them, so that a meme that is hard for both
-    is hard for both in every resample (Efron & Tibshirani 1993, chapter 8).
+    is hard for both in every resample (Efron & Tibshirani 1993, chapter 8); groups of memes where the card names some.
 
     Raises:
         BadRequest: They share no meme, or disagree on what the gold label of one is.
@@ -128,10 +130,9 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             reason="GOLD_DIFFERS",
         )
     # Gold x said by A x said by B: all that the figures and the paired bootstrap depend on.
-    cells = np.zeros((2, 3, 3), dtype=np.int64)
-    for meme in shared:
-        gold, one = in_a[meme]
-        cells[int(gold), _SAID[one.prediction.outcome], _SAID[in_b[meme][1].prediction.outcome]] += 1
+    said = [(int(in_a[meme][0]), *(_SAID[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared]
+    places = np.ravel_multi_index(np.array(said).T, (2, 3, 3))
+    cells = np.bincount(places, minlength=18).reshape(2, 3, 3)
     # Column 2 is no class, which is wrong whatever the gold label is.
     right = (
         (cells[0, 0, 0], cells[1, 1, 1]),
@@ -142,7 +143,11 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
     n = len(shared)
     accuracy_a, f1_a = _strict(cells[None].sum(axis=3))
     accuracy_b, f1_b = _strict(cells[None].sum(axis=2))
-    drawn = resampling.draw_cells(cells, resamples, seed)
+    groups = group_numbers_of([in_a[meme][1] for meme in shared])
+    if groups is None:
+        drawn = resampling.draw_cells(cells, resamples, seed)
+    else:
+        drawn = resampling.draw_group_cells(places, cells.shape, groups, resamples=resamples, seed=seed)
     drawn_a, drawn_b = resampling.rates(drawn.sum(axis=3)), resampling.rates(drawn.sum(axis=2))
     return Comparison(
         protocol=protocol,
@@ -174,6 +179,7 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             for meme in shared
             if in_a[meme][1].prediction.outcome is not in_b[meme][1].prediction.outcome
         ),
+        groups=0 if groups is None else int(groups.max()) + 1,
     )
 
 
@@ -212,6 +218,11 @@ def in_words(comparison: Comparison) -> list[str]:
         if count:
             verb = "counts" if count == 1 else "count"
             sentences.append(f"{name} says nothing of {_memes(count)}, which {verb} as wrong.")
+    if comparison.groups:
+        sentences.append(
+            f"The intervals are drawn over the {comparison.groups:,} groups that the card names; McNemar's test takes "
+            "memes for independent, and is too sure where those of a group are alike."
+        )
     sentences += [
         f"{a} is right on {_memes(comparison.only_a_right)} that {b} gets wrong, {b} on {comparison.only_b_right:,} "
         f"that {a} gets wrong; exact McNemar p = {comparison.mcnemar_p:.3g}.",

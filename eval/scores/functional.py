@@ -72,7 +72,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
     said = {one.meme.id: one.prediction.outcome for one in results.judged}
     gold = {one.meme.id: one.meme.harmful for one in results.judged}
     # By identity: tests that were drawn anew may have the same ids under other labels.
-    if not cases or any(id_ in gold and gold[id_] is not case.harmful for case in cases for id_ in (case.id,)):
+    if not cases or any(case.id in gold and gold[case.id] is not case.harmful for case in cases):
         raise BadRequest(
             f"{results.name} is of other functional tests than these: labels differ. Name the directory that it "
             "judged.",

@@ -74,26 +74,6 @@ def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
     return None if np.isnan(value) else value
 
 
-def draw_weights(
-    groups: NDArray[np.int64] | None, memes: int, resamples: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Draws how often each meme comes up when memes, or whole groups of them, are drawn with replacement.
-
-    Args:
-        groups: int64 of shape (memes,), number of each meme's group from 0 on; None where each meme is its own.
-        memes: Number of memes.
-        resamples: Number of resamples.
-        rng: Source of the draws.
-
-    Returns:
-        float64 of shape (resamples, memes).
-    """
-    units = memes if groups is None else int(groups.max()) + 1
-    drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
-    return (counts if groups is None else counts[:, groups]).astype(np.float64)
-
-
 def _ratio(part: Floats, whole: Floats) -> Floats:
     """The quotient; NaN where the whole is 0."""
     none = np.full(np.broadcast(part, whole).shape, np.nan)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import (
     accuracy_score,
@@ -145,6 +146,7 @@ class Card:
         auroc_strict: AUROC over all ``n``: a meme without a score is ranked wrongly against every meme of the other
             class, as a meme without a class is wrong in ``strict``. None where no meme has a score, or all are of one
             class.
+        groups: Groups that intervals were drawn over, where the data set's card names some; 0 where memes were.
     """
 
     protocol: Protocol
@@ -171,6 +173,17 @@ class Card:
     vote: Rates | None
     auroc_decided: Figure | None
     auroc_strict: Figure | None
+    groups: int = 0
+
+
+def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
+    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one."""
+    if not any(one.meme.group for one in judged):
+        return None
+    known: dict[str, int] = {}
+    # The NUL keeps a meme without a group from joining one that is called like its id.
+    keys = (one.meme.group or f"\0{one.meme.id}" for one in judged)
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
@@ -195,17 +208,17 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
     # Square by scikit-learn; gold has the first two rows alone.
     cells: Ints = confusion_matrix(gold, said, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
-    drawn = resampling.draw_cells(cells, resamples, seed)
+    groups = group_numbers_of([one for _, one in pairs])
+    drawn = _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed)
     n, harmful = len(pairs), int(gold.sum())
     # Of this split: what always saying the same scores here, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
-    decided = said < len(CLASSES)
-    voted = [
-        (harmful, one.prediction.vote_harmful) for harmful, one in pairs if one.prediction.vote_harmful is not None
-    ]
+    decided, covered = said < len(CLASSES), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2))
+    voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
+    with_score = [one for _, one in pairs if one.prediction.score is not None]
     # Scores are compared among memes that have one; `auroc_strict` counts the others against the system.
     scored = [(harmful, one.prediction.score) for harmful, one in pairs if one.prediction.score is not None]
-    auroc, brier = _score_figures(scored, resamples, seed)
+    auroc, brier = _score_figures(scored, resamples, seed, groups=group_numbers_of(with_score))
     auroc_decided, auroc_strict = _more_aurocs(pairs, auroc, resamples, seed)
     bins = _calibration(scored)
     levelled, mmae = _mmae([one for _, one in pairs], resamples, seed)
@@ -217,7 +230,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         dropped=len(results.judged) - n,
         undecided=int(cells[:, 2].sum()),
         failed=int(cells[:, 3].sum()),
-        coverage=share_figure(float(decided.mean()), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2)) / n, n),
+        coverage=share_figure(float(decided.mean()), covered / drawn.sum(axis=(1, 2)), n),
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
@@ -236,6 +249,7 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         vote=_vote_rates(voted, resamples, seed) if voted else None,
         auroc_decided=auroc_decided,
         auroc_strict=auroc_strict,
+        groups=0 if groups is None else int(groups.max()) + 1,
     )
 
 
@@ -300,21 +314,30 @@ def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
     )
 
 
-def _vote_rates(voted: Sequence[tuple[bool, bool]], resamples: int, seed: int) -> Rates:
-    gold, said = np.array(voted, dtype=np.int64).T
+def _drawn(cells: Ints, gold: Ints, said: Ints, *, groups: Ints | None, resamples: int, seed: int) -> Ints:
+    """Resampled counts of cells (gold x said) over memes, or over groups of them."""
+    if groups is None:
+        return resampling.draw_cells(cells, resamples, seed)
+    shape = (cells.shape[0], cells.shape[1])
+    return resampling.draw_group_cells(gold * shape[1] + said, shape, groups, resamples=resamples, seed=seed)
+
+
+def _vote_rates(voted: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> Rates:
+    gold, said = np.array([(harmful, one.prediction.vote_harmful) for harmful, one in voted], dtype=np.int64).T
     cells = confusion_matrix(gold, said, labels=[0, 1]).astype(np.int64)
-    return _rates(gold, said, resampling.draw_cells(cells, resamples, seed))
+    groups = group_numbers_of([one for _, one in voted])
+    return _rates(gold, said, _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed))
 
 
 def _score_figures(
-    scored: Sequence[tuple[bool, float]], resamples: int, seed: int
+    scored: Sequence[tuple[bool, float]], resamples: int, seed: int, *, groups: Ints | None
 ) -> tuple[Figure | None, Figure | None]:
     """AUROC and Brier score."""
     if not scored:
         return None, None
     gold = np.array([harmful for harmful, _ in scored], dtype=bool)
     scores = np.array([score for _, score in scored], dtype=np.float64)
-    aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed)
+    aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed, groups=groups)
     brier = _figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers)
     # A ranking needs both classes; the Brier score does not.
     if gold.all() or not gold.any():
@@ -333,30 +356,28 @@ def _more_aurocs(
 
     Choosing what to be silent on raises the figure over scored memes, so the two stand beside it.
     """
-    said = [(harmful, one.prediction) for harmful, one in pairs]
-    with_score = sum(prediction.score is not None for _, prediction in said)
+    with_score = sum(one.prediction.score is not None for _, one in pairs)
     decided = [
-        (harmful, prediction.score)
-        for harmful, prediction in said
-        if prediction.score is not None and prediction.outcome.harmful is not None
+        (harmful, one)
+        for harmful, one in pairs
+        if one.prediction.score is not None and one.prediction.outcome.harmful is not None
     ]
     # What rests on the same memes is the same figure, and a bootstrap of thousands of memes takes seconds.
     of_decided = scored if len(decided) == with_score else _auroc(decided, resamples, seed)
     # Nobody was silent: both figures are the same.
-    if with_score == len(said):
+    if with_score == len(pairs):
         return of_decided, scored
-    everything = [
-        (harmful, _OUTRANKED[harmful] if prediction.score is None else prediction.score) for harmful, prediction in said
-    ]
-    return of_decided, _auroc(everything, resamples, seed) if with_score else None
+    return of_decided, _auroc(pairs, resamples, seed) if with_score else None
 
 
-def _auroc(ranked: Sequence[tuple[bool, float]], resamples: int, seed: int) -> Figure | None:
-    gold = np.array([harmful for harmful, _ in ranked], dtype=bool)
+def _auroc(pairs: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> Figure | None:
+    gold = np.array([harmful for harmful, _ in pairs], dtype=bool)
     if gold.all() or not gold.any():
         return None
-    ranks = np.array([score for _, score in ranked], dtype=np.float64)
-    aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed)
+    scores = [(harmful, one.prediction.score) for harmful, one in pairs]
+    ranks = np.array([_OUTRANKED[harmful] if score is None else score for harmful, score in scores], dtype=np.float64)
+    groups = group_numbers_of([one for _, one in pairs])
+    aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed, groups=groups)
     return _figure(float(roc_auc_score(gold, ranks)), aurocs)
 
 
@@ -387,16 +408,17 @@ def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
 
 
 def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Figure | None]:
-    cells = np.zeros((len(Level), len(Level)), dtype=np.int64)
-    for one in judged:
-        if one.meme.level is not None and one.prediction.level is not None:
-            cells[one.meme.level, one.prediction.level] += 1
-    n = int(cells.sum())
+    levelled = [one for one in judged if one.meme.level is not None and one.prediction.level is not None]
+    n = len(levelled)
     if not n:
         return 0, None
+    gold, said = np.array([(one.meme.level, one.prediction.level) for one in levelled], dtype=np.int64).T
+    cells = confusion_matrix(gold, said, labels=range(len(Level))).astype(np.int64)
     # By the function of the resamples, so that value and interval can't follow two definitions.
     (value,) = resampling.mmae(cells[None]).tolist()
-    return n, _figure(value, resampling.mmae(resampling.draw_cells(cells, resamples, seed)))
+    groups = group_numbers_of(levelled)
+    drawn = _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed)
+    return n, _figure(value, resampling.mmae(drawn))
 
 
 @dataclass(frozen=True, slots=True)

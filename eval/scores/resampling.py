@@ -41,6 +41,49 @@ def draw_cells(cells: Ints, resamples: int, seed: int) -> Ints:
     return drawn.reshape(resamples, *cells.shape)
 
 
+def draw_weights(
+    groups: NDArray[np.int64] | None, memes: int, resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draws how often each meme comes up when memes, or whole groups of them, are drawn with replacement.
+
+    Args:
+        groups: int64 of shape (memes,), number of each meme's group from 0 on; None where each meme is its own.
+        memes: Number of memes.
+        resamples: Number of resamples.
+        rng: Source of the draws.
+
+    Returns:
+        float64 of shape (resamples, memes).
+    """
+    units = memes if groups is None else int(groups.max()) + 1
+    drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
+    return (counts if groups is None else counts[:, groups]).astype(np.float64)
+
+
+def draw_group_cells(places: Ints, shape: tuple[int, ...], groups: Ints, *, resamples: int, seed: int) -> Ints:
+    """Counts of cells when whole groups of memes are resampled.
+
+    Args:
+        places: Cell of each meme, int of shape (memes,): its place among all cells in order.
+        shape: Shape of the counts.
+        groups: Number of each meme's group from 0 on, int of shape (memes,).
+        resamples: Number of resamples.
+        seed: Seed of the generator.
+
+    Returns:
+        int of shape (resamples, *shape); their sums differ where groups are of different sizes.
+    """
+    units, cells, rng = int(groups.max()) + 1, int(np.prod(shape)), np.random.default_rng(seed)
+    in_group = np.bincount(groups * cells + places, minlength=units * cells).reshape(units, cells)
+    step = max(1, _AT_ONCE // units)
+    drawn = [
+        rng.multinomial(units, np.full(units, 1 / units), size=min(step, resamples - start)) @ in_group
+        for start in range(0, resamples, step)
+    ]
+    return np.concatenate(drawn).reshape(resamples, *shape)
+
+
 def interval(resampled: Floats) -> tuple[float, float]:
     """2.5th and 97.5th percentile of a figure over the resamples that have one; float of shape (those,)."""
     low, high = np.percentile(resampled, [2.5, 97.5])
@@ -94,7 +137,9 @@ def _shares(part: Ints, whole: Ints) -> Floats:
     return np.asarray(part[whole > 0] / whole[whole > 0], dtype=np.float64)
 
 
-def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, seed: int) -> tuple[Floats, Floats]:
+def auroc_and_brier(
+    gold: NDArray[np.bool_], scores: Floats, resamples: int, seed: int, *, groups: Ints | None = None
+) -> tuple[Floats, Floats]:
     """Area under the ROC curve (ties count half, as by mid-ranks) and Brier score of resampled memes.
 
     Args:
@@ -102,6 +147,7 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
         scores: float of shape (memes,), probabilities of harm.
         resamples: Number of resamples.
         seed: Seed of the generator.
+        groups: int of shape (memes,), number of each meme's group, to resample whole groups; None for memes.
 
     Returns:
         AUROC, float of shape (resamples with both classes,), and Brier score, float of shape (resamples,).
@@ -114,19 +160,28 @@ def auroc_and_brier(gold: NDArray[np.bool_], scores: Floats, resamples: int, see
     # A resample takes n drawn memes and as many counts as there are pairs: the larger one sets the limit.
     # At least one resample, even where it alone is above the bound.
     step = max(1, _AT_ONCE // max(n, pairs))
+    if groups is not None:
+        order = np.argsort(pair, kind="stable")
+        there, starts = np.unique(pair[order], return_index=True)
     aurocs, briers = [], []
     for done in range(0, resamples, step):
         size = min(step, resamples - done)
-        # Numbered apart by resample, so that one bincount counts all of them.
-        drawn = pair[rng.integers(0, n, (size, n), dtype=np.int32)] + pairs * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * pairs).reshape(size, 2, len(values))
+        if groups is None:
+            # Numbered apart by resample, so that one bincount counts all of them.
+            drawn = pair[rng.integers(0, n, (size, n), dtype=np.int32)] + pairs * np.arange(size)[:, None]
+            counts = np.bincount(drawn.ravel(), minlength=size * pairs).reshape(size, 2, len(values))
+        else:
+            weights = draw_weights(groups, n, size, rng).astype(np.int64)
+            flat = np.zeros((size, pairs), dtype=np.int64)
+            flat[:, there] = np.add.reduceat(weights[:, order], starts, axis=1)
+            counts = flat.reshape(size, 2, len(values))
         benign, harmful = counts[:, 0], counts[:, 1]
         # A resample of one class has nothing to rank.
         both = benign.sum(axis=1) * harmful.sum(axis=1)
         # Twice the number of benign memes that each score outranks, equal ones counted half: all whole numbers.
         outranked = 2 * benign.cumsum(axis=1) - benign
         aurocs.append(np.einsum("rv,rv->r", harmful, outranked)[both > 0] / (2 * both[both > 0]))
-        briers.append((harmful @ (1 - values) ** 2 + benign @ values**2) / n)
+        briers.append((harmful @ (1 - values) ** 2 + benign @ values**2) / counts.sum(axis=(1, 2)))
     return np.concatenate(aurocs), np.concatenate(briers)
 
 

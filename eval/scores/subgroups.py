@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from scipy.stats import binomtest, fisher_exact
 
@@ -16,6 +17,8 @@ from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
+from eval.datasets.read_tasks import gold_by_meme
+from eval.runs.folder import dataset_of
 from eval.runs.results import Judged, Results
 from eval.scores.compare import SURE, holm
 from eval.scores.metrics import Figure
@@ -23,9 +26,11 @@ from retrieval.text import script_of
 
 NONE = "none"
 """Name of the group of memes that are of no other."""
+NO_LABEL = "no label"
+"""Name of the group of memes of which a task's gold says that they have none of its labels."""
 UNKNOWN = "unknown"
 """Name of the group of memes whose language can't be told."""
-AXES = ("label", "language", "script", "split", "target")
+AXES = ("label", "language", "script", "split", "target", "group")
 """Properties that every meme has, by which they are grouped."""
 
 
@@ -104,8 +109,9 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
 
     Args:
         memes: The memes.
-        axis: One of :data:`AXES`: the data set's own label, the detected language of the text, the script of most of
-            its letters, the split, or the targets that the data set names.
+        axis: One of :data:`AXES`: the card's group (a template, a source), the data set's own label, the language that
+            the card names or else the detected one, the script of most of the text's letters, the split, or the targets
+            that the data set names.
 
     Raises:
         BadRequest: There is no such property.
@@ -114,13 +120,53 @@ def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ..
     if axis not in AXES:
         raise BadRequest(f"Memes can't be grouped by {axis!r}; there are: {', '.join(AXES)}.", field="by")
     named: dict[str, Callable[[JudgedMeme], tuple[str, ...]]] = {
+        "group": lambda meme: (meme.group or NONE,),
         "label": lambda meme: (meme.source_label,),
-        "language": lambda meme: (language_of(meme.text, DETECT) or UNKNOWN,),
+        "language": lambda meme: (meme.language or language_of(meme.text, DETECT) or UNKNOWN,),
         "script": lambda meme: (script_of(meme.text).lower() or NONE,),
         "split": lambda meme: (meme.split,),
         "target": lambda meme: meme.targets or (NONE,),
     }
     return {meme.id: named[axis](meme) for meme in memes}
+
+
+def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Groups of each meme of a run by id, and the names of all groups in order.
+
+    Args:
+        results: Results of the run.
+        by: A task of the data set's card, whose gold labels are the groups: memes of which the task says nothing are of
+            none. Or else a property, as of :func:`groups_by`.
+
+    Raises:
+        BadRequest: There is no such task or property, or the data set's files are not where they were.
+        NotLoaded: Languages are to be detected, and py3langid is not installed.
+    """
+    memes, manifest = [one.meme for one in results.judged], results.manifest
+    try:
+        dataset = dataset_of(manifest) if manifest else None
+    except BadRequest:  # its properties are known without the card
+        dataset = None
+    tasks = {task.id: task for task in dataset.card.all_tasks()} if dataset else {}
+    if dataset is None or manifest is None or by not in tasks:
+        if by not in AXES:
+            named = f" and the tasks {', '.join(tasks)}" if tasks else ""
+            raise BadRequest(
+                f"Memes of {results.name} can't be grouped by {by!r}. There are the properties {', '.join(AXES)}"
+                f"{named}.",
+                field="by",
+            )
+        of_meme = groups_by(memes, by)
+        return of_meme, tuple(sorted({name for names in of_meme.values() for name in names}))
+    court = dataset.card.court_task
+    if manifest.question is not None:
+        gold = {meme.id: meme.tasks[by] for meme in memes if by in meme.tasks}
+    elif court is not None and by == court.id:
+        gold = {meme.id: (meme.source_label,) for meme in memes}
+    else:
+        # Runs of trials keep no labels of other tasks.
+        gold = gold_by_meme(dataset, Path(manifest.data_dir), results.split, by)
+    return {meme: labels or (NO_LABEL,) for meme, labels in gold.items()}, (*tasks[by].labels, NO_LABEL)
 
 
 def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Sequence[str]]) -> SubgroupTable:

@@ -18,8 +18,8 @@ from eval.datasets.items import JudgedMeme
 from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
-from eval.scores.label_metrics import BASELINE_FREE, METRICS, Metric, TaskArrays, draw_weights, metric_of, value_of
-from eval.scores.metrics import RESAMPLES, Figure, share_figure
+from eval.scores.label_metrics import BASELINE_FREE, METRICS, Metric, TaskArrays, metric_of, value_of
+from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of, share_figure
 from eval.scores.resampling import Floats
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
@@ -198,16 +198,6 @@ def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
     )
 
 
-def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
-    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one."""
-    if not any(one.meme.group for one in judged):
-        return None
-    known: dict[str, int] = {}
-    # The NUL keeps a meme without a group from joining one that is called like its id.
-    keys = (one.meme.group or f"\0{one.meme.id}" for one in judged)
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-
-
 def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
     """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
 
@@ -246,7 +236,7 @@ def resampled(
     step = max(1, _AT_ONCE // n)
     parts: list[list[Floats]] = [[] for _ in metrics]
     for start in range(0, resamples, step):
-        weights = draw_weights(groups, n, min(step, resamples - start), rng)
+        weights = resampling.draw_weights(groups, n, min(step, resamples - start), rng)
         for part, metric in zip(parts, metrics, strict=True):
             part.append(metric(arrays, weights))
     return [np.concatenate(part) for part in parts]

@@ -10,9 +10,10 @@ import numpy as np
 from court.errors import BadRequest
 from eval.runs.results import Results
 from eval.scores import resampling
-from eval.scores.label_metrics import draw_weights, metric_of, value_of
-from eval.scores.metrics import RESAMPLES, Figure
-from eval.scores.task_card import arrays_of, group_numbers_of, metrics_of, question_of
+from eval.scores.label_metrics import metric_of, value_of
+from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
+from eval.scores.resampling import draw_weights
+from eval.scores.task_card import arrays_of, metrics_of, question_of
 
 _AT_ONCE = 500
 """Resamples held in memory at once."""

@@ -14,8 +14,8 @@ from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.compare import SURE, mcnemar, signed_interval
 from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
-from eval.scores.metrics import RESAMPLES, Figure
-from eval.scores.task_card import arrays_of, group_numbers_of, metrics_of, question_of, resampled
+from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
+from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
 
 
 @dataclass(frozen=True, slots=True)

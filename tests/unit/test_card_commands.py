@@ -164,6 +164,8 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
     finally:
         server.shutdown()
         server.server_close()
+    away = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert away.returncode == 1 and "could not be had from the hub (ConnectError)" in away.stderr
     assert done.returncode == 0, done.stderr
     assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()
     read = read_by_card(read_card(card), tmp_path / "data", "train")

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -96,6 +97,28 @@ def test_pairing_counts_what_is_hard_for_both():
     alone = card(a, PLAIN).strict.accuracy
     assert paired < 0.6 * (alone.high - alone.low)
     assert ours.sure and ours.difference_accuracy.low > 0
+
+
+def test_memes_of_a_group_are_drawn_together():
+    gold = [True, False] * 60
+    right = [[H, N] * 60, [H, N] * 40 + [N, H] * 20]
+    alone = [results(gold, said, name=name) for name, said in zip("ab", right, strict=True)]
+    over = [
+        dataclasses.replace(
+            one,
+            judged=tuple(
+                dataclasses.replace(each, meme=each.meme.model_copy(update={"group": f"g{place // 20}"}))
+                for place, each in enumerate(one.judged)
+            ),
+        )
+        for one in alone
+    ]
+    singly, whole = compare(*alone, Protocol.PLAIN), compare(*over, Protocol.PLAIN)
+    assert (singly.groups, whole.groups) == (0, 6)
+    assert whole.difference_accuracy.value == singly.difference_accuracy.value == pytest.approx(1 / 3)
+    # Of six groups two are all wrong: what another draw of six would say is hardly known.
+    assert whole.difference_accuracy.low == 0 < singly.difference_accuracy.low
+    assert "6 groups" in " ".join(in_words(whole)) and "groups" not in " ".join(in_words(singly))
 
 
 def test_a_system_is_as_good_as_itself():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from eval.scores.label_metrics import METRICS, TaskArrays, draw_weights, metric_of, value_of
-from eval.scores.resampling import mmae
+from eval.scores.label_metrics import METRICS, TaskArrays, metric_of, value_of
+from eval.scores.resampling import draw_weights, mmae
 
 LABELS = ("north", "south", "east", "west")
 

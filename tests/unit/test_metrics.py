@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 
@@ -378,3 +379,42 @@ def test_noise_of_a_small_test_set():
     for wrong in ((0, 0.5), (10, 1.2)):
         with pytest.raises(ValueError):
             noise(*wrong)
+
+
+def grouped(found, size):
+    """The results with their memes in groups of ``size``, one after the other."""
+    judged = tuple(
+        dataclasses.replace(one, meme=one.meme.model_copy(update={"group": f"g{place // size}"}))
+        for place, one in enumerate(found.judged)
+    )
+    return dataclasses.replace(found, judged=judged)
+
+
+def test_intervals_are_drawn_over_the_groups_that_a_card_names():
+    rng = np.random.default_rng(5)
+    gold, scores = rng.random(40) < 0.5, rng.random(40)
+    said = [H if score > 0.5 else U if score < 0.1 else N for score in scores]
+    plain = results(gold.tolist(), said, score=scores.tolist(), vote_harmful=(scores > 0.4).tolist())
+    many = [np.repeat(np.array(values, dtype=object), 10).tolist() for values in (gold, said, scores, scores > 0.4)]
+    tenfold = results(many[0], many[1], score=many[2], vote_harmful=many[3])
+    alone, over = card(plain, Protocol.PLAIN), card(grouped(tenfold, 10), Protocol.PLAIN)
+    assert (alone.groups, over.groups, over.n) == (0, 40, 400)
+    for name in ("strict.accuracy", "strict.macro_f1", "coverage", "auroc", "auroc_decided", "brier", "vote.accuracy"):
+        one, ten, singly = (
+            functools.reduce(getattr, name.split("."), each)
+            for each in (alone, over, card(grouped(tenfold, 1), Protocol.PLAIN))
+        )
+        # Ten copies of each meme say no more than one of each.
+        assert ten.value == pytest.approx(one.value)
+        assert (ten.low, ten.high) == pytest.approx((one.low, one.high), abs=0.03)
+        assert singly.high - singly.low < 0.6 * (ten.high - ten.low)
+
+
+def test_levels_and_groups_of_different_sizes():
+    levels = [Level.NOT_HARMFUL, Level.VERY_HARMFUL, Level.SOMEWHAT_HARMFUL] * 20
+    ours = results(levels, [H] * 60, level=[Level.VERY_HARMFUL] * 60, protocols=(Protocol.MERGED,))
+    uneven = dataclasses.replace(ours, judged=(*grouped(ours, 1).judged[:30], *(grouped(ours, 20).judged[30:])))
+    found = card(uneven, Protocol.MERGED)
+    assert found.mmae.value == pytest.approx(1.0) and found.mmae.low <= 1 <= found.mmae.high
+    accuracy = found.strict.accuracy
+    assert accuracy.value == pytest.approx(2 / 3) and accuracy.low < accuracy.value < accuracy.high

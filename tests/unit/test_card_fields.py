@@ -1,0 +1,154 @@
+"""Language, group and votes of a data set's card: in runs, subgroups, annotators' figures and exports."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from eval.cli import cli
+from eval.datasets.known import find_dataset
+from eval.datasets.read import read_split
+from eval.runs.results import read_results
+from eval.scores.annotators import card_votes
+from eval.scores.subgroups import NO_LABEL, NONE, groups_of
+
+CARD = """
+format = 1
+id = "postcards"
+title = "Memes by post"
+source_url = "https://postcards.example"
+layout = { kind = "jsonl" }
+fields = { id = "id", text = "text", language = "tongue", group = "template" }
+[[splits]]
+name = "train"
+role = "train"
+files = ["train.jsonl"]
+[[splits]]
+name = "test"
+role = "test"
+files = ["test.jsonl"]
+[[tasks]]
+id = "harm"
+kind = "binary"
+of = "votes"
+votes = { rule = "majority" }
+map = { "1" = "bad", "0" = "good" }
+court = { harmful = ["bad"], benign = ["good"] }
+[[tasks]]
+id = "mood"
+kind = "multi"
+of = "mood"
+labels = ["merry", "grim"]
+missing = "none"
+"""
+
+
+def rows(split, n):
+    for number in range(n):
+        bad = number % 2
+        yield {
+            "id": f"{split}{number}",
+            "text": f"people from {'Blueland are to be thrown out' if bad else 'Redhill bake'}, letter {number}",
+            "tongue": "de" if number % 3 == 0 else "",
+            "template": f"card {number // 2}",
+            "votes": [bad, bad, 1 - bad if number < 2 else bad],
+            "mood": None if number == 0 else ["grim"] if bad else [],
+        }
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "card.toml").write_text(CARD)
+    for split, n in (("train", 16), ("test", 6)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows(split, n))
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    return tmp_path
+
+
+def invoke(*args, code=0):
+    told = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert told.exit_code == code, told.output
+    return told.stdout if code == 0 else told.output
+
+
+def test_a_split_s_memes_have_the_fields_of_the_card_and_the_votes_on_harm(data):
+    memes = read_split(find_dataset(str(data / "card.toml")), data, "test").memes
+    assert [meme.language for meme in memes] == ["de", "", "", "de", "", ""]
+    assert [meme.group for meme in memes] == ["card 0", "card 0", "card 1", "card 1", "card 2", "card 2"]
+    assert memes[1].shares == {"harm": {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}}
+    assert {meme.annotators["harm"] for meme in memes} == {3}
+
+
+@pytest.mark.slow
+def test_what_the_card_says_of_memes_reaches_all_that_is_made_of_a_run(data, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
+    run = ("run", "--dataset", data / "card.toml", "--data", data, "--text-only")
+    invoke(*run, "--language", "card", "--out", data / "run")
+    results = read_results(data / "run")
+    assert results.manifest is not None and results.manifest.language == "card"
+    invoke("run", "--resume", data / "run")
+
+    groups, names = groups_of(results, "mood")
+    assert names == ("merry", "grim", NO_LABEL) and "test0" not in groups
+    assert groups["test1"] == ("grim",) and groups["test2"] == (NO_LABEL,)
+    assert groups_of(results, "group")[0]["test4"] == ("card 2",)
+    by_mood = json.loads(invoke("subgroups", data / "run", "--by", "mood", "--json"))["tables"][0]["groups"]
+    assert {one["name"]: one["n"] for one in by_mood} == {"grim": 3, NO_LABEL: 2, NONE: 1}
+    # The same rule, but that memes of no group have no row of their own.
+    parts = json.loads(invoke("report", data / "run", "--by", "mood", "--json"))["by"]
+    assert {one["label"]: one["n"] for one in parts} == {"grim": 3, NO_LABEL: 2}
+    parts = json.loads(invoke("report", data / "run", "--by", "language", "--json"))["by"]
+    assert {one["label"]: one["n"] for one in parts}["de"] >= 2
+    assert "mood" in invoke("subgroups", data / "run", "--by", "weather", code=1)
+
+    assert len(card_votes(results)) == 18
+    found = json.loads(invoke("labels", "annotators", data / "run", "--json"))
+    assert (found["agreement"]["memes"], found["agreement"]["votes"]) == (6, 18)
+    assert found["agreement"]["unanimous"]["value"] == pytest.approx(4 / 6)
+    assert found["runs"][0]["scored"] == 6
+
+    invoke("export", data / "run", "--parquet", data / "run.parquet")
+    table = pq.read_table(data / "run.parquet").to_pylist()
+    assert [(row["language"], row["group"]) for row in table] == [
+        (m.meme.language, m.meme.group) for m in results.judged
+    ]
+    invoke("export", data / "run", "--every-eval-ever", data / "eee", "--organization", "Blueland Institute")
+    (record,) = (data / "eee").rglob("*.json")
+    first, *_ = json.loads(record.read_text())["evaluation_results"]
+    assert first["source_data"]["url"] == ["https://postcards.example"]
+    assert first["score_details"]["uncertainty"]["confidence_interval"]["method"] == "bootstrap over groups of memes"
+
+
+@pytest.mark.slow
+def test_answers_to_a_question_are_exported_and_never_taken_for_verdicts(data, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
+    asked = data / "asked"
+    named = ("--dataset", data / "card.toml", "--data", data)
+    invoke("classify", *named, "--task", "mood", "--inputs", "text", "--out", asked)
+    results = read_results(asked)
+    assert len(results.judged) == 5
+    for command in (("subgroups", asked, "--by", "label"), ("labels", "noise", asked)):
+        assert "holds no verdicts" in invoke(*command, code=1)
+    invoke("export", asked, "--parquet", data / "asked.parquet")
+    for row, one in zip(pq.read_table(data / "asked.parquet").to_pylist(), results.judged, strict=True):
+        assert row["outcome"] == "ANSWERED" and row["gold_mood"] == list(one.meme.tasks["mood"])
+        assert row["said_mood"] == list(one.prediction.said["mood"].labels)
+    invoke("export", asked, "--every-eval-ever", data / "eee", "--organization", "Blueland Institute")
+    (record,) = (data / "eee").rglob("*.json")
+    first, *rest = json.loads(record.read_text())["evaluation_results"]
+    assert first["evaluation_name"].endswith("(mood): exact") and len(rest) > 3
+    (lines,) = (data / "eee").rglob("*_samples.jsonl")
+    samples = [json.loads(line) for line in lines.read_text().splitlines()]
+    share = sum(sample["evaluation"]["score"] for sample in samples) / len(samples)
+    assert share == pytest.approx(first["score_details"]["score"])
+
+
+def test_a_language_that_is_none_is_told_before_anything_is_made(data, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_HOME", str(data / "home"))
+    run = ("run", "--dataset", data / "card.toml", "--data", data, "--text-only", "--language", "card")
+    (data / "test.jsonl").write_text((data / "test.jsonl").read_text().replace('"de"', '"not a tag"'))
+    assert "no BCP 47 tag" in invoke(*run, "--out", data / "run", code=1)
+    (data / "test.jsonl").write_text((data / "test.jsonl").read_text().replace('"not a tag"', '""'))
+    assert "names no language" in invoke(*run, "--out", data / "run", code=1)
+    assert not (data / "run" / "manifest.json").exists()
