@@ -27,8 +27,8 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
             --inspect`` puts into the metadata of a sample; in other logs, the answer of the log's first scorer.
 
     Returns:
-        Numbers of the samples, counted from 1 in the order of their ids, with ``id`` and ``label``, of our own logs ``score`` and ``level`` too;
-        or what is wrong with the sample.
+        Numbers of the samples, counted from 1 in the order of their ids, with ``id`` and ``label``, of our own logs
+        ``score`` and ``level`` too; or what is wrong with the sample.
 
     Raises:
         BadRequest: The file is no log, or has no such scorer, or its scorer gives no answers.
