@@ -199,7 +199,7 @@ def _golds(samples: Samples, manifest: ProbeManifest) -> dict[str, _Gold]:
 def _picture(id_: str, gold: _Gold) -> Path:
     meme, folder, sample = gold
     path = picture_path(folder, meme.image) if folder else None
-    if folder and path is None:
+    if folder and meme.image and path is None:
         raise BadRequest(
             f"The picture of {id_!r} leads out of {sample.data}, by its name or as a link: it is not copied.",
             reason="PICTURE_REFUSED",

@@ -173,6 +173,10 @@ def test_pictures_outside_of_the_data_are_not_copied(tmp_path, probed, data):
     (again / "train.jsonl").write_text(rows)
     assert export_exam(probed, of(again), tmp_path / "shorter", threshold=6).train == 18
     assert all(b"not yours" not in path.read_bytes() for path in (tmp_path / "shorter").rglob("*.*"))
+    # A row without a picture's name has none, which is no attempt to lead out.
+    (again / "train.jsonl").write_text(rows.replace("img/t4.png", ""))
+    exam = export_exam(probed, of(again), tmp_path / "nameless", threshold=6)
+    assert exam.train == 17
     (again / "img/t3.png").unlink()
     (again / "img/t3.png").symlink_to(outside)
     assert refusal(probed, of(again), tmp_path / "exam").reason == "PICTURE_REFUSED"
