@@ -11,6 +11,7 @@ import numpy as np
 
 from court.errors import BadRequest
 from eval.arena.agreement import HumanAgreement, HumanVerdict, human_agreement
+from eval.arena.answer_language import LanguageShare, answer_languages
 from eval.arena.bias import BiasReport, bias_report
 from eval.arena.boards import Board, board_of
 from eval.arena.contrasts import SettingContrast, contrasts
@@ -47,6 +48,7 @@ class Target:
         tokens: Number of tokens; None likewise.
         as_judge: Battles that it judged.
         unjudged: Battles that it was asked about and said nothing usable.
+        in_language: Languages of its answers; None where no question asks for one.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Target:
     tokens: float
     as_judge: int
     unjudged: int
+    in_language: LanguageShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,11 @@ class Leaderboard:
     other_vote: Board | None = None
     contrasts: tuple[SettingContrast, ...] = ()
 
+    @property
+    def asks_for_languages(self) -> bool:
+        """True if a question asks for a language."""
+        return any(target.in_language is not None for target in self.targets)
+
     def board(self, dimension: str) -> Board:
         """Returns the board of one dimension. Raises KeyError if there is none."""
         return {board.dimension: board for board in self.boards}[dimension]
@@ -133,6 +141,7 @@ def leaderboard(root: Path, humans: Sequence[HumanVerdict] = ()) -> Leaderboard:
 
     Raises:
         BadRequest: There is none, or no battle yet.
+        NotLoaded: A question asks for a language, and py3langid is not installed.
     """
     folder = ArenaFolder(root)
     manifest, events = folder.manifest(), folder.events()
@@ -203,6 +212,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
             judged[event.judge] += 1
         elif isinstance(event, NotJudged):
             unjudged[event.judge] += 1
+    languages = answer_languages(events)
     told = []
     for name in manifest.settings.targets:
         entry, given = manifest.models[name], answers[name]
@@ -217,6 +227,7 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
                 tokens=float(np.mean([one.tokens_out for one in given])) if given else 0.0,
                 as_judge=judged[name],
                 unjudged=unjudged[name],
+                in_language=languages.get(name),
             )
         )
     return tuple(told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.arena.boards import BoardRow
-from eval.arena.leaderboard import Leaderboard
+from eval.arena.leaderboard import Leaderboard, Target
 from eval.arena.words import SETTING_WORDS
 from eval.scores.tables import table
 
@@ -23,6 +23,8 @@ def as_text(board: Leaderboard) -> str:
     ]
     rows = [[*(["group"] if overall.grouped else []), "place", "model", "rating", "Elo", "won", "battles", "answered"]]
     other = board.other_vote
+    if board.asks_for_languages:
+        rows[0].append("in language")
     if other:
         rows[0].append("pooled" if settings.vote == "majority" else "joint vote")
     targets = {target.model: target for target in board.targets}
@@ -38,6 +40,7 @@ def as_text(board: Leaderboard) -> str:
                 "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
                 f"{row.battles:,}",
                 f"{target.answered:,} of {target.answered + sum(target.unanswered.values()):,}",
+                *([_in_language(target)] if board.asks_for_languages else []),
                 *([_rating(next(one for one in other.rows if one.model == row.model))] if other else []),
             ]
         )
@@ -74,6 +77,11 @@ def as_text(board: Leaderboard) -> str:
     usd = sum(one.usd for one in board.spent.values())
     lines += ["", f"Asked: {calls:,} calls, {tokens:,} tokens, US$ {usd:.2f}."]
     return "\n".join(lines)
+
+
+def _in_language(target: Target) -> str:
+    one = target.in_language
+    return "–" if one is None or one.share is None else f"{100 * one.share:.1f} % of {one.told:,}"
 
 
 def _place(row: BoardRow, number: int | None) -> str:

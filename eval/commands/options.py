@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eval.datasets.protocol import Protocol
     from eval.models.samples import Samples
     from eval.models.vllm_session import VllmChoice
+    from eval.probe.folder import ProbeManifest
     from eval.runs.folder import RunFolder
     from eval.runs.progress import Progress
     from eval.studies.arms import Arm, Study
@@ -103,13 +104,22 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
     return one_set(dataset, given["data"], split, limit=given["limit"], only=read)
 
 
-def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | None) -> Samples | None:
-    """The memes of an arena that is there; None where neither names their data.
+def arena_samples(
+    manifest: ArenaManifest | ProbeManifest,
+    data: Path | None,
+    models: Path | None,
+    *,
+    dataset: str = "",
+    table_name: str = "arena",
+) -> Samples | None:
+    """The memes of an arena or a probe that is there; None where neither names their data.
 
     Args:
-        manifest: Manifest of the arena.
+        manifest: Manifest of the arena or the probe.
         data: Directory of its data set, where it has one.
-        models: File of models whose table ``[arena]`` names its data sets.
+        models: File of models whose table ``[arena]`` or ``[probe]`` names its data sets.
+        dataset: Id or card of the data set in ``data``; the manifest's where it is empty.
+        table_name: Name of that table.
 
     Raises:
         BadRequest: The table can't be used.
@@ -119,11 +129,11 @@ def arena_samples(manifest: ArenaManifest, data: Path | None, models: Path | Non
 
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
-        return one_set(dataset_of(manifest.dataset), data, manifest.split, limit=manifest.limit, only=only)
+        return one_set(dataset_of(dataset or manifest.dataset), data, manifest.split, limit=manifest.limit, only=only)
     if models is None:
         return None
-    table = read_models(models).rest.get("arena", {})
-    read = read_samples(table, "[arena] in the file of models", models.parent)
+    table = read_models(models).rest.get(table_name, {})
+    read = read_samples(table, f"[{table_name}] in the file of models", models.parent)
     return read if isinstance(read, Samples) else None
 
 

@@ -191,6 +191,57 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
         raise click.ClickException(error.message) from None
 
 
+@probe.command()
+@click.argument("folder", metavar="PROBE", type=click.Path(path_type=Path))
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="The exam's folder, a new one.")
+@click.option("--data", type=click.Path(path_type=Path), help="The directory of the data set that was probed.")
+@click.option("--dataset", default="", metavar="CARD", help="Its card, where it is one of your own.")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    help="The file of models whose table [probe] names the data sets, where there are several.",
+)
+@click.option(
+    "--threshold",
+    type=click.IntRange(0, 10),
+    default=4,
+    show_default=True,
+    help="Up to which score an explanation has failed.",
+)
+@click.option("--without-train", is_flag=True, help="Leave the train split out: runs then need --library.")
+def export_exam(folder: Path, target: Path, **given: Any) -> None:
+    """Writes the memes that the target of PROBE failed to explain as a data set, so that trials are held on them.
+
+    Its folder has the rows (exam.jsonl), the pictures, the train split for precedents (train.jsonl; its pictures are
+    links where the disk has them) and a card (exam.toml). The memes are the data set's own, with their gold labels;
+    rewritten texts never leave the probe.
+    """
+    from court.errors import CourtError
+    from eval.commands.options import arena_samples
+    from eval.probe import exam
+    from eval.probe.folder import ProbeFolder
+
+    if (given["data"] is None) == (given["models"] is None):
+        raise click.UsageError("Name the data set with --data, or several with --models: one of the two.")
+    try:
+        manifest = ProbeFolder(folder).manifest()
+        samples = arena_samples(manifest, given["data"], given["models"], dataset=given["dataset"], table_name="probe")
+        if samples is None:
+            raise click.UsageError("[probe] in the file of models names no data sets (sample). Name one with --data.")
+        written = exam.export_exam(
+            folder, samples, target, threshold=given["threshold"], with_train=not given["without_train"]
+        )
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or target} can't be written: {error.strerror}.") from None
+    if written.without_picture:
+        click.echo(f"{written.without_picture:,} memes of the train split have no picture, and are left out.", err=True)
+    library = "" if written.train else " --library LIBRARY"
+    click.echo(f"{written.memes:,} memes, {written.harmful:,} of them harmful, in {target}. Hold trials on them:")
+    click.echo(f"memecourt-eval run --dataset {written.card} --data {target} --out runs/{written.id}{library}")
+
+
 probe.add_command(rate_probe)
 
 

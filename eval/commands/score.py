@@ -15,18 +15,31 @@ import click
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="The directory that it lies in.")
 @click.option("--split", required=True, help="Which split of it.")
 @click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the data set]")
+@click.option(
+    "--scorer", default="", metavar="NAME", help="Of a log of Inspect AI: whose answers. [default: the first]"
+)
 @click.option("--name", help="What to call the system. [default: the file's name]")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
 def score(
-    file: Path, id_: str, data: Path, split: str, protocol: str | None, name: str | None, seed: int, as_json: bool
+    file: Path,
+    id_: str,
+    data: Path,
+    split: str,
+    protocol: str | None,
+    scorer: str,
+    name: str | None,
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Scores the predictions in FILE against the gold labels of a split.
 
-    FILE is CSV with a header or JSON a line, with an id and a label each: harmful, not_harmful, 1, 0, true, false, or
-    the data set's own words; undecided, or empty for no answer. A score (probability of harm, from 0 to 1) and, for
-    data sets of three levels, a level may stand beside them. Faults are told by line, and nothing is scored until they
-    are gone. A meme that FILE says nothing of has failed: it is wrong in the strict figures.
+    FILE is CSV with a header, JSON a line or Parquet, with an id and a label each: harmful, not_harmful, 1, 0, true,
+    false, or the data set's own words; undecided, or empty for no answer. A score (probability of harm, from 0 to 1)
+    and, for data sets of three levels, a level may stand beside them. Or it is a log of Inspect AI (….eval, ….json),
+    whose samples have the memes' ids and whose scorer's answers are labels. Faults are told by line, row or sample, and
+    nothing is scored until they are gone. A meme that FILE says nothing of has failed: it is wrong in the strict
+    figures.
 
     Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
@@ -41,7 +54,7 @@ def score(
     protocols = protocols_of(protocol, dataset.protocols)
     try:
         read = read_split(dataset, data, split)
-        scored = read_predictions(file, read.memes)
+        scored = read_predictions(file, read.memes, scorer=scorer)
         results = scored.results(
             read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols
         )

@@ -125,8 +125,8 @@ def draft_card(data: Path, id_: str = "") -> str:
     id_ = re.sub(r"[^a-z0-9]+", "-", (id_ or folder.resolve().name).lower()).strip("-") or "mine"
     lines = [
         f"format = {FORMAT}",
-        f"id = {_quoted(id_)} {_CHECK}",
-        f"title = {_quoted(id_)} {_CHECK}",
+        f"id = {quoted(id_)} {_CHECK}",
+        f"title = {quoted(id_)} {_CHECK}",
         f'citation = "" {_CHECK} who made it',
         f'licence = "" {_CHECK} on what terms',
         f'source_url = "" {_CHECK} where its authors publish it',
@@ -241,7 +241,7 @@ def _split_column(columns: Mapping[str, _Column]) -> str:
 
 
 def _layout(found: _Found, folder: Path, picture: str) -> list[str]:
-    lines = ["[layout]", f"kind = {_quoted(found.kind)}"]
+    lines = ["[layout]", f"kind = {quoted(found.kind)}"]
     if picture:
         # Where most pictures lie, of a sample; a folder that has some at its top is taken as it is.
         places = Counter(
@@ -260,9 +260,9 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
         lines = []
         for value, count in found.columns[column].values.items():
             lines += [
-                *("[[splits]]", f"name = {_quoted(value)}", f"role = {_quoted(_role(value))} {_CHECK}"),
+                *("[[splits]]", f"name = {quoted(value)}", f"role = {quoted(_role(value))} {_CHECK}"),
                 f"files = {_list(path.relative_to(folder).as_posix() for path in found.paths)}",
-                f"where = {{ {_key(column)} = {_quoted(value)} }}",
+                f"where = {{ {_key(column)} = {quoted(value)} }}",
                 f"# rows = {count}",
             ]
         return [*lines, ""]
@@ -274,8 +274,8 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
         alike = sum(one.stem == path.stem for one in found.paths) > 1
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if alike else path.stem)
         lines += [
-            *("[[splits]]", f"name = {_quoted(name)}"),
-            f"role = {_quoted(_role(path.stem))} {_CHECK}",
+            *("[[splits]]", f"name = {quoted(name)}"),
+            f"role = {quoted(_role(path.stem))} {_CHECK}",
             f"files = {_list([place.as_posix()])}",
             f"# rows = {found.rows[path]}{whole}",
         ]
@@ -292,9 +292,9 @@ def _fields(found: _Found, names: Mapping[str, str]) -> list[str]:
     lines = ["[fields]"]
     for name in ("id", "picture", "text", "language", "group"):
         if names[name]:
-            lines.append(f"{name} = {_quoted(names[name])} {_CHECK}")
+            lines.append(f"{name} = {quoted(names[name])} {_CHECK}")
     others = [name for name in found.columns if name not in names.values()]
-    return [*lines, f"# other columns: {', '.join(_quoted(name) for name in others)}", ""]
+    return [*lines, f"# other columns: {', '.join(quoted(name) for name in others)}", ""]
 
 
 def _task(name: str, column: _Column) -> list[str]:
@@ -303,27 +303,28 @@ def _task(name: str, column: _Column) -> list[str]:
     id_ = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "label"
     lines = [
         "[[tasks]]",
-        f"id = {_quoted(id_)}",
-        f"kind = {_quoted(kind)} {_CHECK} binary, ordinal, single or multi",
-        f"of = {_quoted(name)}",
-        f"map = {{ {', '.join(f'{_quoted(value)} = {_quoted(value)}' for value in values)} }} {_CHECK} value = label",
+        f"id = {quoted(id_)}",
+        f"kind = {quoted(kind)} {_CHECK} binary, ordinal, single or multi",
+        f"of = {quoted(name)}",
+        f"map = {{ {', '.join(f'{quoted(value)} = {quoted(value)}' for value in values)} }} {_CHECK} value = label",
     ]
     if column.missing:
         lines.append(f'missing = "none" {_CHECK} {column.missing:,} of {column.rows:,} rows have none')
     if kind != "multi":
         # As a comment: which label is harmful is not to be guessed.
-        lines.append(f"# court = {{ harmful = [{_quoted(values[-1])}], benign = [{_quoted(values[0])}] }} {_CHECK}")
+        lines.append(f"# court = {{ harmful = [{quoted(values[-1])}], benign = [{quoted(values[0])}] }} {_CHECK}")
     return [*lines, f"# seen: {', '.join(f'{count:,} {value}' for value, count in sorted(column.values.items()))}", ""]
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Writes a text as a string of TOML."""
     # A basic string of TOML is one of JSON, but for DEL.
     return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 
 def _list(names: Iterable[str]) -> str:
-    return f"[{', '.join(_quoted(name) for name in dict.fromkeys(names))}]"
+    return f"[{', '.join(quoted(name) for name in dict.fromkeys(names))}]"

@@ -39,6 +39,8 @@ class LanguageDetector:
                 reason="LANGUAGES_NOT_INSTALLED",
             ) from None
         self._identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        self.languages = frozenset(map(str, self._identifier.labels)) - {_NO_LANGUAGE}
+        """Codes of the languages that it can tell."""
 
     def language_of(self, text: str) -> str:
         """ISO 639-1 code of the language of a text; empty where it has too few letters, or none is likely enough."""

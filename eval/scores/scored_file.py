@@ -1,8 +1,9 @@
 """Anyone's predictions, from a file: so that another system is scored by the same rules as the court.
 
-A file is CSV with a header, or JSON a line. ``id`` and ``label`` must be there; ``score`` (a probability of harm) and
-``level`` may be. A file with anything in it that is not understood is refused as a whole, each fault by its line: half
-a file would be scored as if the other half had been left blank.
+A file is CSV with a header, JSON a line, Parquet, or a log of Inspect AI (:mod:`eval.scores.prediction_rows`). ``id``
+and ``label`` must be there; ``score`` (a probability of harm) and ``level`` may be. A file with anything in it that is
+not understood is refused as a whole, each fault by its line, row or sample: half a file would be scored as if the other
+half had been left blank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
-from eval.scores.meme_rows import table_records
+from eval.scores.prediction_rows import prediction_rows
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _TOLD = 10
@@ -73,12 +74,18 @@ class _LineFault(Exception):
     """Fault in a line; its message does not quote the meme."""
 
 
-def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
+def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "") -> ScoredFile:
     """Reads the predictions in ``path`` for ``memes``.
 
+    Args:
+        path: The file.
+        memes: Memes of the split, in its order.
+        scorer: Scorer of a log of Inspect AI whose answers are the labels.
+
     Raises:
-        BadRequest: The file can't be read, or a line is at fault: an id that is unknown or stands twice, a label that
+        BadRequest: The file can't be read, or a row is at fault: an id that is unknown or stands twice, a label that
             is none of ours, a score or level that is none.
+        NotLoaded: The library that reads a file of this kind is not installed.
     """
     known = {meme.id: meme for meme in memes}
     levelled = any(meme.level is not None for meme in memes)
@@ -87,14 +94,15 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
     said: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
     faults: list[str] = []
-    for line, record in table_records(path, ("id", "label"), "predictions"):
+    unit, records = prediction_rows(path, scorer)
+    for line, record in records:
         try:
             if isinstance(record, str):
                 raise _LineFault(record)
             columns.update(dict.fromkeys(record))
             id_ = _id(record)
             if id_ in seen:
-                raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in line {seen[id_]} already")
+                raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
             # Before it is looked up, so that an unknown id that comes again is reported as a double.
             seen[id_] = line
             if id_ not in known:
@@ -103,7 +111,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
                 raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
             said[id_] = _prediction(id_, record, words, levelled=levelled)
         except _LineFault as fault:
-            faults.append(f"line {line}: {fault}")
+            faults.append(f"{unit} {line}: {fault}")
     if not faults and not seen:
         faults.append("it holds no predictions")
     if faults:
@@ -112,7 +120,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme]) -> ScoredFile:
         raise BadRequest(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + rest, reason="PREDICTIONS_UNUSABLE"
         )
-    said = _with_benign_levels(said, seen, path)
+    said = _with_benign_levels(said, {id_: f"{unit} {line}" for id_, line in seen.items()}, path)
     return ScoredFile(
         predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),
         missing=tuple(meme.id for meme in memes if meme.id not in said),
@@ -130,7 +138,7 @@ def _hint(id_: str, known: Collection[str]) -> str:
     return f"; is it {alike[0][:_SHOWN]!r}, whose id was changed by what wrote the file?" if len(alike) == 1 else ""
 
 
-def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], path: Path) -> dict[str, Prediction]:
+def _with_benign_levels(said: dict[str, Prediction], places: Mapping[str, str], path: Path) -> dict[str, Prediction]:
     """In a file that names levels, not harmful is one of them; harmful alone is none, and would leave a gap.
 
     Levels of some of the harmful memes only would make an error in levels of whichever memes have one.
@@ -142,7 +150,7 @@ def _with_benign_levels(said: dict[str, Prediction], lines: Mapping[str, int], p
     if gaps:
         raise BadRequest(
             f"{path.name} gives levels of some memes, but of {len(gaps):,} others it says harmful and not how much, "
-            f"the first in line {lines[gaps[0]]}. Give a level (somewhat or very harmful) to all of them, or to none.",
+            f"the first in {places[gaps[0]]}. Give a level (somewhat or very harmful) to all of them, or to none.",
             reason="PREDICTIONS_UNUSABLE",
         )
     return {

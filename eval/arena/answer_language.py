@@ -1,0 +1,106 @@
+"""Languages of answers: the share of each model's answers that are in the language that their question asks for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from eval.arena.events import Answered, Event, TaskFormulated
+from eval.datasets.language import shared_detector
+
+FEWEST_LETTERS = 20
+"""Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""
+_LETTERS = re.compile(r"[^\W\d_]")
+_ALIKE = {
+    **dict.fromkeys(("cmn", "wuu", "yue"), "zh"),
+    **dict.fromkeys(("nb", "nn"), "no"),
+    **dict.fromkeys(("ary", "arz"), "ar"),
+    **dict.fromkeys(("bs", "hr", "sh"), "sr"),
+    **{"ms": "id", "in": "id", "iw": "he", "fil": "tl", "uzs": "uz"},
+}
+"""Tags of one written language, or of languages that share most words, so that a detector's word is no proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageShare:
+    """Languages of a model's answers to questions that ask for one.
+
+    Attributes:
+        told: Number of answers whose language could be told.
+        right: Number of those in the language that was asked for.
+        short: Number of answers with too few letters.
+        untold: Number of answers whose language could not be told, or whose question asks for one that no detector
+            knows.
+        others: Languages of answers that are in another, with their numbers, the most frequent first.
+    """
+
+    told: int
+    right: int
+    short: int
+    untold: int
+    others: dict[str, int]
+
+    @property
+    def share(self) -> float | None:
+        """Share of answers in the language that was asked for; None where none could be told."""
+        return self.right / self.told if self.told else None
+
+
+def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
+    """Detects the languages of answers, by model; of models without a question that asks for one there is none.
+
+    Each round's answer counts by itself: each is asked for in that language.
+
+    Raises:
+        NotLoaded: A question asks for a language, and py3langid is not installed.
+    """
+    asked: dict[tuple[str, int], str] = {}
+    answers: list[Answered] = []
+    for event in events:
+        if isinstance(event, TaskFormulated) and event.language:
+            asked[event.meme, event.task] = event.language
+        elif isinstance(event, Answered):
+            answers.append(event)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    others: dict[str, Counter[str]] = defaultdict(Counter)
+    # After the whole record: several memes are under way at once.
+    for answer in answers:
+        if (wanted := asked.get((answer.meme, answer.task))) is None:
+            continue
+        for text in answer.reasoning:
+            outcome, found = _outcome(text, wanted)
+            counts[answer.target][outcome] += 1
+            if outcome == "wrong":
+                others[answer.target][found] += 1
+    return {
+        target: LanguageShare(
+            told=count["right"] + count["wrong"],
+            right=count["right"],
+            short=count["short"],
+            untold=count["untold"],
+            others=dict(others[target].most_common()),
+        )
+        for target, count in counts.items()
+    }
+
+
+def _outcome(text: str, wanted: str) -> tuple[str, str]:
+    """``right``, ``wrong``, ``short`` or ``untold``, and the language that was detected."""
+    if len(_LETTERS.findall(text)) < FEWEST_LETTERS:
+        return "short", ""
+    detector = shared_detector()
+    language = _plain(wanted)
+    if language not in {_plain(one) for one in detector.languages}:
+        return "untold", ""
+    found = detector.language_of(text)
+    if not found:
+        return "untold", ""
+    return "right" if _plain(found) == language else "wrong", found
+
+
+def _plain(tag: str) -> str:
+    """The language of a BCP 47 tag, without script and region."""
+    language = tag.replace("_", "-").partition("-")[0].lower()
+    return _ALIKE.get(language, language)

@@ -1,0 +1,107 @@
+"""Answers from a log of Inspect AI, as rows of predictions: a sample a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from court.errors import BadRequest, NotLoaded
+from eval.runs.prediction import Outcome
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalSample
+
+    from retrieval.library.tables import Record
+
+_BIG = frozenset({"events", "attachments", "messages", "store"})
+"""Parts of a sample that are passed over: they are nearly all of a log."""
+
+
+def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
+    """Reads a log, ``….eval`` or ``….json``.
+
+    Args:
+        path: The file.
+        scorer: Scorer whose answers are the labels. Where it is empty, the prediction that ``memecourt-eval export
+            --inspect`` puts into the metadata of a sample; in other logs, the answer of the log's first scorer.
+
+    Returns:
+        Numbers of the samples, counted from 1 in the order of their ids, with ``id`` and ``label``, of our own logs
+        ``score`` and ``level`` too; or what is wrong with the sample.
+
+    Raises:
+        BadRequest: The file is no log, or has no such scorer, or its scorer gives no answers.
+        NotLoaded: Inspect AI is not installed.
+    """
+    samples = _samples(path)
+    names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
+    if scorer and scorer not in names:
+        raise BadRequest(
+            f"{path.name} has no scorer {scorer!r}. It has: {', '.join(names) or 'none'}.",
+            reason="PREDICTIONS_UNUSABLE",
+            field="scorer",
+        )
+    by = scorer or (names[0] if names else "")
+    predicted = not scorer and any(_prediction(sample) is not None for sample in samples)
+    # A scorer that only marks right and wrong would otherwise make every meme a failure of the system.
+    if samples and not predicted and not any(_answer(sample, by) for sample in samples):
+        raise BadRequest(
+            f"{path.name} has no answers{f' by the scorer {by!r}' if by else ', as nothing in it was scored'}: labels "
+            f"are read from what a scorer sets as answer. Scorers: {', '.join(names) or 'none'}; name one with "
+            "--scorer.",
+            reason="PREDICTIONS_UNUSABLE",
+            field="scorer",
+        )
+    return ((number, _record(sample, "" if predicted else by)) for number, sample in enumerate(samples, 1))
+
+
+def _samples(path: Path) -> list[EvalSample]:
+    try:
+        from inspect_ai.log import read_eval_log
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "inspect_ai":
+            raise
+        raise NotLoaded(
+            f"{path.name} is read by Inspect AI, which is not installed. Install it with: "
+            "pip install 'memecourt[inspect]'",
+            reason="INSPECT_MISSING",
+        ) from None
+    try:
+        return read_eval_log(str(path), exclude_fields=set(_BIG)).samples or []
+    # A damaged archive raises errors of whatever reads its parts: zipfile, zlib, zstandard, ijson, pydantic.
+    except Exception as error:
+        raise BadRequest(
+            f"{path.name} can't be read as a log of Inspect AI ({type(error).__name__}). Predictions as JSON go into a "
+            "file with an object a line.",
+            reason="SOURCE_UNREADABLE",
+        ) from None
+
+
+def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
+    """A sample's row: by the scorer's answer, or where none is named by the prediction in its metadata."""
+    if sample.epoch > 1:
+        return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
+    if not scorer:
+        said = _prediction(sample)
+        if said is None:
+            return "its metadata has no prediction, and that of others has"
+        # A failure is no label: an empty one is what says that there is no answer.
+        label = "" if said["outcome"] == Outcome.FAILED else said["outcome"]
+        return {"id": sample.id, "label": label, "score": said.get("score"), "level": said.get("level")}
+    if sample.error is not None:
+        return {"id": sample.id, "label": ""}
+    if scorer not in (sample.scores or {}):
+        return f"it has no score by {scorer!r}, and no error"
+    return {"id": sample.id, "label": _answer(sample, scorer)}
+
+
+def _answer(sample: EvalSample, scorer: str) -> str:
+    """The scorer's answer; empty where it found none."""
+    score = (sample.scores or {}).get(scorer)
+    return (score.answer or "").strip() if score is not None else ""
+
+
+def _prediction(sample: EvalSample) -> Mapping[str, Any] | None:
+    said = sample.metadata.get("prediction")
+    return said if isinstance(said, Mapping) and said.get("outcome") in set(Outcome) else None

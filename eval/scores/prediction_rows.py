@@ -1,0 +1,93 @@
+"""Rows of a file of predictions, whichever way it is written: CSV, JSON a line, Parquet, or a log of Inspect AI."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from court.errors import BadRequest
+from eval.datasets.card import FileKind
+from eval.datasets.record_files import RecordFile, parse_object
+from eval.runs.prediction import Outcome
+from eval.scores.inspect_rows import inspect_records
+from eval.scores.meme_rows import table_records
+from retrieval.library.tables import Record
+
+_COLUMNS = ("id", "label")
+_OUTCOME = "outcome"
+"""Column of ``memecourt-eval export --parquet`` in place of a label."""
+
+
+class PredictionRows(NamedTuple):
+    """Rows of a file.
+
+    Attributes:
+        unit: Word for what a row's number counts, for messages.
+        records: The rows with their numbers; in place of a row, what is wrong with it.
+    """
+
+    unit: str
+    records: Iterator[Record]
+
+
+def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
+    """Opens a file of predictions.
+
+    Args:
+        path: The file. Its ending tells Parquet and logs of Inspect AI; whatever else is text.
+        scorer: Scorer of a log; see :func:`eval.scores.inspect_rows.inspect_records`.
+
+    Raises:
+        BadRequest: The file can't be read, or a scorer is named and it is no log.
+        NotLoaded: The library that reads such files is not installed.
+    """
+    if _is_log(path):
+        return PredictionRows("sample", inspect_records(path, scorer))
+    if scorer:
+        raise BadRequest(
+            f"{path.name} is no log of Inspect AI, so it has no scorer. Leave out --scorer.",
+            reason="PREDICTIONS_UNUSABLE",
+            field="scorer",
+        )
+    if path.suffix.lower() == ".parquet":
+        return PredictionRows("row", _parquet_records(path))
+    return PredictionRows("line", table_records(path, _COLUMNS, "predictions"))
+
+
+def _is_log(path: Path) -> bool:
+    ending = path.suffix.lower()
+    if ending != ".json":
+        return ending == ".eval"
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
+            first = next((line for line in lines if not line.isspace()), "")
+    except OSError:
+        return False  # reading it as text says so
+    # Lines of JSON, or a table, may bear that ending too: a log is one object, indented or not.
+    record = parse_object(first)
+    return first.lstrip().startswith("{") and (record is None or "eval" in record)
+
+
+def _parquet_records(path: Path) -> Iterator[Record]:
+    rows = iter(RecordFile(path, FileKind.PARQUET))
+    first = next(rows, None)
+    if first is None:
+        return
+    names = [name.lower() for name in first[1]]
+    label = "label" if "label" in names else _OUTCOME
+    # As of a table: of two columns of a name the last would win without a word.
+    if not {"id", label} <= set(names) or len(set(names)) < len(names):
+        yield 1, "the columns must be id and label among others, and none there twice"
+        return
+    for number, row in itertools.chain([first], rows):
+        if isinstance(row, str):
+            yield number, row
+            continue
+        record = {name.lower(): value for name, value in row.items()}
+        if label == _OUTCOME:
+            said = record.pop(_OUTCOME)
+            # A failure is no label: an empty one is what says that there is no answer.
+            record["label"] = "" if said == Outcome.FAILED else said
+        yield number, record

@@ -1,0 +1,114 @@
+"""Answers of an arena in the language that was asked for, by the real detector."""
+
+import pytest
+
+from eval.arena.answer_language import LanguageShare, answer_languages
+from eval.arena.events import Answered, Style, TaskFormulated
+from eval.arena.folder import FixedTask
+from eval.arena.leaderboard import leaderboard
+from eval.arena.page import as_html
+from eval.arena.terminal import as_text
+from eval.commands.arena import figures_of
+from tests.support.arena_world import Arena, Voice
+
+pytest.importorskip("py3langid", reason="needs the extra eval")
+
+SENTENCES = {
+    "de": "Das Bild zeigt eine Katze auf dem Dach, und der Text macht sich über Leute aus Blueland lustig.",
+    "en": "The picture shows a cat on the roof, and the text makes fun of people who come from Blueland.",
+    "fr": "L'image montre un chat sur le toit, et le texte se moque des gens qui viennent de Blueland.",
+    "zh": "这张图片上有一只猫坐在屋顶上，文字在嘲笑来自蓝国的人，说他们总是迟到，从来不付茶钱。",
+    "ja": "この画像には屋根の上の猫が写っていて、文章はブルーランドから来た人々をからかっています。",
+    "ko": "이 그림에는 지붕 위의 고양이가 있고, 글은 블루랜드에서 온 사람들을 놀리고 있습니다.",
+    "ar": "تظهر الصورة قطة على السطح، والنص يسخر من الناس الذين يأتون من بلولاند لأنهم يتأخرون دائما.",
+    "hi": "तस्वीर में छत पर एक बिल्ली है, और पाठ ब्लूलैंड से आने वाले लोगों का मज़ाक उड़ाता है।",
+    "ru": "На картинке кошка сидит на крыше, а текст смеётся над людьми, которые приехали из Блюленда.",
+}
+
+
+def asking(language, task=0):
+    return TaskFormulated(meme="m0", task=task, relevance=None, rounds=("Who is shown?",), language=language, call=None)
+
+
+def answering(*texts, task=0, target="ash"):
+    style = Style(words=1, headings=0, lists=0, bold=0)
+    return Answered(meme="m0", task=task, target=target, background="", reasoning=texts, style=style, calls=())
+
+
+def found(language, *texts):
+    return answer_languages([asking(language), answering(*texts)])["ash"]
+
+
+@pytest.mark.parametrize("wanted", SENTENCES)
+def test_of_answers_in_nine_languages_one_is_in_the_one_asked_for(wanted):
+    one = found(wanted, *SENTENCES.values())
+    assert (one.told, one.right, one.short, one.untold) == (9, 1, 0, 0)
+    assert one.others == {language: 1 for language in SENTENCES if language != wanted}
+    assert one.share == pytest.approx(1 / 9)
+
+
+@pytest.mark.parametrize("tag", ["zh-Hant-TW", "zh_CN", "ZH", "yue", "cmn"])
+def test_script_and_region_of_a_tag_are_passed_over(tag):
+    assert found(tag, SENTENCES["zh"], SENTENCES["ja"]) == LanguageShare(2, 1, short=0, untold=0, others={"ja": 1})
+
+
+def test_short_answers_and_unknown_languages_are_no_mistakes():
+    assert found("de", "Das ist unser neue(s) Haus!").told == 1 and found("de", "Das ist unser neue Haus!").short == 1
+    assert found("de", "Ja.", "2026!", "") == LanguageShare(0, 0, short=3, untold=0, others={})
+    assert found("de", "Ja.").share is None
+    # No detector knows it: nothing is said of the answers, and least of all that they are in another language.
+    assert found("tlh", SENTENCES["de"]) == LanguageShare(0, 0, short=0, untold=1, others={})
+
+
+def test_only_answers_to_questions_that_ask_for_a_language_count():
+    events = [
+        answering(SENTENCES["en"]),  # before its question: a record has several memes under way
+        asking("en"),
+        asking("", task=1),
+        answering(SENTENCES["fr"], task=1),
+        answering(SENTENCES["fr"], task=1, target="beech"),
+    ]
+    assert answer_languages(events) == {"ash": LanguageShare(1, 1, short=0, untold=0, others={})}
+
+
+@pytest.fixture(scope="module")
+def arenas(tmp_path_factory):
+    """Two arenas of the same models: questions ask for German in one; beech answers in English."""
+
+    class Speaker(Voice):
+        def _quality(self, meme):
+            said = SENTENCES["en" if self.name == "beech" else "de"]
+            return f"{said} {super()._quality(meme)}"
+
+    strengths = {"ash": 0.6, "beech": 0.3, "cedar": 0.0}
+    held = {}
+    for language in ("de", ""):
+        tasks = {f"m{n}": (FixedTask(meme=f"m{n}", rounds=("Who is shown?",), language=language),) for n in range(12)}
+        arena = Arena(
+            tmp_path_factory.mktemp("arena"),
+            strengths=strengths,
+            judges=["ash", "cedar"],
+            voices={name: Speaker(name, strengths) for name in strengths},
+            plan={"given": tasks},
+        )
+        held[language] = leaderboard(arena.hold())
+    return held
+
+
+def test_the_leaderboard_has_the_share_in_a_column(arenas):
+    board = arenas["de"]
+    assert {one.model: one.in_language.share for one in board.targets} == {"ash": 1, "beech": 0, "cedar": 1}
+    lines = as_text(board).splitlines()
+    assert any("in language" in line for line in lines)
+    (beech,) = (line for line in lines if " beech " in line and " of 12" in line)
+    assert "0.0 % of 12" in beech and any("ash" in line and "100.0 % of 12" in line for line in lines)
+    page = as_html(board)
+    assert "in the language asked for, %" in page and "of 12, 12 en" in page
+    told = {one["model"]: one["in_language"] for one in figures_of(board)["targets"]}
+    assert told["beech"] == {"told": 12, "right": 0, "short": 0, "untold": 0, "others": {"en": 12}}
+
+
+def test_arenas_that_ask_for_none_have_no_such_column(arenas):
+    board = arenas[""]
+    assert all(one.in_language is None for one in board.targets)
+    assert "in language" not in as_text(board) and "in the language asked for" not in as_html(board)
