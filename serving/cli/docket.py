@@ -280,7 +280,7 @@ async def _checkpoint(place: Path | Address | None) -> str:
 
 async def _keys(place: Path | Address | None, *, every: bool) -> Sequence[str]:
     async with docket_in(settings_of(docket=place)) as store:
-        return [str(each) for each in await store.log.keys()] if every else [await store.log.vkey()]
+        return [str(each) for each in await store.log_keys.keys()] if every else [await store.log.vkey()]
 
 
 async def _erased(

@@ -190,8 +190,10 @@ async def _appealed(
     docket: Path | Address | None, trial_id: str, *, by: str, statement: str, reference: str
 ) -> AppealOpened:
     # Before the docket is opened, which may upgrade it.
-    if not by.strip() or not statement.strip():
-        raise click.UsageError("--by and --statement are not empty.")
+    for what, value in (("ID", trial_id), ("--by", by), ("--statement", statement)):
+        # What the shell could not decode has no place in a record.
+        if not value.strip() or (not value.isprintable() and any("\ud800" <= c <= "\udfff" for c in value)):
+            raise click.UsageError(f"{what} is empty, or no text.")
     async with docket_in(settings_of(docket=docket)) as store:
         at = datetime.now(UTC)
         return await store.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=at)

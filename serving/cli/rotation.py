@@ -55,7 +55,7 @@ async def _prepared(settings: Settings, place: Path) -> str:
     from serving.docket.store.keys import make_key, next_key, read_key
 
     async with docket_in(settings) as store:
-        (current, *_) = reversed(await store.log.keys())
+        (current, *_) = reversed(await store.log_keys.keys())
         make_key(next_key(place), current.name)
     return str(read_key(next_key(place)).verifier)
 
@@ -71,6 +71,6 @@ async def _rotated(
         # The docket has gone over already, and was cut off before the files did.
         if current != public:
             old, new = KeyFile(place)(current), read_key(next_key(place))
-            await store.log.rotate(old, new, who=who, why=why, compromised=compromised, at=datetime.now(UTC))
+            await store.log_keys.rotate(old, new, who=who, why=why, compromised=compromised, at=datetime.now(UTC))
         retired = settle_keys(place)
     return public, retired

@@ -20,6 +20,7 @@ from serving.docket.ports import (
     HeartbeatStore,
     HookStore,
     LeaseStore,
+    LogKeys,
     ReviewStore,
     TransparencyLog,
     TrialIndex,
@@ -35,7 +36,7 @@ from serving.docket.store.erasure import SqlEraser, remove_erased_pictures
 from serving.docket.store.hooks import SqlDeliveryStore, SqlHookStore
 from serving.docket.store.keys import KeyFile
 from serving.docket.store.listing import SqlTrialIndex
-from serving.docket.store.log_queries import SqlTransparencyLog
+from serving.docket.store.log_queries import SqlLogKeys, SqlTransparencyLog
 from serving.docket.store.pictures import ObjectPictures, move_out_of_table
 from serving.docket.store.postgres import PostgresDatabase
 from serving.docket.store.requests import SqlHeartbeatStore, SqlLeaseStore
@@ -59,6 +60,7 @@ class Docket:
         verdict_keys: Keys of verdicts that may be given again.
         fingerprints: Fingerprints of the pictures of trials.
         log: The transparency log.
+        log_keys: Keys of the log.
         reviews: Reviews of verdicts, and notes of access.
         eraser: Erases memes and precedents.
         hooks: Receivers of webhooks.
@@ -76,6 +78,7 @@ class Docket:
     verdict_keys: VerdictKeys
     fingerprints: FingerprintStore
     log: TransparencyLog
+    log_keys: LogKeys
     reviews: ReviewStore
     eraser: Eraser
     hooks: HookStore
@@ -146,6 +149,7 @@ class Docket:
         signer = KeyFile(key)
         transactions = Transactions(database, signer)
         trials, log = SqlTrialReader(transactions, objects), SqlTransparencyLog(transactions)
+        keys = SqlLogKeys(transactions)
         return cls(
             writer=SqlTrialWriter(transactions, objects),
             trials=trials,
@@ -155,11 +159,12 @@ class Docket:
             verdict_keys=SqlVerdictKeys(transactions),
             fingerprints=SqlFingerprintStore(transactions),
             log=log,
+            log_keys=keys,
             reviews=SqlReviewStore(transactions),
             eraser=SqlEraser(transactions, objects),
             hooks=SqlHookStore(transactions),
             deliveries=SqlDeliveryStore(transactions),
-            auditor=Auditor(transactions, trials, log, signer),
+            auditor=Auditor(transactions, trials, log=log, keys=keys, signer=signer),
             transactions=transactions,
             pictures=objects,
         )

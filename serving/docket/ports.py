@@ -470,6 +470,33 @@ class FingerprintStore(Protocol):
         ...
 
 
+class LogKeys(Protocol):
+    """The keys that the log was ever signed with, and the change to another."""
+
+    async def keys(self) -> Sequence[VerifierKey]:
+        """All public keys that checkpoints were ever signed with, the first one first. Raises DocketError."""
+        ...
+
+    async def rotate(
+        self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
+    ) -> int:
+        """Has checkpoints signed with another key from now on, which the signer must have; the number of the entry.
+
+        Args:
+            old: Key of the docket.
+            new: Key that takes its place, of the same name.
+            who: Person or system that wants it.
+            why: Why.
+            compromised: True if others may have the old key.
+            at: Time of the request.
+
+        Raises:
+            DocketError: The docket has another key by now, or the new one is not where keys lie (``DOCKET_KEY``).
+            Unavailable: The change can't be stored now.
+        """
+        ...
+
+
 class TransparencyLog(Protocol):
     """The append-only log of everything that happened, and its signatures."""
 
@@ -510,29 +537,6 @@ class TransparencyLog(Protocol):
 
     async def vkey(self) -> str:
         """The public key that checkpoints are checked with (C2SP signed-note). Raises DocketError as above."""
-        ...
-
-    async def keys(self) -> Sequence[VerifierKey]:
-        """All public keys that its checkpoints were ever signed with, the first one first. Raises DocketError too."""
-        ...
-
-    async def rotate(
-        self, old: SigningKey, new: SigningKey, *, who: str, why: str, compromised: bool, at: datetime
-    ) -> int:
-        """Has checkpoints signed with another key from now on, which the signer must have; the number of the entry.
-
-        Args:
-            old: Key of the docket.
-            new: Key that takes its place, of the same name.
-            who: Person or system that wants it.
-            why: Why.
-            compromised: True if others may have the old key.
-            at: Time of the request.
-
-        Raises:
-            DocketError: The docket has another key by now, or the new one is not where keys lie (``DOCKET_KEY``).
-            Unavailable: The change can't be stored now.
-        """
         ...
 
     async def receipt(self, trial_id: str) -> Receipt:

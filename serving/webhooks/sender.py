@@ -223,7 +223,7 @@ class HookSender:
             return ()
         if not self._identity:
             # Of all its keys the first: with a later one, what was sent before would come again under another id.
-            self._identity = str((await self._docket.log.keys())[0])
+            self._identity = str((await self._docket.log_keys.keys())[0])
         # After the entries: what was erased between the two is not sent.
         named = {entry.trial_id for entry in entries if entry.trial_id}
         subjects = await self._docket.deliveries.subjects(named)

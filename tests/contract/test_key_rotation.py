@@ -39,7 +39,7 @@ async def rotated(docket, key, compromised=False):
     old = KeyFile(key)(await docket.log.vkey())
     make_key(next_key(key), old.name)
     new = read_key(next_key(key))
-    number = await docket.log.rotate(old, new, compromised=compromised, **WHO)
+    number = await docket.log_keys.rotate(old, new, compromised=compromised, **WHO)
     return old, new, number
 
 
@@ -74,7 +74,7 @@ def test_a_docket_goes_over_to_another_key_and_all_of_it_still_verifies(walk):
         settle_keys(path)
         await append_all(docket, events_of("after"))
         later = await docket.log.checkpoint()
-        assert await docket.log.keys() == [old.verifier, new.verifier]
+        assert await docket.log_keys.keys() == [old.verifier, new.verifier]
         assert await docket.log.vkey() == str(new.verifier) and await docket.log.receipt("before") == receipt
         kept = (Anchor("kept", (anchor, later)),)
         for trusted in ([old], [new], [old, new]):
@@ -245,8 +245,8 @@ def test_a_key_changes_only_with_an_entry(walk):
         old = KeyFile(path)(await docket.log.vkey())
         for new in (old, SigningKey.create("another-docket")):
             with pytest.raises(Exception, match="another one"):
-                await docket.log.rotate(old, new, compromised=False, **WHO)
-        assert await docket.log.keys() == [old.verifier]
+                await docket.log_keys.rotate(old, new, compromised=False, **WHO)
+        assert await docket.log_keys.keys() == [old.verifier]
 
     walk(scene)
 

@@ -125,7 +125,7 @@ def test_an_appeal_is_told_and_another_key_of_the_docket_changes_no_id(docket_pl
                 await until_idle(before)
             old = KeyFile(key)(await docket.log.vkey())
             make_key(next_key(key), old.name)
-            await docket.log.rotate(old, read_key(next_key(key)), who="ada", why="w", compromised=False, at=NOON)
+            await docket.log_keys.rotate(old, read_key(next_key(key)), who="ada", why="w", compromised=False, at=NOON)
             settle_keys(key)
             await append_all(docket, decided("b"))
             await docket.reviews.open_appeal("b", by="forum", statement="of Blueland", reference="7", at=NOON)

@@ -128,6 +128,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "memecourt-eval export": ("{run}", "--inspect", "{new}"),
     "memecourt-eval perf": ("nothing-of-that-name",),
     "memecourt-eval probe": ("--target", "m", "--controller", "m", "--models", "{models}", "--out", "{new}"),
+    "memecourt-eval probe export-exam": ("{folder}", "--data", "{data}", "--to", "{new}"),
     "memecourt-eval probe compare": ("{folder}", "{folder}"),
     "memecourt-eval probe rate": ("{folder}",),
     "memecourt-eval reproduce": ("memecourt", "--data", "{data}", "--out", "{new}", "--dry-run"),

@@ -14,7 +14,7 @@ PORTS = [kind for kind in vars(ports).values() if is_protocol(kind)]
 
 def test_each_port_is_one_store_of_the_docket():
     fields = get_type_hints(Docket)
-    assert len(PORTS) == 12
+    assert len(PORTS) == 13
     assert {fields[name] for name in STORES} == set(PORTS) and len(STORES) == len(PORTS)
 
 

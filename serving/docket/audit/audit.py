@@ -19,7 +19,7 @@ from serving.docket.log.entries import Entry, erased_of
 from serving.docket.log.errors import BadEntry, BadNote
 from serving.docket.log.notes import VerifierKey, open_checkpoint, read_checkpoint, split_note
 from serving.docket.log.verify import Derived, Progress, Report, StoredDocket, verify, verify_pictures
-from serving.docket.ports import TransparencyLog, TrialReader
+from serving.docket.ports import LogKeys, TransparencyLog, TrialReader
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import PART, event_in, part_key
@@ -196,18 +196,22 @@ class FromEntries(Derived):
 class Auditor:
     """Checks a docket as a whole, and proves what it holds of one trial."""
 
-    def __init__(self, transactions: Transactions, trials: TrialReader, log: TransparencyLog, signer: Signer) -> None:
+    def __init__(
+        self, transactions: Transactions, trials: TrialReader, *, log: TransparencyLog, keys: LogKeys, signer: Signer
+    ) -> None:
         """Reads nothing yet.
 
         Args:
             transactions: Transactions of the docket.
             trials: Its records and pictures.
             log: Its log.
+            keys: Keys of the log.
             signer: Gives the docket's private key, by its public one.
         """
         self._transactions = transactions
         self._trials = trials
         self._log = log
+        self._keys = keys
         self._signer = signer
 
     async def read(self, read: Callable[[Connection], T]) -> T:
@@ -269,7 +273,7 @@ class Auditor:
         public = await self._log.vkey()
         # Before anything is read: without the private key no count can be signed, and no bundle is complete.
         key = self._signer(public)
-        known = await self._log.keys()
+        known = await self._keys.keys()
         checkpoints = {(open_checkpoint(note, known).size, note) for anchor in anchors for note in anchor.notes}
         withheld = () if with_access else (ACCESS,)
 

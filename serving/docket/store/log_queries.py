@@ -15,7 +15,7 @@ from serving.docket.log.entries import NO_SEQ, Entry, KeyRotated, body_of
 from serving.docket.log.merkle import TileNodes, inclusion_proof
 from serving.docket.log.notes import SigningKey, VerifierKey
 from serving.docket.log.rotation import read_rotation, sign_rotation
-from serving.docket.ports import DocketError, NotDecided, Receipt, TransparencyLog
+from serving.docket.ports import DocketError, LogKeys, NotDecided, Receipt, TransparencyLog
 from serving.docket.store import tables as t
 from serving.docket.store.bodies import part_value, parts_in, unpacked
 from serving.docket.store.database import unknown
@@ -84,9 +84,20 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
         return found
 
     @override
+    async def receipt(self, trial_id: str) -> Receipt:
+        while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
+            await self.sign()
+        return found
+
+
+class SqlLogKeys(SqlStore, LogKeys):
+    """Reads the log's keys off its entries, and enters a change of key."""
+
+    @override
     async def keys(self) -> Sequence[VerifierKey]:
-        current = VerifierKey.parse(await self.vkey())
-        entries = await self.entries(0, _MOST_ROTATIONS, {KEY_ROTATED})
+        log = SqlTransparencyLog(self._transactions)
+        current = VerifierKey.parse(await log.vkey())
+        entries = await log.entries(0, _MOST_ROTATIONS, {KEY_ROTATED})
         return [*(read_rotation(entry).old for entry in entries), current]
 
     @override
@@ -95,12 +106,6 @@ class SqlTransparencyLog(SqlStore, TransparencyLog):
     ) -> int:
         ask = _Rotation(old, new, who=who, why=why, compromised=compromised, at=at)
         return await self._transactions.write(_ROTATE, ask)
-
-    @override
-    async def receipt(self, trial_id: str) -> Receipt:
-        while (found := await self._transactions.read_batched(lambda c: _receipt(c, trial_id))) is None:
-            await self.sign()
-        return found
 
 
 def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
