@@ -58,7 +58,7 @@ class Retries:
     """The longest wait that a server may ask for, in seconds: a call with a timeout ends where it is to wait longer."""
 
     def __post_init__(self) -> None:
-        least = min(self.first_s, self.share, self.spare, self.ready_s, self.longest_told_s)
+        least = min((self.first_s, self.share, self.spare, self.ready_s, self.longest_told_s))
         if self.attempts < 1 or self.most_s < self.first_s or least < 0:
             raise ValueError("attempts is 1 or more, first_s at most most_s, and nothing is negative")
 
