@@ -245,7 +245,7 @@ def test_it_is_read_without_javascript(opened, console):
     expect(page.locator("h1")).to_have_text("Not harmful")
     for told in ("Monday people,", "A drawn grey cat", "stopped gaining", "starter-014", "Benign evidence is strong"):
         assert page.get_by_text(told).first.is_visible(), told
-    assert page.locator(".needs-script:visible").count() == 0
+    expect(page.locator(".needs-script:visible")).to_have_count(0)
     page.locator("#round-1 summary").first.click()
     page.locator("#round-1 .summing summary").first.click()
     assert page.get_by_text("A cat is shown under words").first.is_visible()

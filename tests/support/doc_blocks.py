@@ -31,6 +31,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"[Hh]arm-[cCpP]|HarMeme", "needs annotations that are their authors' to give: tests marked corpus"),
     (r"--dataset climatememes", "needs files that are their authors' to give: tests/unit/test_classify.py"),
     (r"--llm-url|model_server|--arms list", "needs a model server: tests/integration/test_benchmark_chain.py"),
+    (r"--dataset exams/", "needs an exam of a probe: tests/unit/test_probe_exam.py holds a run on one"),
     (r"memecourt-eval export\b", "needs a finished run: tests/unit/test_export_forms.py"),
     (r"-m eval\.arena\.train_judge\b", "trains on a GPU: tests/unit/test_arena_distil.py trains a tiny model"),
     (r"memecourt-eval witness --claims\b", "needs a model server: tests/unit/test_witness_eval.py"),

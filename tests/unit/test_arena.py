@@ -251,7 +251,7 @@ def test_a_judge_that_favours_itself_is_exposed_and_no_other_is_accused(tmp_path
     assert [size.size for size in report.sizes] == [1, 2, 3] and report.sizes[-1].ndcg == pytest.approx(1)
     assert report.sizes[0].ndcg < report.sizes[-1].ndcg
     # The ranking itself hears no judge in its own case, so that it is not moved by it.
-    assert board.board("overall").rows[0].model == "ash"
+    assert [row.model for row in board.board("overall").rows].index("cedar") >= 2
     assert "cedar (+" in as_text(board)
 
 

@@ -140,7 +140,7 @@ def test_differences_within_noise_are_said_in_words(tmp_path):
     table = group.tables[0]
     judged = {(one.label, one.against): one.judgment for one in table.contrasts}
     assert judged["most", "all"] == "too few to say" and judged["none", "all"] == "worse"
-    (sentence,) = [remark for remark in table.remarks if "against all" in remark]
+    (sentence,) = [remark for remark in table.remarks if "In accuracy against all" in remark]
     assert (
         "most and mixed are not to be told from it on so few memes" in sentence and "none is worse by more" in sentence
     )
