@@ -309,7 +309,7 @@ class EvidenceSettings(BaseModel):
             return self
         try:
             parts = urlsplit(self.url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             whole = False
         if not whole or "@" in parts.netloc or parts.query or parts.fragment:

@@ -212,7 +212,8 @@ def board_of(manifest: ArenaManifest, events: Sequence[Event], dimension: str, *
         if noise:
             return 0, 0.0, row.model
         if not_ranked:
-            return 0, -1.0 if row.win_rate is None else -row.win_rate, row.model
+            # Whoever fought no battle comes after those that lost all of theirs.
+            return 0, 1.0 if row.win_rate is None else -row.win_rate, row.model
         # Groups are numbered from the best, so a better group goes before any rating: ratings of two
         # groups have no common scale.
         return row.group or 0, -row.rating.value if row.rating else 0.0, row.model

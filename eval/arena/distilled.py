@@ -117,9 +117,9 @@ async def judged_by(
     async def one(key: Comparison, example: JudgeExample) -> None:
         nonlocal done
         user = example.messages[1]["content"]
-        parts: list[str | Frame] = [_frame(folder / PICTURES / name) for name in example.pictures]
-        parts += [part["text"] for part in user if part["type"] == "text"]
         async with turn:
+            parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
+            parts += [part["text"] for part in user if part["type"] == "text"]
             said = await reply_or_reason(
                 judge.say(
                     prompt,
@@ -263,6 +263,10 @@ def _spearman(one: Floats, other: Floats) -> float | None:
     from scipy.stats import spearmanr
 
     return float(spearmanr(one, other).statistic)
+
+
+def _frames(folder: Path, example: JudgeExample) -> list[str | Frame]:
+    return [_frame(folder / PICTURES / name) for name in example.pictures]
 
 
 def _frame(path: Path) -> Frame:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -59,7 +59,8 @@ class JudgeExample(BaseModel):
     keys: tuple[str, ...]
     """Names of the criteria, the verdict overall last."""
     levels: Literal[3, 5]
-    pictures: tuple[str, ...]
+    # The pattern lets no line that was changed by hand name a file outside the folder.
+    pictures: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.png$")], ...]
     """Names of the picture's frames below ``pictures``."""
     messages: tuple[dict[str, Any], ...]
     """System, user and assistant; pictures first, as ``{"type": "image", "image": name}``."""

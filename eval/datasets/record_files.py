@@ -200,7 +200,7 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
                 continue
             # The first cell decides quickly: only rows that are short, long or begin with an empty cell
             # are looked at further.
-            if len(cells) != len(header) or not cells[0].strip():
+            if not cells or len(cells) != len(header) or not cells[0].strip():
                 # Blank lines are no rows; in spreadsheets they are full of commas.
                 if not any(cell.strip() for cell in cells):
                     continue

@@ -88,8 +88,8 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
             reason="NOTHING_SHARED",
         )
     task = asked_a.task
-    in_b = {one.meme.id: one for one in arrays_of(b)[0]}
-    pairs = [(one, in_b[one.meme.id]) for one in arrays_of(a)[0] if one.meme.id in in_b]
+    in_a, in_b = ({one.meme.id: one for one in arrays_of(results)[0]} for results in (a, b))
+    pairs = [(one, in_b[id_]) for id_, one in in_a.items() if id_ in in_b]
     if not pairs:
         raise BadRequest(f"{a.name} and {b.name} share no meme: there is nothing to compare.", reason="NOTHING_SHARED")
     # A figure on two versions of gold would compare the versions.
@@ -111,14 +111,13 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     figures = [{name: value_of(metric_of(name, asked_a.labels), of) for name in names} for of in (of_a, of_b)]
     right_a, right_b = right_answers(of_a), right_answers(of_b)
     only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
-    shared_ids = {x.meme.id for x, _ in pairs}
     return TaskComparison(
         task=task,
         name_a=a.name,
         name_b=b.name,
         n=len(pairs),
         groups=0 if groups is None else int(groups.max()) + 1,
-        only_one=sum(one.meme.id not in shared_ids for one in (*a.judged, *b.judged)),
+        only_one=len(in_a.keys() ^ in_b.keys()),
         official=asked_a.official or names[0],
         a=figures[0],
         b=figures[1],

@@ -162,8 +162,13 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def trial_options(command: F) -> F:
     """Options that say how a trial is held, and by which models."""
+    how = click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="How to try a meme.")
+    return how(settled_trial_options(command))
+
+
+def settled_trial_options(command: F) -> F:
+    """The options of :func:`trial_options` for trials whose procedure is settled."""
     options = (
-        click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="How to try a meme."),
         click.option(
             "--llm-url",
             metavar="URL[,URL…]",

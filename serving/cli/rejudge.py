@@ -17,8 +17,8 @@ from serving.cli.common import (
     library_option,
     run,
     settings_of,
+    settled_trial_options,
     tell,
-    trial_options,
     trial_settings,
 )
 
@@ -47,7 +47,7 @@ EXIT_FAILED = 1
 @click.option("--dry-run", is_flag=True, help="Try nothing; say how many trials would be held.")
 @click.option("--timeout", default=600.0, show_default=True, type=click.FloatRange(1, 86_400), help="Of each, seconds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
-@trial_options
+@settled_trial_options
 @library_option
 @docket_option
 @click.pass_context

@@ -95,17 +95,22 @@ def _preset(name: str) -> Preset:
         raise click.ClickException(error.message) from None
 
 
+def _toml_value(value: Any) -> str:
+    # As it stands: TOML knows no pairs of surrogates, as JSON in ASCII writes characters such as emoji.
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _toml(values: dict[str, Any], table: str = "") -> list[str]:
     """The values as TOML; what is not set is a comment, for TOML has no word for it."""
     tables = {name: value for name, value in values.items() if _is_tables(value)}
     # Plain values come before all tables: below a head, TOML would take them for values of that table.
     plain = {name: value for name, value in values.items() if not isinstance(value, dict) and name not in tables}
     lines = [f"[{table}]"] if table and plain else []
-    lines += [f"# {name} =" if value is None else f"{name} = {json.dumps(value)}" for name, value in plain.items()]
+    lines += [f"# {name} =" if value is None else f"{name} = {_toml_value(value)}" for name, value in plain.items()]
     before = f"{table}." if table else ""
     for name, value in values.items():
         if isinstance(value, dict):
-            inner = _toml(value, before + (name if _BARE.fullmatch(name) else json.dumps(name)))
+            inner = _toml(value, before + (name if _BARE.fullmatch(name) else _toml_value(name)))
             lines += ["", *inner] if inner else []
     for name, value in tables.items():
         for each in value:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused, Unavailable
-from eval.arena.boards import Estimate, table_of
+from eval.arena.boards import Estimate, board_of, table_of
 from eval.arena.coverage import meetings
 from eval.arena.criteria import read_criteria
 from eval.arena.events import (
@@ -30,7 +30,7 @@ from eval.arena.events import (
     NotJudged,
     TaskFormulated,
 )
-from eval.arena.folder import FixedTask, HumanReference, line
+from eval.arena.folder import ArenaFolder, FixedTask, HumanReference, line
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
@@ -354,6 +354,12 @@ def test_models_of_which_each_beats_all_the_next_have_no_ratings(tmp_path):
     overall = leaderboard(tmp_path).board("overall")
     assert "no finite ratings" in overall.not_ranked and not overall.grouped and not overall.on_one_scale
     assert [(row.model, row.rating) for row in overall.rows] == [("ash", None), ("beech", None), ("cedar", None)]
+    # One that fought no battle stands behind those that lost all of theirs, and not beside the best.
+    settings = ArenaSettings(targets=("absent", *far), judges=("ash", "cedar"), controller="ash", resamples=100)
+    folder = ArenaFolder(tmp_path)
+    manifest = folder.manifest().model_copy(update={"settings": settings})
+    rows = board_of(manifest, folder.events(), "overall").rows
+    assert [row.model for row in rows] == ["ash", "beech", "cedar", "absent"] and rows[-1].win_rate is None
 
 
 def by_place(verdict):

@@ -108,6 +108,13 @@ def test_numbers_and_missing_texts_are_read(tmp_path):
     assert [(m.id, m.text, m.image) for m in read.memes] == [("7", "", ""), ("8", "12", "")]
 
 
+@pytest.mark.parametrize("blank", ["\n", "\r\n\r\n", ",,\n"])
+def test_blank_lines_before_the_header_are_none(tmp_path, blank):
+    (tmp_path / "rows.csv").write_text(f"{blank}id,text,image,label\nm1,a pond,a.png,1\n", newline="")
+    read = read_by_card(own_card("csv", ["rows.csv"]), tmp_path, "all")
+    assert [m.id for m in read.memes] == ["m1"] and read.problems == ()
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])

@@ -64,6 +64,7 @@ def test_an_endpoint_is_opened_with_its_key(monkeypatch):
         {"url": "https://user:secret@search.example/"},
         {"url": "https://search.example/?key=secret"},
         {"url": "https://search.example:x/"},
+        {"url": "https://search.example:0/"},
         {"url": "search.example"},
         {"url": "https://search.example/", "key_env": "NOT A NAME"},
         {"url": "http://search.example/", "key_env": "A_KEY"},

@@ -190,6 +190,15 @@ model = "third"
     assert Settings() == settings
 
 
+def test_settings_in_any_letters_are_printed_as_toml_reads_them(config, tmp_path, monkeypatch):
+    config.write_text('[namespaces."grün 🦊"]\nreview_share = 0.5\n[llm]\nmodel = "fox 🦊"\n')
+    settings = Settings()
+    again = tmp_path / "again.toml"
+    again.write_text(CliRunner().invoke(cli, ["settings"]).output, encoding="utf-8")
+    monkeypatch.setenv("MEMECOURT_CONFIG", str(again))
+    assert Settings() == settings and settings.llm.model == "fox 🦊"
+
+
 def test_config_may_be_given_as_an_option(config, monkeypatch):
     monkeypatch.delenv("MEMECOURT_CONFIG")
     outcome = CliRunner().invoke(cli, ["--config", str(config), "settings"])

@@ -99,6 +99,10 @@ def test_a_comparison_is_by_meme_and_its_difference_is_that_of_the_figures():
     assert "a is better in accuracy" in " ".join(task_comparison_in_words(held))
     same = compare_tasks(results(PAIRS, "a"), results(PAIRS, "b"), resamples=100)
     assert not same.sure and same.changed == () and "within noise" in " ".join(task_comparison_in_words(same))
+    # Memes that one alone was asked about, whichever of the two.
+    for pair in ((PAIRS, PAIRS[:20]), (PAIRS[:20], PAIRS)):
+        fewer = compare_tasks(*(results(each, name) for each, name in zip(pair, "ab", strict=True)), resamples=100)
+        assert (fewer.n, fewer.only_one) == (20, 2)
     other = QUESTION.model_copy(update={"task": "mood"})
     with pytest.raises(BadRequest, match="can't be compared"):
         compare_tasks(results(PAIRS), results(PAIRS, question=other))
