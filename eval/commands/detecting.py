@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eval.commands.follow_ups import follow_up, follow_up_options
-from eval.commands.pages import command_line, show_sections
+from eval.commands.pages import show_report
 
 if TYPE_CHECKING:
     from eval.commands.follow_ups import FollowUp
@@ -42,19 +41,10 @@ def detect(**given: Any) -> None:
                 what="labels",
             )
         report = detection_report(manifest, folder.events(), seed=manifest.seed)
-        page = given["out"] / PAGE
-        show_sections(
-            f"Detection beside understanding: {manifest.name}",
-            [],
-            detection_sections(report),
-            page=page,
-            figures=asdict(report) if given["as_json"] else None,
-            command=command_line(),
-        )
+        title = f"Detection beside understanding: {manifest.name}"
+        show_report(title, detection_sections(report), report, page=given["out"] / PAGE, as_json=given["as_json"])
     except CourtError as error:
         raise click.ClickException(error.message) from None
-    if not given["as_json"]:
-        click.echo(f"{page} shows it.")
 
 
 async def _detect(one: FollowUp, concurrency: int) -> None:

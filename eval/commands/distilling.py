@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import arena_samples
-from eval.commands.pages import command_line, show_sections
+from eval.commands.pages import show_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,22 +113,13 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
             families={name: spec.family for name, spec in specs.items()},
             usd_per_1000={name: cost for name, (_, cost) in asked.items()},
         )
-        page = folder / PAGE
-        show_sections(
-            f"Distilled from {', '.join(manifest.teachers)}",
-            [],
-            distil_sections(report),
-            page=page,
-            figures=asdict(report) if as_json else None,
-            command=command_line(),
-        )
+        title = f"Distilled from {', '.join(manifest.teachers)}"
+        show_report(title, distil_sections(report), report, page=folder / PAGE, as_json=as_json)
     except Interrupted as error:
         tell("Interrupted. What was said is kept; the same command goes on.")
         sys.exit(error.exit_code)
     except CourtError as error:
         raise click.ClickException(error.message) from None
-    if not as_json:
-        click.echo(f"{page} shows it.")
 
 
 async def _asked(

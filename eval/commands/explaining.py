@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from eval.commands.follow_ups import follow_up, follow_up_options
-from eval.commands.pages import command_line, show_sections
+from eval.commands.pages import show_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,19 +55,10 @@ def explain(**given: Any) -> None:
         report = loss_report(manifest, folder.events(), seed=manifest.seed)
         if report is None:
             raise click.ClickException("No loss has been explained yet.")
-        page = given["out"] / PAGE
-        show_sections(
-            f"Lost battles: {manifest.name}",
-            [],
-            loss_sections(report),
-            page=page,
-            figures=asdict(report) if given["as_json"] else None,
-            command=command_line(),
-        )
+        title = f"Lost battles: {manifest.name}"
+        show_report(title, loss_sections(report), report, page=given["out"] / PAGE, as_json=given["as_json"])
     except CourtError as error:
         raise click.ClickException(error.message) from None
-    if not given["as_json"]:
-        click.echo(f"{page} shows it.")
 
 
 async def _explain(one: FollowUp, given: dict[str, Any], losses: Sequence[Loss]) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ import click
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from eval.reports.sections import Section
     from eval.runs.results import Results
 
@@ -68,3 +71,24 @@ def show_sections(
     if page is not None:
         write_page(page, as_page(title, lead, sections, command=command))
     click.echo(as_text(lead, sections) if figures is None else json.dumps(figures))
+
+
+def show_report(
+    title: str, sections: Sequence[Section], report: DataclassInstance, *, page: Path, as_json: bool
+) -> None:
+    """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
+
+    Args:
+        title: Title of the page.
+        sections: Sections in order.
+        report: Report that they are of.
+        page: Path of the page.
+        as_json: True for the figures.
+
+    Raises:
+        NotLoaded: As :func:`show_sections`.
+    """
+    figures = asdict(report) if as_json else None
+    show_sections(title, [], sections, page=page, figures=figures, command=command_line())
+    if not as_json:
+        click.echo(f"{page} shows it.")
