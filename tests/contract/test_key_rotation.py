@@ -66,6 +66,7 @@ def walk(docket_place, tmp_path):
     return play
 
 
+@pytest.mark.slow
 def test_a_docket_goes_over_to_another_key_and_all_of_it_still_verifies(walk):
     async def scene(docket, path):
         await append_all(docket, events_of("before"))
@@ -124,6 +125,7 @@ def test_a_server_goes_on_with_the_new_key_and_one_that_lacks_it_is_refused(walk
     walk(scene)
 
 
+@pytest.mark.slow
 def test_the_retired_key_signs_nothing_any_more(walk):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
@@ -145,6 +147,7 @@ def test_the_retired_key_signs_nothing_any_more(walk):
     walk(scene)
 
 
+@pytest.mark.slow
 def test_a_thief_who_writes_another_history_is_found_by_the_new_key_or_an_anchor(tmp_path):
     """The procedure after a theft: rotate, keep the new public key and a checkpoint outside."""
     place, key = tmp_path / "docket.sqlite", tmp_path / "docket.key"
@@ -258,6 +261,7 @@ def invoke(tmp_path, monkeypatch):
     return lambda *words, **given: CliRunner().invoke(cli, ["docket", *map(str, words)], **given)
 
 
+@pytest.mark.slow
 def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_path, monkeypatch):
     key = tmp_path / "docket.key"
     (tmp_path / "first").write_text(invoke("key").stdout)

@@ -399,11 +399,9 @@ def test_intervals_are_drawn_over_the_groups_that_a_card_names():
     tenfold = results(many[0], many[1], score=many[2], vote_harmful=many[3])
     alone, over = card(plain, Protocol.PLAIN), card(grouped(tenfold, 10), Protocol.PLAIN)
     assert (alone.groups, over.groups, over.n) == (0, 40, 400)
+    by_meme = card(grouped(tenfold, 1), Protocol.PLAIN)
     for name in ("strict.accuracy", "strict.macro_f1", "coverage", "auroc", "auroc_decided", "brier", "vote.accuracy"):
-        one, ten, singly = (
-            functools.reduce(getattr, name.split("."), each)
-            for each in (alone, over, card(grouped(tenfold, 1), Protocol.PLAIN))
-        )
+        one, ten, singly = (functools.reduce(getattr, name.split("."), each) for each in (alone, over, by_meme))
         # Ten copies of each meme say no more than one of each.
         assert ten.value == pytest.approx(one.value)
         assert (ten.low, ten.high) == pytest.approx((one.low, one.high), abs=0.03)
