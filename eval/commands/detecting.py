@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,8 @@ def detect(**given: Any) -> None:
                 what="labels",
             )
         report = detection_report(manifest, folder.events(), seed=manifest.seed)
-        title = f"Detection beside understanding: {manifest.name}"
-        show_report(title, detection_sections(report), report, page=given["out"] / PAGE, as_json=given["as_json"])
+        title, page = f"Detection beside understanding: {manifest.name}", given["out"] / PAGE
+        show_report(title, detection_sections(report), asdict(report), page=page, as_json=given["as_json"])
     except CourtError as error:
         raise click.ClickException(error.message) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
             usd_per_1000={name: cost for name, (_, cost) in asked.items()},
         )
         title = f"Distilled from {', '.join(manifest.teachers)}"
-        show_report(title, distil_sections(report), report, page=folder / PAGE, as_json=as_json)
+        show_report(title, distil_sections(report), asdict(report), page=folder / PAGE, as_json=as_json)
     except Interrupted as error:
         tell("Interrupted. What was said is kept; the same command goes on.")
         sys.exit(error.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def explain(**given: Any) -> None:
         if report is None:
             raise click.ClickException("No loss has been explained yet.")
         title = f"Lost battles: {manifest.name}"
-        show_report(title, loss_sections(report), report, page=given["out"] / PAGE, as_json=given["as_json"])
+        show_report(title, loss_sections(report), asdict(report), page=given["out"] / PAGE, as_json=given["as_json"])
     except CourtError as error:
         raise click.ClickException(error.message) from None
 

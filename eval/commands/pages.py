@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ import click
 from serving.access.private_files import hand_on
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from eval.reports.sections import Section
     from eval.runs.results import Results
 
@@ -74,21 +71,20 @@ def show_sections(
 
 
 def show_report(
-    title: str, sections: Sequence[Section], report: DataclassInstance, *, page: Path, as_json: bool
+    title: str, sections: Sequence[Section], figures: Mapping[str, Any], *, page: Path, as_json: bool
 ) -> None:
     """Writes sections as a page that names the command, and shows them with its path, or the report's figures as JSON.
 
     Args:
         title: Title of the page.
         sections: Sections in order.
-        report: Report that they are of.
+        figures: Figures of the report that they are of, for other programs.
         page: Path of the page.
         as_json: True for the figures.
 
     Raises:
         NotLoaded: As :func:`show_sections`.
     """
-    figures = asdict(report) if as_json else None
-    show_sections(title, [], sections, page=page, figures=figures, command=command_line())
+    show_sections(title, [], sections, page=page, figures=figures if as_json else None, command=command_line())
     if not as_json:
         click.echo(f"{page} shows it.")
