@@ -58,7 +58,7 @@ class TextSource(StrEnum):
     """There is none: the caller said so, or none was found on the picture."""
 
 
-class RestReason(StrEnum):
+class QuestioningEnd(StrEnum):
     """Why a side asked no more."""
 
     CONVERGED = "CONVERGED"
@@ -351,7 +351,7 @@ class SideRested(Event):
     kind: Literal["SideRested"] = "SideRested"
     side: Side
     rounds: int = Field(ge=0)
-    reason: RestReason
+    reason: QuestioningEnd
 
 
 class PrecedentsCited(Event):

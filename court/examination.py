@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from court.deadline import Deadline, completed
-from court.events import AnswerGiven, QuestionAsked, RestReason, SideRested, Summarised, SummarisedAhead
+from court.events import AnswerGiven, QuestionAsked, QuestioningEnd, SideRested, Summarised, SummarisedAhead
 from court.messages import Exchange
 from court.recorder import Recorder
 from court.replies import Argument, ArgumentOnClaim
@@ -49,7 +49,7 @@ class SideCase:
 
     argument: Argument
     rounds: int
-    reason: RestReason
+    reason: QuestioningEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Examination:
         """
         if self.proposer is None or not self.settings.captioner:
             argument = await self._summarised(0, await self._summary(0, (), ahead=lambda: False), None)
-            return await self._stop(argument, 0, RestReason.NO_EXAMINATION)
+            return await self._stop(argument, 0, QuestioningEnd.NO_EXAMINATION)
 
         # A side that had rested before the trial was cut off must not begin a further round.
         rested = self.recorder.recall(SideRested, side=self.advocate.side)
@@ -103,12 +103,12 @@ class Examination:
                 change = None if previous is None else abs(bits - previous)
                 # Round 1 has no summary before it to differ from: it ends no examination, not even with rounds_min = 1.
                 if number >= self.settings.rounds_min and change is not None and change < self.settings.epsilon:
-                    return await self._stop(argument, number, RestReason.CONVERGED)
+                    return await self._stop(argument, number, QuestioningEnd.CONVERGED)
                 # Before the check of the time, for the last round needs no time for another one.
                 if number == last:
-                    return await self._stop(argument, number, RestReason.ROUND_LIMIT)
+                    return await self._stop(argument, number, QuestioningEnd.ROUND_LIMIT)
                 if not self._time_for_a_round():
-                    return await self._stop(argument, number, RestReason.TIME)
+                    return await self._stop(argument, number, QuestioningEnd.TIME)
                 gone_on[number].set()
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
@@ -220,7 +220,7 @@ class Examination:
         )
         return summary.value
 
-    async def _stop(self, argument: Argument, rounds: int, reason: RestReason) -> SideCase:
+    async def _stop(self, argument: Argument, rounds: int, reason: QuestioningEnd) -> SideCase:
         side = self.advocate.side
         # A resumed examination ends at the recorded round as if at its limit; the reason on record is the true one.
         rested = self.recorder.recall(SideRested, side=side)

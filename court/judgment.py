@@ -19,7 +19,7 @@ from court.events import (
     NearDuplicatesFound,
     OddsGiven,
     PrecedentsCited,
-    RestReason,
+    QuestioningEnd,
     SteeringFound,
     TextRead,
     TrialOpened,
@@ -268,7 +268,7 @@ def _of_guard(guard: GuardHeard | None, label: Label) -> list[Review]:
 
 
 def _cut_short(sides: Sequence[SideCase]) -> list[Review]:
-    if not any(side.reason is RestReason.TIME for side in sides):
+    if not any(side.reason is QuestioningEnd.TIME for side in sides):
         return []
     detail = "The deadline ended an examination before it had converged."
     return [Review(reason=ReviewReason.CUT_SHORT, detail=detail)]

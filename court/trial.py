@@ -22,7 +22,7 @@ from court.events import (
     MemeIdentity,
     PolicyReference,
     Procedure,
-    RestReason,
+    QuestioningEnd,
     Side,
     SideRested,
     Summarised,
@@ -288,7 +288,7 @@ class Court:
                 }
                 untold.append(EventDraft(Summarised, {"side": side, "round": 0, **said}))
             if clerk.recall(SideRested, side=side) is None:
-                resting = {"side": side, "rounds": 0, "reason": RestReason.NO_EXAMINATION}
+                resting = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
                 untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
         verdict = summary.weigh(findings, held, text, self.settings)

@@ -96,7 +96,7 @@ _Found = tuple[SignalKind, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _TextVariant:
     """A text as somebody may read it.
 
     Attributes:
@@ -132,7 +132,7 @@ def _matches(text: str) -> Iterator[_Found]:
             yield kind, start, end
 
 
-def _read(view: _Reading) -> Iterator[_Found]:
+def _read(view: _TextVariant) -> Iterator[_Found]:
     for kind, pattern in _FORMS:
         if match := pattern.search(view.text):
             yield kind, *view.span(*match.span())
@@ -256,12 +256,12 @@ def _fold(words: str) -> str:
     return "".join(map(_bare, words))
 
 
-def _folded(text: str) -> _Reading:
+def _folded(text: str) -> _TextVariant:
     if not (_ESCAPE.search(text) or _ENTITIES.search(text)):
         # Most texts are read as they stand, each character as one.
         folded = text.lower() if text.isascii() and not _CONTROL.search(text) else _one_each(text)
         if folded is not None:
-            return _Reading(folded, range(len(text)), range(1, len(text) + 1))
+            return _TextVariant(folded, range(len(text)), range(1, len(text) + 1))
     characters: list[str] = []
     start: list[int] = []
     end: list[int] = []
@@ -270,7 +270,7 @@ def _folded(text: str) -> _Reading:
             characters.append(each)
             start.append(low)
             end.append(high)
-    return _Reading("".join(characters), start, end)
+    return _TextVariant("".join(characters), start, end)
 
 
 def _one_each(text: str) -> str | None:
@@ -317,16 +317,16 @@ def _word_positions(text: str) -> list[int]:
 _BETWEEN = re.compile("[^\\w\u0900-\u0963]+")  # vowel signs are no letters
 
 
-def _disguises(plain: _Reading) -> Iterator[_Reading]:
+def _disguises(plain: _TextVariant) -> Iterator[_TextVariant]:
     """Other readings of a text, each only where it differs."""
     for meant, replaced in ((_OTHERS, _one_alphabet), (_DIGITS, _letters)):
         if not meant.isdisjoint(plain.text):
             reading = _WORD.sub(replaced, plain.text)
             if reading != plain.text:
-                yield _Reading(reading, plain.start, plain.end)
+                yield _TextVariant(reading, plain.start, plain.end)
     for match in _APART.finditer(plain.text):
         kept = [i for i in range(*match.span()) if plain.text[i].isalnum()]
-        yield _Reading(
+        yield _TextVariant(
             "".join(plain.text[i] for i in kept).translate(_LEET),
             [plain.start[i] for i in kept],
             [plain.end[i] for i in kept],

@@ -160,7 +160,7 @@ def judge_examples(
     if missing := {event.meme for event in judged} - memes.keys():
         raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
-    held = _held_memes(sorted({event.meme for event in judged}), seed)
+    held = _reserve_memes(sorted({event.meme for event in judged}), seed)
     writer = _Writer(manifest, events, memes)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     skipped: Counter[str] = Counter()
@@ -204,7 +204,7 @@ def mirrored_reasons(why: str) -> str | None:
     return _LABEL.sub(lambda match: "B" if match[0] == "A" else "A", why)
 
 
-def _held_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
+def _reserve_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
     most = round(_HELD_MEMES * len(memes))
     return frozenset(random.Random(f"held memes {seed}").sample(memes, most))
 
@@ -262,7 +262,7 @@ class _Writer:
             criteria=self._settings.criteria,
             levels=self._settings.levels,
         )
-        pictures = tuple(self._kept(part) for part in parts if isinstance(part, Frame))
+        pictures = tuple(self._add_picture(part) for part in parts if isinstance(part, Frame))
         text = "\n\n".join(part for part in parts if isinstance(part, str))
         words = self._words[*key, first] - self._words[*key, second]
         return JudgeExample(
@@ -289,7 +289,7 @@ class _Writer:
             ),
         )
 
-    def _kept(self, frame: Frame) -> str:
+    def _add_picture(self, frame: Frame) -> str:
         name = f"{hashlib.sha256(frame.png).hexdigest()}.png"
         self.pictures[name] = frame.png
         return name

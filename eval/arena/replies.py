@@ -28,7 +28,7 @@ class Profiles(Reply):
         return said
 
 
-class Question(Reply):
+class TaskQuestion(Reply):
     """Question of a model."""
 
     question: Words = Field(min_length=10, max_length=_QUESTION)
@@ -89,7 +89,7 @@ def parse_profiles(text: str) -> Profiles:
 
 def parse_question(text: str) -> str:
     """Raises Fault."""
-    return parse(Question, text).question
+    return parse(TaskQuestion, text).question
 
 
 def parse_answer(text: str) -> TargetAnswer:

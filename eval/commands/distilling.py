@@ -105,7 +105,9 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
         specs = {name: known[name] for name in names}
         with watching(tell) as progress:
             asked = asyncio_run(
-                _asked(folder, examples, specs, given, tell=progress.tell, step=partial(progress.step, "comparisons"))
+                _ask_models(
+                    folder, examples, specs, given, tell=progress.tell, step=partial(progress.step, "comparisons")
+                )
             )
         report = distil_report(
             manifest,
@@ -123,7 +125,7 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
         raise click.ClickException(error.message) from None
 
 
-async def _asked(
+async def _ask_models(
     folder: Path,
     examples: tuple[JudgeExample, ...],
     specs: dict[str, ModelSpec],

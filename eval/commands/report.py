@@ -74,7 +74,7 @@ def report(
             texts.append(as_terminal(gathered))
             pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
         if asked:
-            tables["tasks"] = _show_asked(asked, texts, pages, html=html, markdown=markdown)
+            tables["tasks"] = _show_question_runs(asked, texts, pages, html=html, markdown=markdown)
         if by:
             tables["by"] = _show_parts(results, by, texts)
         click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
@@ -97,7 +97,7 @@ def _write_trials(report: Report, *, html: Path | None, markdown: Path | None) -
         _write(html, as_html(report))
 
 
-def _show_asked(
+def _show_question_runs(
     asked: Sequence[Results],
     texts: list[str],
     pages: list[Callable[[], None]],

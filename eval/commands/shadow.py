@@ -60,13 +60,14 @@ def shadow(
     times = [None if at is None else at.replace(tzinfo=UTC) for at in (since, until)]
     which = TrialFilter(opened_from=times[0], opened_until=times[1], namespace=namespace)
     pairs = run(_pairs(shadow_docket, docket, which, sampled=sampled))
-    cells = Counter((_said(pair.first), _said(pair.second)) for pair in pairs)
-    different = [pair for pair in pairs if _said(pair.first) != _said(pair.second)]
+    cells = Counter((_label_of(pair.first), _label_of(pair.second)) for pair in pairs)
+    different = [pair for pair in pairs if _label_of(pair.first) != _label_of(pair.second)]
     reviewed = [pair for pair in pairs if pair.gold is not None]
     if as_json:
         rows = [[first, second, count] for (first, second), count in sorted(cells.items())]
         differ = [
-            [each.first.trial_id, each.second.trial_id, _said(each.first), _said(each.second)] for each in different
+            [each.first.trial_id, each.second.trial_id, _label_of(each.first), _label_of(each.second)]
+            for each in different
         ]
         click.echo(json.dumps({"pairs": len(pairs), "reviewed": len(reviewed), "labels": rows, "different": differ}))
     else:
@@ -91,7 +92,12 @@ def _tell(pairs: list[TrialPair], cells: Counter[tuple[str, str]], different: li
     if different:
         rows = [["trial", "court", "shadow", "person"]]
         rows += [
-            [printable(each.first.trial_id), word(_said(each.first)), word(_said(each.second)), word(each.gold or "–")]
+            [
+                printable(each.first.trial_id),
+                word(_label_of(each.first)),
+                word(_label_of(each.second)),
+                word(each.gold or "–"),
+            ]
             for each in different[:_SHOWN]
         ]
         click.echo("\n" + table(rows, numbers=False))
@@ -119,5 +125,5 @@ async def _pairs(
         ]
 
 
-def _said(record: TrialRecord) -> str:
+def _label_of(record: TrialRecord) -> str:
     return str(record.verdict.label) if record.verdict else "FAILED"

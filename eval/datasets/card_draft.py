@@ -109,7 +109,7 @@ def draft_card(data: Path, id_: str = "") -> str:
     folder = data if data.is_dir() else data.parent
     if not data.exists():
         raise BadRequest(f"{data} is not there.", reason="DATA_MISSING")
-    found = _look(_candidates(data))
+    found = _inspect_files(_candidates(data))
     names = {role: _named(found.columns, role) for role in ("picture", "text", "language", "group")}
     names["id"] = _id_of(found.columns, names["picture"])
     split = _split_column(found.columns)
@@ -151,7 +151,7 @@ def _candidates(data: Path) -> list[Path]:
     return [path for path in files if kind_of(path) is not None and not path.is_symlink()]
 
 
-def _look(paths: Sequence[Path]) -> _Found:
+def _inspect_files(paths: Sequence[Path]) -> _Found:
     """Looks at the files that have the columns of the largest; others are of something else."""
     if not paths:
         raise BadRequest(

@@ -8,7 +8,7 @@ from typing import Any
 
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
-from eval.datasets.card_places import look_for, missing
+from eval.datasets.card_places import first_present, missing
 from eval.datasets.record_files import RecordFile, kind_of, parse_object
 from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
 from retrieval.library.sources import Problem
@@ -90,7 +90,7 @@ class JoinedFiles:
 
     def _single(self, join: Join, record: Record) -> Record:
         name = fill(join.file, record)
-        paths = look_for(self._data, self._folders(), (name,))
+        paths = first_present(self._data, self._folders(), (name,))
         if not paths:
             return _NONE
         path = paths[0]
@@ -104,7 +104,7 @@ class JoinedFiles:
         return (self._beside.relative_to(self._data).as_posix(), *layout.own, *layout.folders)
 
     def _find(self, names: tuple[str, ...]) -> Path:
-        paths = look_for(self._data, self._folders(), names)
+        paths = first_present(self._data, self._folders(), names)
         if not paths:
             title = f"the split {self._split.name} of {self._card.title} without its labels"
             raise missing(self._card, self._data, title, names)

@@ -12,7 +12,7 @@ from eval.datasets.record_files import Numbered
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
-def look_for(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
+def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> tuple[Path, ...]:
     """The first of these files that is there, folder by folder; none where none is.
 
     A name with ``*`` is all files that it fits, in the order of their names: the shards of a split.
@@ -60,7 +60,7 @@ def located(card: DatasetCard, data: Path, names: Sequence[str]) -> tuple[tuple[
         if layout.kind is FileKind.TREE:
             found = next(((p,) for f in folders for name in names if any(tree_rows(p := data / f / name))), ())
         else:
-            found = look_for(data, folders, names)
+            found = first_present(data, folders, names)
         if found:
             return found, surely
     return None

@@ -62,7 +62,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     reader = CardReader(card, data, split)
     # Before the pictures: their folder is found by the names that the rows have for them.
     memes = tuple(reader)
-    reader.pictures.look(meme.picture for meme in memes)
+    reader.pictures.find_folder(meme.picture for meme in memes)
     if not memes:
         why = reader.problems[0].reason if reader.problems else "no row is of this split"
         raise BadRequest(

@@ -251,7 +251,7 @@ def _find_pictures(
     if card.fields.picture is None or not seen:
         return
     try:
-        reader.pictures.look(one.meme.picture for one in seen)
+        reader.pictures.find_folder(one.meme.picture for one in seen)
         for one in seen:
             one.path = reader.pictures.find(*one.meme.picture)
     # Several files that fit: which one is meant is for the user to say, and the other checks go on.

@@ -60,7 +60,7 @@ class DatasetPictures:
         self.folder: Path | None = None
         """Folder that names are relative to, where :meth:`look` has found it."""
 
-    def look(self, pictures: Iterable[Named]) -> Path | None:
+    def find_folder(self, pictures: Iterable[Named]) -> Path | None:
         """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
 
         The folders of the card are looked at first, then every other, three levels deep. Where a field of the meme is
@@ -111,7 +111,7 @@ class DatasetPictures:
                 if path is not None and not deep and path.is_file():
                     return path
             for folder, deep in folders if picture_path(self._data, candidate) else ():
-                found = self._alike(folder, candidate, deep)
+                found = self._similar_names(folder, candidate, deep)
                 if len(found) > 1:
                     raise BadRequest(
                         f"The picture {candidate} could be any of {', '.join(path.name for path in found[:3])} below "
@@ -134,7 +134,7 @@ class DatasetPictures:
                     continue
                 yield base / filled.removesuffix(_BELOW).lstrip("/"), filled.endswith(_BELOW)
 
-    def _alike(self, folder: Path, name: str, deep: bool) -> list[Path]:
+    def _similar_names(self, folder: Path, name: str, deep: bool) -> list[Path]:
         """Files whose names differ in their letters' case, or in an ending that the name has not."""
         parent, _, last = name.rpartition("/")
         files = self._list(folder / parent if parent else folder, deep)

@@ -59,7 +59,9 @@ def read_task_split(dataset: Dataset, data: Path, split: str, task: str) -> Task
     card.task(task)  # one that there is none of is an error, not a task of which no meme has a label
     refuse_others(dataset, data, split)
     read = read_by_card(card, data, split)
-    memes = tuple(_asked(card, meme, read.pictures.name_of(*meme.picture)) for meme in read.memes if task in meme.gold)
+    memes = tuple(
+        _as_judged(card, meme, read.pictures.name_of(*meme.picture)) for meme in read.memes if task in meme.gold
+    )
     if not memes:
         raise BadRequest(
             f"No meme of the split {split} of {dataset.title} has a gold label of {task}.", reason="DATA_UNUSABLE"
@@ -134,7 +136,7 @@ def gold_by_meme(dataset: Dataset, data: Path, split: str, task: str) -> dict[st
     return {meme.id: meme.tasks[task] for meme in read_task_split(dataset, data, split, task).memes}
 
 
-def _asked(card: DatasetCard, meme: CardMeme, image: str) -> JudgedMeme:
+def _as_judged(card: DatasetCard, meme: CardMeme, image: str) -> JudgedMeme:
     court = card.court_task
     label = meme.gold.get(court.id) if court else None
     return JudgedMeme(

@@ -263,7 +263,7 @@ def _steps(expression: Expression) -> list[Callable[[Any], Any]]:
     # have no order to rely on.
     steps: list[Callable[[Any], Any]] = []
     if expression.from_:
-        steps.append(lambda value: _rest(value, expression.from_, name))
+        steps.append(lambda value: _from_position(value, expression.from_, name))
     if expression.take:
         steps.append(lambda value: take(_word(value, name), expression.take))
     if expression.split:
@@ -294,7 +294,7 @@ def _word(value: Any, column: str) -> str:
     return word
 
 
-def _rest(value: Any, count: int, column: str) -> list[Any]:
+def _from_position(value: Any, count: int, column: str) -> list[Any]:
     if not isinstance(value, list):
         raise BadCell("it is no list", column)
     return value[count:]

@@ -47,7 +47,7 @@ from court.events import (
     PolicyReference,
     Procedure,
     QuestionAsked,
-    RestReason,
+    QuestioningEnd,
     Role,
     Side,
     SideRested,
@@ -372,7 +372,7 @@ def _full_trial(number: int) -> list[AnyEvent]:
                     **named, side=side, round=round_, summary=_SAID * 8, justification=_SAID, entropy=4.1, call=_CALL
                 )
             )
-        add(SideRested(**named, side=side, rounds=_ROUNDS, reason=RestReason.CONVERGED))
+        add(SideRested(**named, side=side, rounds=_ROUNDS, reason=QuestioningEnd.CONVERGED))
     strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
     add(
         VerdictGiven(

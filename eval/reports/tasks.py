@@ -126,7 +126,7 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
     ]
 
 
-def how_asked(card: TaskCard) -> str:
+def describe_question(card: TaskCard) -> str:
     """Describes in a few words how a run asked: what it showed, and with how many examples."""
     question = card.question
     said = [
@@ -162,7 +162,7 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
         beside = group.runs[start : start + _BESIDE]
         cards = [card for _, card in beside]
         rows = [["", *(plain(one.name) for one, _ in beside), first.baseline_words]]
-        rows.append(["asked with", *map(how_asked, cards), ""])
+        rows.append(["asked with", *map(describe_question, cards), ""])
         rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
         rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
         for name in dict.fromkeys(name for card in cards for name in card.figures):

@@ -56,7 +56,7 @@ class SideCourse(BaseModel):
 
     rounds: int = Field(ge=0)
     rested: str = ""
-    """Why it ended, as ``court.events.RestReason``."""
+    """Why it ended, as ``court.events.QuestioningEnd``."""
     entropies: tuple[float, ...] = ()
     """Of the summary of each round, in bits."""
 

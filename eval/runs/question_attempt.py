@@ -74,7 +74,7 @@ class QuestionAttempt(AttemptWithoutTrial):
 
     @override
     async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        shown = await self._seen(meme, picture)
+        shown = await self._needed_content(meme, picture)
         if self.classifier is not None:
             found = await self.classifier.probabilities(shown)
             if found is None:
@@ -88,7 +88,7 @@ class QuestionAttempt(AttemptWithoutTrial):
     def _answered(self, meme: JudgedMeme, answer: TaskAnswer) -> Prediction:
         return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
 
-    async def _seen(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
+    async def _needed_content(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> DecodedMeme:
         """The meme as far as it is needed: without its picture where that is neither shown nor compared."""
         if self.question.needs_picture:
             return await self.shown(meme, picture)

@@ -20,7 +20,7 @@ _AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class AskedWay:
+class QuestionVariant:
     """One way of asking.
 
     Attributes:
@@ -50,7 +50,7 @@ class Choice:
     """
 
     metric: str
-    ways: tuple[AskedWay, ...]
+    ways: tuple[QuestionVariant, ...]
     flattered_by: float
 
 
@@ -98,7 +98,7 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     return Choice(
         metric=name,
         ways=tuple(
-            AskedWay(
+            QuestionVariant(
                 run=runs[place].name,
                 value=figure(float(values[place]), over[:, place]),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),

@@ -128,7 +128,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         changed=tuple(
             ChangedAnswer(x.meme.id, asked_a.in_order(gold_of(x.meme, task) or frozenset()), said_a, said_b)
             for x, y in pairs
-            if (said_a := _said(x, task)) != (said_b := _said(y, task))
+            if (said_a := _answered_labels(x, task)) != (said_b := _answered_labels(y, task))
         ),
     )
 
@@ -182,7 +182,7 @@ def _differences(
     return found
 
 
-def _said(one: Judged, task: str) -> tuple[str, ...] | None:
+def _answered_labels(one: Judged, task: str) -> tuple[str, ...] | None:
     answer = one.prediction.said.get(task)
     return None if answer is None else answer.labels
 

@@ -52,7 +52,7 @@ _RATES = np.arange(20) / 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _FittedVote:
     alpha: float
     settings: VoteSettings
     likelihood: float
@@ -151,7 +151,7 @@ def _calibrate(
 
     folds = (np.arange(n) // GROUP if groups is None else groups) % _FOLDS
     # What is chosen without a fold is tried on it.
-    chosen: dict[int | None, _Choice] = {}
+    chosen: dict[int | None, _FittedVote] = {}
     tried: dict[float, Neighbours] = {}
     # One neighbour more than vote: it moves up where another is left out (safeguarded_votes).
     found = leave_one_out_neighbours(
@@ -451,7 +451,7 @@ def _best(
     settings: Sequence[VoteSettings],
     labels: NDArray[np.bool_],
     chosen_by: NDArray[np.bool_],
-) -> _Choice:
+) -> _FittedVote:
     """The likeliest settings, calibrated, by the memes marked in ``chosen_by``, shape (q,)."""
     x, y = logits[:, chosen_by], labels[chosen_by]
     intercept, slope = fit_logistic(x, y)
@@ -461,7 +461,7 @@ def _best(
     likelihood = _likelihood(p, y)
     best = int(np.argmax(likelihood))
     tuned = settings[best].model_copy(update={"intercept": float(intercept[best]), "slope": float(slope[best])})
-    return _Choice(alpha, tuned, float(likelihood[best]))
+    return _FittedVote(alpha, tuned, float(likelihood[best]))
 
 
 def _likelihood(p: NDArray[np.float64], y: NDArray[np.bool_]) -> NDArray[np.float64]:

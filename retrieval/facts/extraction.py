@@ -49,7 +49,7 @@ class ExtractedText:
     url: str
 
 
-class _Answer(BaseModel):
+class _WorkerReply(BaseModel):
     # As strictly as a stranger's: the process may have been taken over by the file.
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ class TextExtractor:
         job = {"kind": kind, "most": MAX_TEXT, "charset": charset, "strict": strict}
         try:
             reply = await self._workers.run(job, [data])
-            found = _Answer.model_validate(reply.body)
+            found = _WorkerReply.model_validate(reply.body)
             if found.fault is not None:
                 raise _unreadable(_FAULTS[found.fault])
             (payload,) = reply.payloads

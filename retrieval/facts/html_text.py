@@ -21,7 +21,7 @@ _DAY = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
-class _Page(HTMLParser):
+class _TextCollector(HTMLParser):
     """Collects the text; ends of tags that never began, and beginnings that never end, do no harm."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[st
     if not named:
         declared = _CHARSET.search(data, 0, 4096)
         named = charset or (declared[1].decode("ascii") if declared else "utf-8")
-    page = _Page()
+    page = _TextCollector()
     page.feed(data.decode(named, "strict" if strict else "replace"))
     page.close()
     lines = (" ".join(line.split()) for line in "".join(page.parts).split("\n"))

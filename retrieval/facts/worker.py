@@ -31,7 +31,7 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
             found = _pdf_text(payloads[0], job["most"])
         else:
             found = html_text(payloads[0], job["charset"], strict=job["strict"])
-    except _Refused as error:
+    except _FileRefused as error:
         return {"fault": str(error)}, []
     except (UnicodeDecodeError, LookupError):
         return {"fault": "ENCODING"}, []
@@ -42,7 +42,7 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
     return {name: value[:2000] for name, value in found.items()}, [text.encode("utf-8", "replace")]
 
 
-class _Refused(Exception):
+class _FileRefused(Exception):
     """A file that is understood and not read; for which reason."""
 
 
@@ -51,15 +51,15 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
 
     reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
     if reader.is_encrypted and not reader.decrypt(""):
-        raise _Refused("ENCRYPTED")
+        raise _FileRefused("ENCRYPTED")
     if len(reader.pages) > MAX_PAGES:
-        raise _Refused("TOO_MANY_PAGES")
+        raise _FileRefused("TOO_MANY_PAGES")
     pages, length = [], 0
     for page in reader.pages:
         pages.append(page.extract_text().strip())
         length += len(pages[-1])
         if length > most:
-            raise _Refused("TOO_LONG")
+            raise _FileRefused("TOO_LONG")
     title, date = "", ""
     # A text does not become unreadable by a date that is none.
     with contextlib.suppress(Exception):

@@ -187,7 +187,7 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     paper.fact("Trial", record.trial_id)
     paper.fact("Opened", f"{opened.at:%Y-%m-%d %H:%M:%S} UTC")
     paper.fact("Took", seconds(record.seconds))
-    paper.events(told.given, *told.told.failures)
+    paper.events(told.verdict_event, *told.told.failures)
     for event in record.events:
         if isinstance(event, VerdictReviewed | SecondOpinionAsked | AppealOpened):
             paper.heading(kind(event.kind).capitalize())

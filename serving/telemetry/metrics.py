@@ -22,7 +22,7 @@ from court.events import (
     NearDuplicatesFound,
     PrecedentsCited,
     Procedure,
-    RestReason,
+    QuestioningEnd,
     ReviewOutcome,
     SideRested,
     TextRead,
@@ -308,7 +308,7 @@ class Metrics:
             case SideRested():
                 self._rested.labels(event.side.value, event.reason.value).inc()
                 # Without an examination there is no number of rounds to observe.
-                if event.reason is not RestReason.NO_EXAMINATION:
+                if event.reason is not QuestioningEnd.NO_EXAMINATION:
                     self._rounds.labels(event.side.value).observe(event.rounds)
             case VerdictGiven():
                 self._end(event, seen, TrialState.DECIDED, event.verdict.label.value)

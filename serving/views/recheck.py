@@ -13,7 +13,7 @@ from court.events import (
     ClaimSettled,
     DocumentWeighed,
     PrecedentsCited,
-    RestReason,
+    QuestioningEnd,
     Side,
     SideRested,
     Summarised,
@@ -76,7 +76,7 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     if not isinstance(epsilon, int | float) or not isinstance(least, int):
         return
     for rested in record.all(SideRested):
-        if rested.reason is RestReason.NO_EXAMINATION:
+        if rested.reason is QuestioningEnd.NO_EXAMINATION:
             continue
         said = {e.round: entropy(e.summary) for e in record.all(Summarised) if e.side is rested.side}
         stops = [
@@ -85,10 +85,10 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
             if number >= least and number - 1 in said and abs(said[number] - said[number - 1]) < epsilon
         ]
         first = next((number for number in stops if number <= rested.rounds), None)
-        if rested.reason is RestReason.CONVERGED and first != rested.rounds:
+        if rested.reason is QuestioningEnd.CONVERGED and first != rested.rounds:
             found = f"converged after round {first}" if first else "not converged"
             yield Difference(rested.seq, "why the side rested", f"converged after round {rested.rounds}", found)
-        elif rested.reason is not RestReason.CONVERGED and first is not None:
+        elif rested.reason is not QuestioningEnd.CONVERGED and first is not None:
             kept = f"{rested.reason.replace('_', ' ').lower()} after round {rested.rounds}"
             yield Difference(rested.seq, "why the side rested", kept, f"converged after round {first}")
 

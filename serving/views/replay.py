@@ -28,8 +28,8 @@ from court.events import (
     NearDuplicatesFound,
     PrecedentsCited,
     QuestionAsked,
+    QuestioningEnd,
     RawReply,
-    RestReason,
     Role,
     Side,
     SideRested,
@@ -167,7 +167,7 @@ def _no_outcome(record: TrialRecord) -> str:
 
 
 def _require_replayable(record: TrialRecord) -> None:
-    if any(rested.reason is RestReason.TIME for rested in record.all(SideRested)):
+    if any(rested.reason is QuestioningEnd.TIME for rested in record.all(SideRested)):
         raise _Obstacle("An examination was ended by its caller's deadline, which a replay does not have.")
     snippets = (hit.snippet for search in record.all(EvidenceSearched) for hit in search.hits)
     if GONE in (*snippets, *(weighed.text for weighed in record.all(DocumentWeighed))):

@@ -151,7 +151,7 @@ class TrialView:
     live: bool
 
     @property
-    def given(self) -> VerdictGiven | None:
+    def verdict_event(self) -> VerdictGiven | None:
         """The verdict's event."""
         return self.record.last(VerdictGiven)
 

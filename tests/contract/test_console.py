@@ -629,14 +629,14 @@ def kept_otherwise(events, kind, **changes):
 
 def test_what_comes_out_otherwise_is_shown(tmp_path, place):
     """Entropy, its change, why a side rested, the vote: each altered alone is told beside what comes out."""
-    from court.events import PrecedentsCited, RestReason, SideRested
+    from court.events import PrecedentsCited, QuestioningEnd, SideRested
 
     events = full_trial(ONE, picture=drawn())
     vote = next(e for e in events if isinstance(e, PrecedentsCited)).vote
     altered = {
         "entropy": kept_otherwise(events, Summarised, entropy=2.5),
         "change": kept_otherwise(events[::-1], Summarised, entropy_change=0.5)[::-1],
-        "rested": kept_otherwise(events, SideRested, reason=RestReason.TIME),
+        "rested": kept_otherwise(events, SideRested, reason=QuestioningEnd.TIME),
         "vote": kept_otherwise(events, PrecedentsCited, vote=vote.model_copy(update={"probability": 0.9})),
     }
     trials = [[e.model_copy(update={"trial_id": name}) for e in told] for name, told in altered.items()]

@@ -15,7 +15,7 @@ import sys
 import grpc
 import pytest
 
-from court.events import Described, QuestionAsked, RestReason, SideRested, TrialResumed
+from court.events import Described, QuestionAsked, QuestioningEnd, SideRested, TrialResumed
 from court.record import TrialState
 from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
@@ -78,7 +78,7 @@ def test_a_full_trial_over_grpc(start, models):
     assert response.label == wire.LABEL_HARMFUL
     assert response.procedure == FULL
     assert record.state is TrialState.DECIDED
-    assert {event.reason for event in record.all(SideRested)} <= {RestReason.CONVERGED, RestReason.ROUND_LIMIT}
+    assert {event.reason for event in record.all(SideRested)} <= {QuestioningEnd.CONVERGED, QuestioningEnd.ROUND_LIMIT}
     assert 0 <= response.harm_score <= 1
     # The same server still tries by precedents alone where that is asked for.
     assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
@@ -96,7 +96,7 @@ def test_a_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home)
     assert wire.REVIEW_REASON_PICTURE_NOT_SENT in [signal.reason for signal in response.signals]
     assert not record.opened.meme.picture_given
     assert not record.all(Described) and not record.all(QuestionAsked)
-    assert [event.reason for event in record.all(SideRested)] == [RestReason.NO_EXAMINATION] * 2
+    assert [event.reason for event in record.all(SideRested)] == [QuestioningEnd.NO_EXAMINATION] * 2
     said = json.loads(told.stdout)
     assert said["file"] is None and said["verdict"]["verdict_id"] == response.verdict_id
 

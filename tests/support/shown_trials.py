@@ -24,7 +24,7 @@ from court.events import (
     PrecedentsCited,
     Procedure,
     QuestionAsked,
-    RestReason,
+    QuestioningEnd,
     Role,
     Ruling,
     Side,
@@ -294,7 +294,7 @@ def full_trial(
             )
             last, before = before, bits
         converged = last is not None and before is not None and abs(before - last) < settings.epsilon
-        reason = RestReason.CONVERGED if converged else RestReason.TIME
+        reason = QuestioningEnd.CONVERGED if converged else QuestioningEnd.TIME
         tell.say(SideRested, side=side, rounds=len(ROUNDS[side]), reason=reason)
     tell.events.sort(key=lambda event: event.at)
     tell.events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(tell.events)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from court.events import Described, Procedure, RestReason, SideRested
+from court.events import Described, Procedure, QuestioningEnd, SideRested
 from court.precedents import SureRange
 from court.verdict import ScoreMeaning
 from tests.support.cast import Cast, try_meme
@@ -22,7 +22,7 @@ def test_what_the_vote_is_sure_of_costs_no_call(labels):
     assert cast.calls() == 0
     assert record.verdict.label is labels[0]
     assert record.verdict.harm_score_meaning is ScoreMeaning.PRECEDENT_VOTE
-    assert {event.reason for event in record.all(SideRested)} == {RestReason.NO_EXAMINATION}
+    assert {event.reason for event in record.all(SideRested)} == {QuestioningEnd.NO_EXAMINATION}
     assert record.opened.procedure is Procedure.CASCADE
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from court.errors import ModelRefused, Overrun, ReplyUnusable, Unavailable
-from court.events import Described, Procedure, QuestionAsked, RestReason, Side, SideRested, Summarised, VerdictGiven
+from court.events import Described, Procedure, QuestionAsked, QuestioningEnd, Side, SideRested, Summarised, VerdictGiven
 from court.examination import Examination, entropy
 from court.full import FullTrial
 from court.meme import Picture
@@ -36,7 +36,7 @@ def test_a_full_trial_from_description_to_verdict():
     assert kinds[0] == "TrialOpened" and kinds[-1] == "VerdictGiven"
     assert record.last(Described).description == "A crowd stands under a green flag."
     for side in Side:
-        assert of_side(record, SideRested, side)[0].reason is RestReason.CONVERGED
+        assert of_side(record, SideRested, side)[0].reason is QuestioningEnd.CONVERGED
     given = record.last(VerdictGiven)
     assert given.verdict.label is Label.HARMFUL
     assert given.verdict.finding.clause == "4" and given.verdict.finding.target == "community"
@@ -76,7 +76,7 @@ def test_a_falling_entropy_is_a_change_too():
 def test_an_examination_that_does_not_converge_ends_at_r_max():
     record = try_meme(Cast(rounds=9), settings=TrialSettings(rounds_max=4))
     rested = of_side(record, SideRested, Side.ACCUSER)[0]
-    assert (rested.rounds, rested.reason) == (4, RestReason.ROUND_LIMIT)
+    assert (rested.rounds, rested.reason) == (4, QuestioningEnd.ROUND_LIMIT)
 
 
 def test_calls_are_counted():
@@ -299,7 +299,7 @@ def test_without_the_captioner_advocates_argue_from_the_description():
     cast = Cast()
     record = try_meme(cast, settings=TrialSettings(captioner=False))
     assert not record.all(QuestionAsked)
-    assert {event.reason for event in record.all(SideRested)} == {RestReason.NO_EXAMINATION}
+    assert {event.reason for event in record.all(SideRested)} == {QuestioningEnd.NO_EXAMINATION}
     assert "the accuser's reasons" in shown(cast.requests("judge")[0])
 
 
@@ -570,7 +570,7 @@ def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules():
     cast = Cast(rounds=9, delay_s=0.05)
     record = try_meme(cast, within_s=0.75)
     assert record.state is TrialState.DECIDED
-    assert RestReason.TIME in {event.reason for event in record.all(SideRested)}
+    assert QuestioningEnd.TIME in {event.reason for event in record.all(SideRested)}
     assert ReviewReason.CUT_SHORT in {review.reason for review in record.verdict.review}
     assert record.verdict.label is Label.HARMFUL
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from court import prompts, replies
 from court.errors import Unavailable
-from court.events import GuardHeard, Procedure, RawReply, RestReason, Side, TrialResumed
+from court.events import GuardHeard, Procedure, QuestioningEnd, RawReply, Side, TrialResumed
 from court.guard import GuardOpinion
 from court.ports import ChatReply, FinishReason
 from court.prompts.sets import packaged
@@ -288,7 +288,7 @@ def test_an_open_trial_has_nothing_to_compare_with():
 
 def test_a_trial_that_its_deadline_cut_short_is_not_replayable():
     record = recorded("full-harmful")
-    found = replayed(altered(record, "SideRested", reason=RestReason.TIME))
+    found = replayed(altered(record, "SideRested", reason=QuestioningEnd.TIME))
     assert "deadline" in found.obstacle and not found.differences
 
 

@@ -19,7 +19,7 @@ from court.events import (
     OddsGiven,
     Procedure,
     QuestionAsked,
-    RestReason,
+    QuestioningEnd,
     Role,
     Side,
     SideRested,
@@ -138,7 +138,7 @@ def examined(side, rounds, *, faults=(), ahead=()):
             yield SummarisedAhead, said
         if number <= rounds:
             yield Summarised, {**said, "entropy": float(number)}
-    yield SideRested, {"side": side, "rounds": rounds, "reason": RestReason.CONVERGED}
+    yield SideRested, {"side": side, "rounds": rounds, "reason": QuestioningEnd.CONVERGED}
 
 
 def a_record(*steps, first=None):

@@ -27,7 +27,7 @@ from court.events import (
     NearDuplicatesFound,
     PrecedentsCited,
     Procedure,
-    RestReason,
+    QuestioningEnd,
     ReviewOutcome,
     SideRested,
     Summarised,
@@ -217,7 +217,7 @@ def test_rounds_texts_precedents_and_reviews_are_counted_as_the_records_have_the
     assert counted(values, "memecourt_sides_rested_total") == by_labels(
         Counter((("side", event.side.value), ("reason", event.reason.value)) for event in rested)
     )
-    examined = [event for event in rested if event.reason is not RestReason.NO_EXAMINATION]
+    examined = [event for event in rested if event.reason is not QuestioningEnd.NO_EXAMINATION]
     assert sum(counted(values, "memecourt_side_rounds_sum").values()) == sum(event.rounds for event in examined) > 0
     assert sum(counted(values, "memecourt_side_rounds_count").values()) == len(examined)
     texts = [event for record in records for event in record.all(TextRead)]

@@ -14,7 +14,7 @@ from court.events import (
     NearDuplicatesFound,
     Procedure,
     QuestionAsked,
-    RestReason,
+    QuestioningEnd,
     SideRested,
     TextSource,
     VerdictGiven,
@@ -174,7 +174,7 @@ def test_the_proposer_is_not_called_and_the_sides_argue_once_from_the_text():
     assert cast.requests("proposer") == []
     assert not record.all(Described) and not record.all(QuestionAsked) and not record.all(AnswerGiven)
     rested = record.all(SideRested)
-    assert [(one.rounds, one.reason) for one in rested] == [(0, RestReason.NO_EXAMINATION)] * 2
+    assert [(one.rounds, one.reason) for one in rested] == [(0, QuestioningEnd.NO_EXAMINATION)] * 2
     assert len(cast.requests("accuser")) == len(cast.requests("defender")) == 1
     assert record.verdict.label is H and record.verdict.harm_score is not None
     assert ReviewReason.PICTURE_NOT_SENT in [one.reason for one in record.verdict.signals]

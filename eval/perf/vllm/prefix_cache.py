@@ -55,7 +55,7 @@ def prefix_cache(*, trials: int = 4) -> Result:
     )
 
 
-async def _trials(trials: int) -> Share:
+async def _trials(trials: int) -> PromptTokens:
     reader = GuardedPictureReader(workers=1)
     try:
         cases = [await drawn_case(reader, number) for number in range(trials + 1)]
@@ -129,7 +129,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PromptTokens:
     """Tokens of prompts.
 
     Attributes:
@@ -146,7 +146,7 @@ class Share:
     settled: int
 
 
-def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
+def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
     """Computes the tokens of prompts that the cache served, and those that it could have served.
 
     Args:
@@ -162,7 +162,7 @@ def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> Share:
         sent = max(before, _whole_blocks(each, others, block))
         answered = _whole_blocks(each, [other for other in others if other.answered < each.sent], block)
         possible, settled = possible + sent, settled + max(before, answered)
-    return Share(
+    return PromptTokens(
         prompts=sum(len(each.tokens) for each in asked),
         reached=sum(each.cached for each in asked),
         possible=possible,
