@@ -45,4 +45,5 @@ def _shows(character: str, before: str) -> bool:
         return bool(before) and (unicodedata.category(before) in ("So", "Sm") or before in "#*0123456789‼⁉")
     if character in _FILLERS or any(ord(character) in selectors for selectors in _SELECTORS):
         return False
+    # Controls, formats, half characters, private use, and what no version of Unicode has assigned yet.
     return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")

@@ -153,8 +153,10 @@ class FullTrial:
             exhibits, vote = await self._precedents("\n".join([*known, *summaries]))
         self._recorder.step = "judgment"
         accuser, defender = (side.argument.justification for side in sides) if sides else ("", "")
+        # The benchmark's control: a Judge that goes by who argues, and not by what is said, gives itself away here.
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
+        # Before the witness has to end: it works on while the guard is asked.
         heard = await self._hear_guard(text.text, description)
         testimony = await expert.due()
         brief = JudgeBrief(
@@ -242,6 +244,7 @@ class FullTrial:
         """The Proposer's description; None where there is no picture to describe."""
         if proposer is None:
             return None
+        # The Judge of this ablation sees the meme alone: a description would be a call that nobody reads.
         if self._settings.dull_judge:
             return ""
         described = self._recorder.recall(Described)

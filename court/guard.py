@@ -148,6 +148,7 @@ def parse_opinion(adapter: GuardAdapter, reply: str, policy: Policy) -> GuardOpi
     if not reply.strip():
         raise UnusableReply("REPLY_EMPTY", "it was empty")
     found = _PARSERS[adapter](reply, policy)
+    # Cut and not refused: its opinion is clear, however much more it names.
     return GuardOpinion(
         found.harmful, tuple(name[:_MOST_NAME] for name in found.categories[:_MOST_NAMED]), found.reason
     )

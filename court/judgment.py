@@ -302,6 +302,7 @@ def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdic
         detail = "No picture was sent: the verdict is on the text alone."
         signal = Review(reason=ReviewReason.PICTURE_NOT_SENT, detail=detail)
         return verdict.model_copy(update={"signals": (*verdict.signals, signal)})
+    # A harmful verdict holds whatever else there is to be seen.
     if meme is None or verdict.label is Label.HARMFUL:
         return verdict
     reviews = []

@@ -189,6 +189,7 @@ class AdvocateBrief:
         described = load("text_alone").task("description") if self.description is None else around(self.description)
         material = prompt.task("material", text=around(self.text), description=described)
         words = [prompt.task(task)]
+        # Before the task, which stays the last thing that is said.
         if self.on_claim and task == "summarise":
             words.insert(0, load("expert").task("name_claim"))
         return Messages(
@@ -302,6 +303,7 @@ class JudgeBrief(Generic[P]):
             )
             parts.append(tally)
         parts += [prompt.task("text", text=self.fence.around(self.text)), *_language_sentence(self.language)]
+        # Below stands what was made of the meme, and that Judge is to see the meme alone.
         if self.meme_only:
             return parts
         if self.description is not None:
@@ -337,6 +339,7 @@ class JudgeBrief(Generic[P]):
             said = load("judge_variants").task("precedent_without_similarity", **values)
         if not precedent.categories:
             return [said]
+        # Categories are their data set's words, and so a stranger's.
         categories = self.fence.around(", ".join(precedent.categories))
         return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
 

@@ -296,6 +296,7 @@ def vote(tally: Sequence[TallyEntry], settings: VoteSettings, regression: float 
         voters=len(voters),
         harmful=sum(harmful),
         share=weighed,
+        # The mean of both log-odds: so it was calibrated (retrieval.calibration).
         probability=sigmoid(z if regression is None else (z + regression) / 2),
         settings=settings,
         regression=regression,

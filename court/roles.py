@@ -46,6 +46,7 @@ from court.verdict import Label, rule
 
 T = TypeVar("T")
 
+# Letters, as words such as "harmful" are several tokens to some models, and only the first one is asked for.
 _OPTIONS = ("A", "B")
 _OVER_AND_OVER = "it said the same over and over; say each thing once"
 _MOST_THOUGHT = 20_000

@@ -271,6 +271,7 @@ class Court:
             await clerk.note_all(*untold)
             await self._full(evidence, fence, case).run(text)
             return
+        # The witness records its steps as they come: these stand before them.
         if untold and self.settings.expert == "always":
             await clerk.note_all(*untold)
             untold = []
@@ -451,6 +452,7 @@ def _ended_by(cancelled: asyncio.CancelledError) -> CourtError:
 async def _abort(clerk: Recorder, cause: CourtError) -> None:
     """Records the cause and raises TrialAborted; only returns where the trial had not begun."""
     await clerk.fail(cause)
+    # Where nothing was recorded, there is no record to go with the error.
     if clerk.opened:
         raise TrialAborted(cause, clerk.record)
 

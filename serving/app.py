@@ -100,6 +100,7 @@ async def serve(
         certificates = Certificates.of(settings)
         tokens = Tokens.of(settings.tokens) if settings.tokens else None
         libraries = [settings.library, *(each.library for each in settings.namespaces.values())]
+        # Before anything that takes long: a library that is missing is told at once.
         for library in (*libraries, settings.shadow.library if settings.shadow else None):
             await asyncio.to_thread(require_library, library)
         # These fail here too where their settings are wrong, and not hours later with the first checkpoint or message.
@@ -122,6 +123,7 @@ async def serve(
         # Before the court is opened, which may take long: meanwhile health answers, and a port that is taken is
         # reported at once.
         await server.start()
+        # For when something fails: in the usual course the server has stopped by then.
         stack.push_async_callback(server.stop, 0)
         bound(f"{host}:{port}")
         if settings.http:
@@ -375,6 +377,7 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, certificates.credentials())
+    # gRPC says it by an error, or by 0 in place of a port.
     except RuntimeError:
         port = 0
     if not port:

@@ -43,6 +43,7 @@ CONFIG = "MEMECOURT_CONFIG"
 
 def _cores() -> int:
     """Processors that this process may use; fewer than the machine's in a container."""
+    # macOS can't say which of them a process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -491,6 +492,7 @@ class Settings(BaseSettings):
     @property
     def roles(self) -> tuple[RoleName, ...]:
         """Roles that have a model in full trials."""
+        # A witness that is never called needs no model.
         return tuple(name for name in get_args(RoleName) if name != "expert" or self.trial.expert != "off")
 
     @model_validator(mode="after")

@@ -169,6 +169,7 @@ async def open_court(
             for name, each in settings.namespaces.items()
             if each.policy or each.library
         }
+        # Before the first request, which would wait for it otherwise.
         if near is not None:
             await near.catch_up()
         yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near, courts=courts)
@@ -426,6 +427,7 @@ async def forget_in_library(settings: Settings, precedent_id: str, *, who: str, 
     # In all of them: a namespace may have had another library when the trial was overruled.
     places = {settings.library or _starter(settings), *(each.library for each in settings.namespaces.values())} - {None}
     found = False
+    # As text, for paths and addresses have no order in common.
     for place in sorted(places, key=str):
         assert place is not None
         found |= await forget_precedent(partial(open_writer, place), precedent_id, who=who, why=why)

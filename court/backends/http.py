@@ -85,6 +85,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
+    # `float` takes "inf" and "nan" as well.
     return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import httpx2
 
+# All of IPv6 that is assigned to hosts on the internet.
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TUNNELS = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
@@ -37,6 +38,7 @@ def is_public(address: str) -> bool:
             return is_public(str(ipaddress.IPv4Address(found.packed[-4:])))
         # Python calls some tunnels global, and what nobody has assigned.
         return found in _UNICAST and found.is_global and not any(found in tunnel for tunnel in _TUNNELS)
+    # Python calls IPv4 multicast global, too.
     return found.is_global and not found.is_multicast and not found.is_reserved
 
 
@@ -59,4 +61,5 @@ async def resolve(host: str, port: int) -> Sequence[str]:
         answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
         raise OSError("this is no name") from None
+    # In the resolver's order, which is the order to try them in.
     return list(dict.fromkeys(str(place[0]) for *_, place in answers))

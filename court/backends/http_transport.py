@@ -81,6 +81,7 @@ class _PublicBackend(_BoundedBackend):
                         return await super().connect_tcp(
                             address, port, local_address=local_address, socket_options=socket_options
                         )
+                    # One address may be dead where the next one answers.
                     except httpcore2.ConnectError as error:
                         failure = error
         except TimeoutError:
@@ -97,6 +98,7 @@ class _BoundedStream(httpcore2.AsyncNetworkStream):
         self._stream = stream
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        # None once the head is there: bodies have a bound of their own.
         left = head_bytes_left.get()
         if left is not None and left[0] <= 0:
             raise UnreadableAnswer("the head of the answer is longer than any that is read")

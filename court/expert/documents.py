@@ -110,6 +110,7 @@ def readable(document: EvidenceDocument, hit: RankedHit) -> EvidenceDocument:
     Raises:
         Unavailable: Its text is not the one that its digest is of, or it has none.
     """
+    # As the text came: lone surrogates are replaced only after it is checked.
     if hashlib.sha256(document.text.encode("utf-8", "surrogatepass")).hexdigest() != document.sha256:
         raise Unavailable("The document is not the one that its digest is of.", reason="DOCUMENT_ALTERED")
     text = whole(document.text)[:MOST_CHARACTERS]

@@ -74,6 +74,7 @@ class SentenceWitness:
                 async with asyncio.timeout(min(self.settings.expert_s, max(self.deadline.left / 2, 0))) as clock:
                     await gather_or_cancel(*map(self._settle, found.claims))
             except TimeoutError:
+                # Any other timeout is a fault of ours, and not the end of the time.
                 if not clock.expired():
                     raise
             late = [
@@ -101,6 +102,7 @@ class SentenceWitness:
                     }
                     try:
                         values |= await self._weighed(claim, await self._source.read(hit))
+                    # A CourtError as well, and no failure of this document.
                     except WitnessOutOfTime:
                         raise
                     except CourtError as error:

@@ -76,6 +76,7 @@ def review_of(testimony: Testimony, label: Label, *, facts: bool) -> list[Review
         detail = f"Evidence refutes a claim of the meme{more}, and its label is {label}: “{refuted[0].claim}”"
         reasons.append(Review(reason=ReviewReason.CLAIM_REFUTED, detail=detail))
     unchecked = [finding for finding in testimony.findings if not finding.checked]
+    # Under any other policy nothing depends on whether a claim is true.
     if facts and (testimony.failure or unchecked):
         if testimony.failure:
             detail = f"Whether the meme puts forward claims of fact could not be found out: {testimony.failure}."

@@ -144,6 +144,7 @@ def findings_words(findings: Sequence[ClaimFinding]) -> str:
     lines: list[str] = []
     for number, finding in enumerate(findings, 1):
         read = "1 document" if finding.documents == 1 else f"{finding.documents} documents"
+        # "Not enough evidence" would read as if some had been weighed.
         label = IN_WORDS[finding.label] if finding.checked else "not checked: no evidence could be read"
         lines.append(f"Claim {number}: {finding.claim}\nFinding: {label} ({read} read)")
         lines += [f"{quoted_source(passage)}: “{passage.quote}”" for passage in finding.evidence]

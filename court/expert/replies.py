@@ -226,6 +226,7 @@ def parse_statements(reply: str, most: int, *texts: str) -> Statements:
     statements = replies.parse(_Statements, reply).statements
     # Filtered before it is cut: opinions must not take the places of claims.
     facts = [statement for statement in statements if statement.kind == "fact"]
+    # A claim whose words stand nowhere in the meme is checked all the same, without a place in it.
     claims = tuple(
         CheckableClaim(number=number, text=fact.claim, span=fact.words if stands_in(fact.words, *texts) else "")
         for number, fact in enumerate(facts[:most], 1)

@@ -72,6 +72,7 @@ def find_injection_signals(text: str) -> tuple[Signal, ...]:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     known = _known.get(digest)
     if known is None:
+        # All at once: to keep the last used ones, each look would have to be noted.
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         known = _known[digest] = _signals(text)
@@ -157,6 +158,7 @@ def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]
     size = len(text)
     found: dict[int, dict[str, list[tuple[int, int]]]] = {}
     root = _tree(glued).following
+    # Where the spaces are lost, a word may begin at any letter.
     for start in range(size) if glued else [word.start() for word in _START.finditer(text)]:
         node, place = root.get(text[start]), start + 1
         longest: dict[tuple[int, str], int] = {}
@@ -249,6 +251,7 @@ def _bare(character: str) -> str:
     return bare[:4]  # an Arabic ligature stands for eighteen letters, none of which is looked for
 
 
+# By category these are letters or marks; none of them is seen.
 _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 
 

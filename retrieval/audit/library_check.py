@@ -141,6 +141,7 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
         return ()
     probabilities = probabilities_of(shares(near.similarities, near.harmful, tuning.vote), tuning.vote)
     own = np.where(near.labels, probabilities, 1 - probabilities)
+    # Stable, so that equally doubtful labels come in the library's order.
     doubtful = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= sure]
     return tuple(
         Suspicion(memes[int(near.rows[place])].id, bool(near.labels[place]), round(float(probabilities[place]), 4))
@@ -176,6 +177,7 @@ def _compared(
             conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
         # Of its twins a meme learns nothing of its surroundings.
         twin = same_words | same_pixels
+        # Also itself, where it has neither words nor pixels to know it by.
         twin[np.arange(block.size), block] = True
         by_text, by_picture = np.where(twin, -1, texts).max(axis=1), np.where(twin, -1, looks).max(axis=1)
         alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))

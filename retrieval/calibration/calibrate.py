@@ -149,6 +149,7 @@ def _calibrate(
     if min(harmful, n - harmful) < FEWEST_OF_A_LABEL:
         return defaults
 
+    # Memes that stand together in a library were often collected together, and share a fold.
     folds = (np.arange(n) // GROUP if groups is None else groups) % _FOLDS
     # What is chosen without a fold is tried on it.
     chosen: dict[int | None, _FittedVote] = {}
@@ -237,6 +238,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
     """
     risk = np.minimum(p, 1 - p)
     order = np.argsort(risk, kind="stable")
+    # Rounded down: no more memes go to a person than the rate says.
     kept = [len(p) - int(rate * len(p)) for rate in _RATES]
     missed = [int(wrong[order[:n]].sum()) for n in kept]
     return RiskCurve(
@@ -435,7 +437,9 @@ def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[Vot
     ks = [k for k in _KS if k <= depth] or [depth]
     logits, settings = [], []
     for tau in _TAUS:
+        # A neighbour that is not there has -inf, and so no weight.
         weights = np.exp((near.similarities - near.similarities[:, :1]) / tau)
+        # Cumulated: all numbers of voters cost no more than the largest.
         for_harm, for_any = (weights * near.harmful).cumsum(axis=1), weights.cumsum(axis=1)
         for k in ks:
             # The prior weighs as much as the nearest precedent, which also keeps the share off 0 and 1, whose logits

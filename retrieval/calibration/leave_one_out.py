@@ -152,6 +152,7 @@ def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], tex
         same |= (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
         same |= rows[block, :text_dim] @ rows[:, :text_dim].T > NEARLY
         same |= rows[block, text_dim:] @ rows[:, text_dim:].T > NEARLY
+        # Every meme repeats itself.
         same[np.arange(block.size), block] = False
         count += int(same.any(axis=1).sum())
     return count / tried.size
@@ -187,6 +188,7 @@ def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> N
         order = np.lexsort((-row, sources))
         sorted_sources = sources[order]
         starts = np.flatnonzero(np.r_[True, sorted_sources[1:] != sorted_sources[:-1]])
+        # The place of each among those of its own source.
         rank = np.arange(order.size) - np.repeat(starts, np.diff(np.r_[starts, order.size]))
         row[order[rank >= most]] = -np.inf
 

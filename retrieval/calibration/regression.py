@@ -48,6 +48,7 @@ def fit(x: NDArray[np.float64], y: NDArray[np.bool_], strength: float) -> Fitted
     penalty = np.append(np.full(dim, 1 / strength), 1e-9)
     w = np.zeros(dim + 1)
     share = y.mean()
+    # From where it is right if the vectors say nothing: fewer steps are left.
     w[-1] = np.log(share) - np.log1p(-share)
     for _ in range(_STEPS):
         # By the tanh, which does not overflow.
@@ -87,6 +88,7 @@ def cross_validated_log_odds(
         test, train = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & heard)
         train = train[(unit[train] @ unit[test].T).max(axis=1) <= NEARLY]
         if len(np.unique(y[train])) < 2:
+            # As if one more of each label had been seen, so that the log-odds are finite.
             share = (y[train].sum() + 1) / (train.size + 2)
             z[:, test] = np.log(share) - np.log1p(-share)
             continue

@@ -58,6 +58,7 @@ def choose_sure_range(
 def _widest(sides: Sequence[tuple[float, NDArray[np.bool_]]], wrong: NDArray[np.bool_], error: float) -> float | None:
     """The last bound of those that hold from the first one on; the memes on its side are marked beside it."""
     # With fewer, none wrong would still be too little to go by.
+    # None wrong of n passes once (1 - error) ** n is at most 1 - CONFIDENCE.
     fewest = max(math.log(1 - CONFIDENCE) / math.log1p(-error), _LEAST * wrong.size)
     widest = None
     for bound, side in sides:
@@ -96,6 +97,7 @@ def within(wrong: int, n: int, error: float) -> bool:
     return chance <= 1 - CONFIDENCE
 
 
+# Of unrelated pairs, one in twenty lies nearer than the minimum similarity.
 _QUANTILE = 0.95
 _PAIRS = 100_000
 """Pairs drawn: the quantile is then good to about .001."""

@@ -162,6 +162,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         pooling = json.loads((folder / "1_Pooling" / "config.json").read_text("utf-8"))
+        # A config may say more than these, but none of them otherwise.
         if not config.items() >= _CONFIG.items() or not pooling["pooling_mode_mean_tokens"]:
             raise ValueError("another architecture")
         weights = _read_weights(folder / "model.safetensors")

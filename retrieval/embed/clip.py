@@ -111,6 +111,7 @@ class OpenClipEncoder(Halves):
         self._scale, self._normalise = _transform(clip.preprocessing)
         self._workers = ThreadPoolExecutor(_cores(), thread_name_prefix="clip-pictures")
         height, width = clip.preprocessing.size
+        # From a pass: so long are its vectors, whatever its config says.
         blank = self.forward(torch.zeros(1, 3, height, width))
         self._identity = EncoderIdentity(
             name=clip.name,
@@ -216,6 +217,7 @@ class OpenClipEncoder(Halves):
 
         def embed(texts: Sequence[str]) -> TextEmbeddings:
             words = [text.normalise_text(one) for one in texts]
+            # Sorted: a set of strings has another order in each process, and the batches show in the last bits.
             unique = sorted({one for one in words if one})
             # Begun with no rows, so that there is something to join where no text is left.
             rows, long = [np.zeros((0, dim), dtype=np.float32)], []

@@ -180,7 +180,7 @@ def _create(
     except Exception as error:  # of torch, safetensors, the hub, timm and transformers
         raise _refusal(open_clip, source, files, error) from error
     model.eval().requires_grad_(False)
-    # It shows in no tensor: only by the config does it come into the encoder's identity.
+    # Which activation a model has shows in no tensor: only the config brings it into the encoder's identity.
     config["quick_gelu"] = force_quick_gelu or bool(config.get("quick_gelu"))
     return LoadedClip(name=source.name, model=model, known_as=known_as, config=config, preprocessing=preprocessing)
 

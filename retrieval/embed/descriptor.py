@@ -64,6 +64,7 @@ def _shape(luma: Array) -> Array:
     gx[:, 1:-1] = luma[:, 2:] - luma[:, :-2]
     gy[1:-1] = luma[2:] - luma[:-2]
     strength = np.sqrt(np.hypot(gx, gy))
+    # By half turns: from dark to light and from light to dark are the same edge.
     turn = (np.arctan2(gy, gx) / np.pi % 1.0) * _ORIENTATIONS
     low = np.floor(turn).astype(np.int64)
     part = turn - low
@@ -81,9 +82,11 @@ def _shape(luma: Array) -> Array:
 
 def _colours(picture: Image.Image) -> Array:
     """Square-rooted histogram of 4 neutral and 12 x 2 x 3 coloured bins, centred by a fixed mean: shape (76,)."""
+    # To the nearest: a mean of two hues may be neither of them.
     hsv = np.asarray(picture.convert("HSV").resize((_GRID, _GRID), Image.Resampling.NEAREST), dtype=np.int64)
     h, s, v = hsv[..., 0].ravel(), hsv[..., 1].ravel(), hsv[..., 2].ravel()
     coloured = 4 + (h * 12 // 256) * 6 + np.minimum((s - 48) // 104, 1) * 3 + np.minimum((v - 40) // 72, 2)
+    # What is pale or dark has its hue by chance, and counts by brightness alone.
     bins = np.where((s < 48) | (v < 40), v // 64, coloured)
     root = np.sqrt(np.bincount(bins, minlength=76) / bins.size) - _HISTOGRAM_MEAN
     root[:4] *= _NEUTRAL_WEIGHT
@@ -113,6 +116,7 @@ def describe(rgb: Image.Image) -> NDArray[np.float32]:
     rgb = rgb if rgb.mode == "RGB" else rgb.convert("RGB")
     scale = _WORK_SIDE / max(rgb.size)
     if scale < 1:
+        # At least a pixel: the short side of a long strip would be rounded to none.
         size = (max(1, round(rgb.width * scale)), max(1, round(rgb.height * scale)))
         rgb = rgb.resize(size, Image.Resampling.BOX)
     outer, inner = boxes(np.asarray(rgb, dtype=np.int16))

@@ -162,6 +162,7 @@ def unit_rows(rows: NDArray[np.floating]) -> NDArray[np.float32]:
         ValueError: A value is not finite.
     """
     wide = np.asarray(rows, dtype=np.float64)
+    # Here and not in a search, where NaN compares as false: such a meme would never be found, without a word.
     if not np.isfinite(wide).all():
         raise ValueError("an encoder gave a vector that is not finite")
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)

@@ -98,6 +98,7 @@ class EncoderProcess:
         self._clock = clock
         self._call_s = call_s
         self._failure: _RemoteError | None = None
+        # One start at a time: all who wait for the process that has ended share the next one.
         self._starting = threading.Lock()
         self._closed = False
         self._child = self._start()
@@ -152,6 +153,7 @@ class EncoderProcess:
             again = self._after(child)
         try:
             return again.ask(method, asked, within_s)
+        # Two processes ended while this call ran: it may be what ends them, and gets no third.
         except _Ended as error:
             raise error.unavailable() from None
 
@@ -185,6 +187,7 @@ class EncoderProcess:
                     reason="ENCODER_CHANGED",
                 )
         except Exception as error:
+            # Twice as long each time: weights that are gone don't come back by being loaded every second.
             pause_s = min(2 * self._failure.pause_s, _LONGEST_PAUSE_S) if self._failure else _FIRST_PAUSE_S
             known = error if isinstance(error, CourtError) else _Ended(type(error).__name__).unavailable()
             _log.warning("the encoder can't be started again (%s); next in %g s at the soonest", known.reason, pause_s)
@@ -231,6 +234,7 @@ class _Child:
         try:
             self._connection.send((load, call_cpu_s))
             loaded = self._connection.recv()
+        # Also on Ctrl-C: a process that is loading weights would be left behind.
         except BaseException as error:
             self._hang_up()
             if isinstance(error, EOFError | OSError):
@@ -303,6 +307,7 @@ class _Child:
             with self._sending:
                 self._closed = True
                 self._hang_up()
+            # No call can come in between: under the lock above it finds this closed.
             for answer in self._waiting.values():
                 answer.set_exception(_Ended(self.how))
 

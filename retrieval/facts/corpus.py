@@ -165,6 +165,7 @@ class FactCorpus:
         hits = self._vectors.search(vector, None, alpha=1.0, k=_RANKED)
         # Every passage has some similarity to any query; below the encoder's own minimum it says nothing.
         least = self._encoder.floors.text
+        # Above 0 in any case: a row of zeros is a passage that the encoder can't read.
         return [
             int(row)
             for row, score in zip(hits.rows, hits.scores, strict=True)
@@ -223,6 +224,7 @@ def open_corpus(root: Path, encoder: Encoder | None = None, *, search: bool = Tr
             raise _damaged(f"{name} can't be read") from None
     try:
         # Only what has the digest of the manifest gets to the parsers, and the manifest has that of CURRENT.
+        # Split as bytes: as text, a line would also end at U+2028 and its like, which JSON may hold.
         lines = (folder / DOCUMENTS).read_bytes().splitlines()
         documents = [FactDocument.model_validate_json(line) for line in lines]
         passages = [Passage(*row) for row in npy.open_memmap(folder / PASSAGES, mode="r").tolist()]

@@ -21,6 +21,7 @@ DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)?$"
 
 # Passages end where the text has a border; the first kind that lies far enough in is used.
 _BORDERS = tuple(re.compile(border) for border in (r"\n\s*\n", r"(?<=[.!?…。！？])[\"”»')\]]*\s+|\n", r"\s+"))
+# All of them but the tab and the line feed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HALF = re.compile("[\ud800-\udfff]")
 """Halves of characters, as JSON may have them: they can't be written as UTF-8."""

@@ -24,6 +24,7 @@ from retrieval.facts.pages import PageFetcher
 from retrieval.facts.source import evidence_document
 
 Shape = Literal["searxng", "serper", "json"]
+# BO-1 bounds answers at 8 MiB; a page of results is far smaller.
 _MAX_ANSWER_BYTES = 2 * 1024 * 1024
 _CONNECTIONS = 32
 _KNOWN = 4096

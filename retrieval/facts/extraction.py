@@ -88,6 +88,7 @@ class TextExtractor:
             NotLoaded: The file is a PDF, and the library that reads them is not installed.
             Unavailable: No process could be started.
         """
+        # Looked for here as well: in the worker it would be one more file that can't be read.
         if kind == "pdf" and find_spec("pypdf") is None:
             raise NotLoaded(
                 "Reading PDF files needs pypdf. Install it with `pip install 'memecourt[facts]'`.",

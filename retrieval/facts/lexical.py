@@ -13,6 +13,7 @@ from retrieval.text import text_key
 
 FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy", "vocab.index.json", "params.index.json")
 """Names that bm25s gives its files."""
+# The customary values, which Lucene has too.
 _K1, _B = 1.2, 0.75
 
 
@@ -41,6 +42,7 @@ class LexicalIndex:
     def load(cls, folder: Path) -> LexicalIndex:
         """Opens an index. Raises OSError, ValueError or KeyError where its files are none, and NotLoaded."""
         bm25s = _library()
+        # Never pickles, which are programs: a corpus may come from anybody (SC-1).
         return cls(bm25s.BM25.load(folder, allow_pickle=False, show_progress=False))
 
     def save(self, folder: Path) -> None:

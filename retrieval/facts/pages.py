@@ -17,6 +17,7 @@ from court.errors import BadRequest, Overrun, Unavailable
 from retrieval.facts.documents import tidy
 from retrieval.facts.extraction import TextExtractor
 
+# BO-8 promises this bound and the next.
 MAX_PAGE_BYTES = 1024 * 1024
 FETCH_S = 10.0
 """Seconds that a page may take to come, its redirects included."""

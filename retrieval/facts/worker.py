@@ -39,6 +39,7 @@ def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any
     if len(text) > job["most"]:
         return {"fault": "TOO_LONG"}, []
     # In the payload: the header of a reply has a bound of its own.
+    # Fonts of PDF files may give half characters, which have no UTF-8.
     return {name: value[:2000] for name, value in found.items()}, [text.encode("utf-8", "replace")]
 
 
@@ -50,6 +51,7 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
     import pypdf
 
     reader = pypdf.PdfReader(io.BytesIO(data), strict=False)
+    # Many are encrypted without a password, to forbid printing: anybody may read those.
     if reader.is_encrypted and not reader.decrypt(""):
         raise _FileRefused("ENCRYPTED")
     if len(reader.pages) > MAX_PAGES:
@@ -72,6 +74,7 @@ def _pdf_text(data: bytes, most: int) -> dict[str, str]:
 
 def main() -> None:
     """Serves until the parent is gone."""
+    # What libraries say of a file may quote it, and has no place in the log (PR-1).
     logging.disable(logging.CRITICAL)
     worker_child.serve(answer)
 

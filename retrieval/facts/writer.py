@@ -85,6 +85,7 @@ def write_corpus(
         if vectors is not None:
             written[VECTORS] = storage.write_synced(folder / VECTORS, [_array(vectors)])
         words.save(folder)
+        # bm25s writes these by itself, and flushes none of them.
         written |= {file: storage.synced(folder / file) for file in lexical.FILES}
         # Made last, for it vouches for the bytes of all other files.
         manifest = CorpusManifest(

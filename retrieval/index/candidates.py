@@ -278,6 +278,7 @@ def _learn(rows: NDArray[np.float32], text_dim: int) -> NDArray[np.float32]:
     """Centroids, float32 of shape (parts, 16, values of a part), chosen by rows that lie evenly over all."""
     import faiss
 
+    # Each once: of a smaller library than the sample, places repeat.
     places = np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64))
     sample = _laid_out(rows[places], text_dim)
     # FAISS wants as many rows as there are centroids.

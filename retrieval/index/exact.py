@@ -264,6 +264,7 @@ class FusedIndex:
                 faiss.swig_ptr(found),
                 selector,
             )
+        # As an index, -1 is the last row, which would be cited without a word.
         if (found < 0).any():
             raise RuntimeError("FAISS found fewer rows than there are")
         return found[0], float(scores[0, -1])
@@ -300,6 +301,7 @@ class FusedIndex:
             # Of a memory-mapped file this reads the rows that are named and no others.
             block = self.rows[rows[part]].astype(np.float64)
             # Sums along rows, not a matrix product: BLAS may sum equal rows in unequal ways, which would break ties.
+            # Clipped: rounding may carry the cosine of equal vectors a hair beyond 1.
             texts[part] = np.clip((block[:, : self.text_dim] * asked.text).sum(axis=1), -1, 1)
             pictures[part] = np.clip((block[:, self.text_dim :] * asked.picture).sum(axis=1), -1, 1)
         return Hits(rows, asked.alpha * texts + (1 - asked.alpha) * pictures, texts, pictures)

@@ -18,6 +18,7 @@ class SegmentedIndex:
 
     def __init__(self, segments: Collection[FusedIndex], hidden: Collection[int] = ()) -> None:
         """``hidden`` are rows, counted through all segments, that are never found."""
+        # Without empty ones: a library that was never changed is searched as a single segment.
         self._segments = [segment for segment in segments if len(segment)]
         self._ends = np.cumsum([len(segment) for segment in self._segments])
         self._hidden = frozenset(hidden)

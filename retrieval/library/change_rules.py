@@ -118,6 +118,7 @@ def plan_add(
             "removal.",
             field="id",
         )
+    # One time for the change and for the meme that it puts in.
     at = datetime.now(UTC)
     # Where its picture will lie, only the writer knows.
     after = meme.model_copy(update={"kept": None, "added": meme.added or at, "who": meme.who or who})
@@ -186,6 +187,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
             is a revocation itself; or what is needed was forgotten.
     """
     undone, stored_vector, picture = _to_revoke(now, number)
+    # Stored little-endian, whatever the machine.
     vector = None if stored_vector is None else np.frombuffer(stored_vector, dtype="<f4").astype(np.float32)
     live = now.live(undone.meme)
     after: LabelledMeme | None = None
@@ -195,6 +197,7 @@ def plan_revoke(now: CurrentLibrary, number: int, *, who: str, why: str) -> Plan
         effect, row = (Effect.SHOW, undone.row) if back else (Effect.APPEND, now.next_row)
         if undone.before is None or (vector is None and not back):
             raise BadRequest(f"What change {number} took out was forgotten on purpose. Add it anew.")
+        # Put in anew, its picture goes to another place, which only the writer knows.
         after = undone.before if back else undone.before.model_copy(update={"kept": None})
     else:
         row, meme = _known(now, undone.meme)

@@ -146,6 +146,7 @@ class EmbeddingCache:
                     self._connection.executemany(statement, rows)
                     self._connection.execute("COMMIT")
             except (sqlite3.Error, OSError):
+                # Else BEGIN would fail from here on, and the rest of the build would store nothing.
                 if self._connection is not None and self._connection.in_transaction:
                     self._connection.rollback()
 

@@ -29,7 +29,9 @@ from retrieval.library.manifest import JOURNAL, MAX_KEPT_BYTES, StoredPicture
 from retrieval.library.storage import damaged
 
 _SIZES = struct.Struct("<II")
+# Far above any change, which tells of a meme twice at most: a text has up to 10,000 characters.
 _MAX_HEADER = 1 << 20
+# An entry is read in four pieces: without a large buffer each would be a call to the system.
 _BUFFER = 1 << 20
 
 
@@ -80,10 +82,12 @@ def append(path: Path, size: int, frames: bytes) -> None:
         OSError: The disk will not have it; what held before, holds.
     """
     new = not path.exists()
+    # For its owner alone: the memes of a library are in it.
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(handle).st_size < size:
             raise damaged(f"{JOURNAL} is shorter than it was when written")
+        # Else the bytes of a crashed writer would lie between what holds and what is written now.
         os.ftruncate(handle, size)
         rest, place = memoryview(frames), size
         while rest:
@@ -144,6 +148,7 @@ def _entry(
     # were never acknowledged.
     if header_size > _MAX_HEADER or picture_size > MAX_KEPT_BYTES or place + header_size > stop:
         raise spoilt
+    # Parsed before its digest is checked: only the header says whether a vector follows, and so where the entry ends.
     header = some(header_size)
     try:
         change = Change.model_validate_json(header)

@@ -107,6 +107,7 @@ class Library:
     @cached_property
     def counts(self) -> Counts:
         """Counts the memes. Raises ValueError if none is left."""
+        # Counted when the generation was written; to count anew is a pass over the flags of all rows.
         if not self.overlay.changes:
             return self.manifest.counts
         flags = self.flags if self.live is None else self.flags[self.live]
@@ -163,6 +164,7 @@ class Library:
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, hidden ones too, in this order. Raises BadLibrary."""
+        # What was changed since is in memory: only the others cost a look into the table.
         known = {row: meme for row in rows if (meme := self._described(row)) is not None}
         if len(known) == len(rows):
             return [known[row] for row in rows]
@@ -230,10 +232,12 @@ class Library:
             ValueError: Rows and memes do not fit each other.
         """
         refuse_place(root, replace)
+        # Before the lock, which is a file in it.
         root.mkdir(parents=True, exist_ok=True)
         with storage.writing(root):
             # Once more under the lock: somebody else may have written a library since the first look.
             refuse_place(root, replace)
+            # The former library stays for who reads it now, and goes with the next write.
             before = _generation_or_none(root)
             shelved = ((meme, pictures) for meme in memes)
             return cls._write(root, before, name=name, encoder=encoder, shelved=shelved, blocks=[rows], tuning=tuning)
@@ -511,6 +515,7 @@ class Library:
     def vector_of(self, row: int) -> NDArray[np.float32]:
         """Returns the vector of the meme in this row, shape (text_dim + picture_dim,)."""
         found = self.base.rows[row] if row < self.base.size else self.overlay.rows[row - self.base.size]
+        # A copy: a view would hold the whole mapped file for as long as somebody has it.
         return np.array(found)
 
     def _described(self, row: int) -> LabelledMeme | None:
@@ -637,6 +642,7 @@ def _npy(
         for start in range(0, len(rows), _BLOCK):
             part = np.ascontiguousarray(rows[start : start + _BLOCK], dtype=np.uint8 if encoder is None else np.float32)
             if flags is not None and encoder is not None:
+                # By the rules of reading: no library is written that could not be opened again.
                 problem = verify.problem_of(
                     np.asarray(part, np.float32), flags[first : first + len(part)], encoder, first
                 )

@@ -133,6 +133,7 @@ class Counts(_Stored):
         def count(flag: int) -> int:
             return int(np.count_nonzero(flags & flag))
 
+        # What is not harmful is the rest: a precedent has one of two labels, and no third.
         harmful = count(HARMFUL)
         return cls(
             memes=flags.size,
@@ -173,6 +174,7 @@ class Calibration(_Stored):
         if self.accuracy is None:
             return 0.0, 1.0
         z, p, n = 1.96, self.accuracy, self.n
+        # Wilson's and not the normal interval: that one has no width at 0 and 1, where few memes are measured.
         middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
         return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
@@ -224,6 +226,7 @@ class Regression(_Stored):
 
     def log_odds(self, text: NDArray[np.float32] | None, picture: NDArray[np.float32] | None) -> float:
         """Calibrated log-odds of harm of a meme's vectors, shapes (text_dim,) and (picture_dim,); None says nothing."""
+        # An absent half adds nothing: in the fit it stood as zeros.
         weights = np.frombuffer(base64.b64decode(self.weights), dtype="<f4").astype(np.float64)
         z = self.intercept
         for half, part in ((text, weights[: self.text_dim]), (picture, weights[self.text_dim :])):

@@ -97,6 +97,7 @@ class MemeWriter:
                 self._number(meme.source_label),
                 *(self._number(getattr(meme, name)) for name in _NAMED[1:]),
                 self._number(meme.who),
+                # In whole microseconds: they compare in SQL, and come back without rounding.
                 None if meme.added is None else (meme.added - _EPOCH) // timedelta(microseconds=1),
                 _packed(meme.bytes_sha256),
                 _packed(meme.pixels_sha256),
@@ -156,6 +157,7 @@ class MemeWriter:
             raise OSError(f"{MEMES} can't be written") from error
 
     def _number(self, name: str) -> int:
+        # A source stands at very many memes: as a number it takes a byte or two of each row.
         return self._names.setdefault(name, len(self._names))
 
 
@@ -178,6 +180,7 @@ class MemeTable:
             self._connection.execute("PRAGMA cache_size=-512")
         except sqlite3.Error as error:
             raise damaged(f"{MEMES} can't be read") from error
+        # Read once: they are few, and every row that is shown needs several of them.
         self._names = {number: name for number, name in self.ask("SELECT number, name FROM names")}
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:

@@ -159,6 +159,7 @@ class DeltaBuilder:
             self._places.pop(change.meme, None)
             self._bytes -= change.before.kept.size if change.before.kept else 0
         elif change.effect is Effect.SHOW:
+            # Its id may have been taken while it was hidden, and two visible rows of one id must never be.
             if row not in self._hidden or meme is None or self.row_of(meme.id) is not None:
                 raise _unfit()
             self._hidden.remove(row)
@@ -191,7 +192,9 @@ class DeltaBuilder:
                 meme = self.overlaid_meme(row)
                 assert meme is not None
                 flags[row] = meme.flags
+            # Searches in other threads read this array without a lock.
             flags.flags.writeable = False
+        # The draft's own copies are handed over and not copied again, which is why it must not be used any more.
         return replace(
             before,
             rows=rows,
@@ -224,8 +227,10 @@ class DeltaBuilder:
 
 def fits(vector: NDArray[np.float32], meme: LabelledMeme, encoder: EncoderIdentity) -> bool:
     """True if a vector, shape (text_dim + picture_dim,), fits this meme: halves of length 1, or 0 for none."""
+    # The shape first: a vector that is too short would be cut into halves that look sound.
     if vector.shape != (encoder.dim,):
         return False
+    # In float64 no square of a float32 overflows.
     wide = vector.astype(np.float64)
     halves = ((wide[: encoder.text_dim], meme.has_text), (wide[encoder.text_dim :], meme.has_picture))
     # A length that is not finite compares as false.

@@ -158,6 +158,7 @@ async def _read(reader: PictureReader, data: bytes) -> Picture:
             return await reader.read(data)
         except BadPicture as error:
             raise _NoPicture(f"its picture can't be used ({error.reason})") from error
+        # Of the machine and not of the file: it may well go at the next try.
         except Unavailable as error:
             if not left:
                 raise _NoPicture(f"its picture could not be read in time ({error.reason})") from error

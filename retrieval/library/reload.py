@@ -53,6 +53,7 @@ async def follow(finder: Searched, tell: Callable[[str], None], *, every_s: floa
         except FileNotFoundError:
             # Between two libraries, or for ever: what is open can still be searched.
             pass
+        # The mark was noted above, so that this is said once for each write, and not every second.
         except (CourtError, OSError, ValueError) as error:
             what = error.message if isinstance(error, CourtError) else "It can't be read."
             tell(f"The precedent library was changed, but the former is searched on. {what}")

@@ -58,6 +58,7 @@ class Pointer:
     head: str = ""
 
     def __post_init__(self) -> None:
+        # Frozen: what follows from another field can only be set so.
         if not self.head:
             object.__setattr__(self, "head", self.manifest_sha256)
 
@@ -92,6 +93,7 @@ def read_pointer(root: Path) -> Pointer:
         raise missing() from None
     except OSError as error:
         raise damaged(f"{CURRENT} can't be read") from error
+    # Of a fixed form: the name in it becomes a path, and six digits can't lead anywhere else.
     match = _POINTER.fullmatch(raw)
     if match is None:
         raise damaged(f"{CURRENT} does not name a generation")
@@ -153,6 +155,7 @@ def publish(root: Path, fill: Callable[[Path], None], manifest_name: str) -> Poi
     for leftover in generations.glob(".new-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     there = _numbered(generations)
+    # Above all that are there, and not above CURRENT's alone: a crash may have left one that was never named.
     name = f"{(int(there[-1].name) if there else 0) + 1:06d}"
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=generations))
     try:
@@ -204,6 +207,7 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str,
 def synced(path: Path) -> tuple[str, int]:
     """Sees a file that another wrote through to the disk; gives its SHA-256 in hex and its size. Raises OSError."""
     with path.open("rb") as file:
+        # fsync writes through what the file has, whoever wrote it: a descriptor for reading is enough.
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
@@ -211,11 +215,13 @@ def synced(path: Path) -> tuple[str, int]:
 def prune(root: Path, keep: str, before: str | None) -> None:
     """Removes all generations but the current one and the one before; what can't be removed is left for next time."""
     for generation in _numbered(root / GENERATIONS):
+        # The one before stays for readers who have read CURRENT and open its files only now.
         if generation.name not in (keep, before):
             shutil.rmtree(generation, ignore_errors=True)
 
 
 def _numbered(generations: Path) -> list[Path]:
+    # Anything else in there, such as what a killed writer left, is no generation and has no number.
     return sorted(path for path in generations.iterdir() if re.fullmatch(r"\d{6}", path.name))
 
 

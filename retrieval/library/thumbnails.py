@@ -50,9 +50,11 @@ def frame_of(data: bytes) -> Frame:
             if max(opened.size) > SIDE:
                 raise damaged("a picture in it is larger than any that is kept")
             picture = opened.convert("RGB")
+    # SyntaxError is what Pillow raises for some files that are cut or broken.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise damaged("a picture in it can't be read") from error
     png = io.BytesIO()
+    # Quick rather than small: it is made anew each time it is shown.
     picture.save(png, "PNG", compress_level=1)
     return Frame(png.getvalue(), picture.width, picture.height)
 
@@ -96,6 +98,7 @@ class PictureFile:
         """
         # Not seek and read: threads would move each other's position.
         data = os.pread(self._handle, kept.size, kept.offset)
+        # A read that came up short, where the file was cut, has another digest too.
         if hashlib.sha256(data).hexdigest() != kept.sha256:
             raise damaged("a picture in it is not what it was when written")
         return data
@@ -143,6 +146,7 @@ class ThumbnailWriter(PictureFile):
         if len(data) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(data)} bytes is larger than any that is kept")
         rest = memoryview(data)
+        # pwrite may write less than it is given, as where the disk is nearly full.
         while rest:
             rest = rest[os.pwrite(self._handle, rest, self._end + len(data) - len(rest)) :]
         kept = StoredPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -85,8 +85,10 @@ class LibraryWriter:
         self._library = library
         self._waiting: list[tuple[_Plan, Future[Change]]] = []
         lock = threading.Lock()
+        # Two conditions of one lock: who waits for a write to end and who waits for more to write are woken apart.
         self._changed = threading.Condition(lock)
         self._arrived = threading.Condition(lock)
+        # One at first: the very first change has nobody to gather with, and waits for nobody.
         self._expected = 1
         self._writing = False
 
@@ -199,6 +201,7 @@ class LibraryWriter:
     def _done_writing(self, written: int = 0) -> None:
         with self._changed:
             self._writing = False
+            # Who was just answered may come back, and who came meanwhile waits already: so many make up the next group.
             self._expected = written + len(self._waiting)
             self._changed.notify_all()
 
@@ -224,7 +227,9 @@ class LibraryWriter:
         library = self._library
         draft, pointer, frames = library.draft(), library.pointer, bytearray()
         head = pointer.head
+        # Numbers run on over generations: a change has the same one before and after compacting.
         number = library.manifest.changes + len(library.overlay.changes)
+        # Each on what those before it have done: of two changes of one meme, the second sees the first.
         for plan, outcome in waiting:
             try:
                 if number - library.manifest.changes >= MOST:
@@ -238,6 +243,7 @@ class LibraryWriter:
                 # Places of pictures are counted as if the journal lay behind the generation's own (JoinedPictures).
                 start = library.pictures_end + pointer.journal_size + len(frames)
                 kept = journal.picture_of_frame(frame, start, planned.picture)
+                # By the rules of reading: nothing is written that could not be read back.
                 draft.apply(JournalEntry(planned.change, planned.vector, kept))
             except (CourtError, ValueError) as error:
                 # Of this one alone; the others don't suffer for it.
@@ -254,6 +260,7 @@ class LibraryWriter:
         journal.append(library.directory / JOURNAL, pointer.journal_size, bytes(frames))
         pointer = replace(pointer, journal_size=pointer.journal_size + len(frames), head=head)
         storage.announce(library.root, pointer)
+        # Only after CURRENT: where a write fails, this writer still has the library that is on the disk.
         self._library = library.with_draft(draft, pointer)
 
     def _caught_up(self) -> Library:

@@ -80,6 +80,7 @@ def hashes_of(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
 def _reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width = pixels.shape[:2]
     by = _SIDE / max(height, width)
+    # To make a small one larger would add nothing to go by.
     if by >= 1:
         return np.ascontiguousarray(pixels)
     size = max(1, round(width * by)), max(1, round(height * by))

@@ -99,6 +99,7 @@ def compare(known: Pixels, new: Pixels, tolerance: Tolerance = Tolerance()) -> C
     over = _laid_over(known, new)
     if over is None:
         return Comparison(TileOutcome.CANT_BE_LAID)
+    # In both directions: either picture may show what the other lacks.
     cut = max(_lacking(over, known, new), _lacking(_back(over), new, known))
     if cut > tolerance.cut:
         return Comparison(TileOutcome.CUT_OFF, cut=cut)
@@ -184,6 +185,7 @@ def _by_features(known: Pixels, new: Pixels) -> _Map | None:
 
 def _is_likely(over: _Map) -> bool:
     """True if the map is about upright and scales both directions alike."""
+    # Turns and mirrorings are undone before: what looks like one here is a wrong match.
     (a, b, _), (c, d, _) = over.tolist()
     return bool(0.7 < a < 1.43 and 0.7 < d < 1.43 and abs(b) < 0.05 and abs(c) < 0.05 and 0.9 < a / d < 1.1)
 

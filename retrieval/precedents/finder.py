@@ -86,6 +86,7 @@ class _Snapshot:
         """Which rows may be found, shape (rows,); None for all. Raises BadLibrary."""
         if where is None or where == Filter():
             return None
+        # Without a lock: at worst, two searches make the same choice.
         chosen = self._chosen.get(where)
         if chosen is None:
             chosen = self.library.choose(where)

@@ -48,6 +48,7 @@ class PgvectorFinder:
         self._state = state
         self._given: OrderedDict[str, set[int]] = OrderedDict()
         self._shelves: dict[int, State] = {state.shelf: state}
+        # Guards all that is remembered of searches: several end at once, each in its thread.
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pgvector")
 
@@ -174,6 +175,7 @@ class PgvectorFinder:
                 # In one lineage an id is never given to a second meme, on whichever shelf it was found.
                 others = [state for state in noted if state.about.lineage != current.about.lineage]
                 where = [state for state in others if state.shelf in there]
+                # Of this lineage, or of none that is remembered: what the current library has is meant.
                 if not noted or len(others) < len(noted):
                     where.append(current)
                 found = {PostgresView(connection, state).picture(id_) for state in where}
@@ -197,6 +199,7 @@ class PgvectorFinder:
             while len(self._given) > _GIVEN:
                 self._given.popitem(last=False)
             named = {self._state.shelf}.union(*self._given.values())
+            # A shelf is kept for as long as an id is remembered that was found there.
             for shelf in self._shelves.keys() - named:
                 del self._shelves[shelf]
 

@@ -447,6 +447,7 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
         while True:
             # With all weight on one half, the score is the similarity of that half, which the floor is of.
             hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
+            # Enough: all rows came, or the last of them is too far, and none after it is nearer.
             if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
                 break
             k *= 4
@@ -455,6 +456,7 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
         memes = shelf.read(hits.rows[near].tolist())
         for place, meme in zip(near.tolist(), memes, strict=True):
             both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
+            # Where neither has a text, nothing but the pictures can tell them apart.
             textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture
             if both or textless or _relation(meme, query) is not Relation.SIMILAR:
                 found.add(int(hits.rows[place]))

@@ -189,6 +189,7 @@ def add(
     """
     token = _PREFIX + secrets.token_urlsafe(32)
     with _locked(path):
+        # Under the lock: what others have added by now must stay in.
         data = read_all([path], WHAT)[0] if path.exists() else _HEAD.encode()
         _refuse_widening([entry for entry in parse(data) if entry.name == name], namespaces, widen=widen)
         before = data.decode()

@@ -93,6 +93,7 @@ async def _check(
 
     leaks = None
     if against is None:
+        # No encoder, for nothing is embedded.
         library = await asyncio.to_thread(Library.open, place, None)
     else:
         rows = await asyncio.to_thread(read_source, Source(path=against, pictures=pictures))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+# The labels keep clear of 1 and 2, which are errors and wrong usage for every command.
 EXIT_NOT_HARMFUL = 0
 EXIT_ERROR = 1
 EXIT_HARMFUL = 10
@@ -359,6 +360,7 @@ def excerpt(text: str, most: int = 60) -> str:
 
 def paragraph(text: str, indent: str = "  ") -> str:
     """Printable text, wrapped to the terminal and indented; its own line breaks kept."""
+    # In a narrow terminal some words must fit on a line; in a wide one lines must not get too long to read.
     width = max(40, min(100, shutil.get_terminal_size().columns))
     return "\n".join(
         textwrap.fill(line, width, initial_indent=indent, subsequent_indent=indent) if line.strip() else ""

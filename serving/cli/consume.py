@@ -126,6 +126,7 @@ async def _consume(
         raise click.ClickException(str(error)) from None
     stopping = stop_signals()
     async with court, open_remote_pictures(settings.http_fetch_hosts) as fetch, open_queue(asked) as source:
+        # Four signs in the time after which another consumer gets a message: one that is lost does no harm.
         consumer = QueueConsumer(
             source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=asked.again_after_s / 4
         )

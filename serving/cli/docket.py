@@ -109,6 +109,7 @@ def bundle(
     path = out or Path(f"{trial_id}.bundle.json")
     try:
         path.write_text(text, encoding="utf-8")
+        # What this process writes is private to its user; a bundle is made to be handed over.
         hand_on(path)
     except OSError as error:
         raise click.ClickException(f"{path} can't be written: {error.strerror}.") from None

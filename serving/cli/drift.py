@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from serving.docket.review.drift import DriftReport, ErrorFigure
     from serving.settings import Settings
 
+# Neither 1 nor 2: those say that the command failed, and this that it found something.
 EXIT_DRIFTED = 3
 
 

@@ -161,6 +161,7 @@ def _filter(options: dict[str, Any]) -> TrialFilter:
     from serving.docket.ports import TrialFilter
 
     def utc(at: datetime | None) -> datetime | None:
+        # Click's dates have no zone, and the options promise UTC.
         return None if at is None else at.replace(tzinfo=UTC)
 
     return TrialFilter(
@@ -248,6 +249,7 @@ def _output(out: Path) -> Iterator[BinaryIO]:
     try:
         if str(out) == "-":
             yield sys.stdout.buffer
+            # Here, where an error of the pipe still becomes a message.
             sys.stdout.buffer.flush()
             return
         with beside.open("wb") as file:

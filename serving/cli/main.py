@@ -113,6 +113,7 @@ def run_command(command: click.Group) -> None:
         click.echo("Interrupted.", err=True)
         sys.exit(getattr(error.__cause__, "exit_code", 128 + signal.SIGINT))
     except ModuleNotFoundError as error:
+        # A module of our own is no extra: that is a broken installation, and a fault to be reported.
         if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "eval", "memecourt"):
             raise
         click.echo(_CLIENT_ONLY.format(missing=error.name), err=True)

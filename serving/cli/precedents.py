@@ -387,6 +387,7 @@ def _filter_of(since: datetime | None, until: datetime | None, verified: bool, *
 
     from retrieval.library.filters import Filter
 
+    # click reads times without a zone; all times of a library are in UTC.
     bounds = [bound and bound.replace(tzinfo=UTC) for bound in (since, until)]
     return Filter(**names, since=bounds[0], until=bounds[1], verified=verified)
 
@@ -625,6 +626,7 @@ def _describe_worth(tuning: Tuning) -> None:
         click.echo("review       not measured by the version that wrote this; every verdict asks for a person")
         return
     click.echo("review       sent to a person   wrong and unseen, of all   wrong among the rest")
+    # Every second point is enough to choose by.
     for point in risk.points[::2]:
         click.echo(f"             {point.rate:>16.0%}   {point.risk:>24.3f}   {point.error:>20.3f}")
     default = risk.at_risk(0.1)
@@ -654,6 +656,7 @@ def _describe(library: Library) -> None:
     counts, tuning = library.counts, manifest.tuning
     calibration, vote = tuning.calibration, tuning.vote
     click.echo(f"library      {printable(manifest.name)}, written {manifest.created:%Y-%m-%d %H:%M} UTC")
+    # Only of the starter library itself, and not of one that has grown from it.
     if manifest.name == STARTER and set(manifest.sources) == {STARTER}:
         click.echo(
             "             Drawn memes about invented groups, to try the court with. Its texts were chosen so that they"

@@ -14,6 +14,7 @@ from serving.cli.common import run, settings_of
 if TYPE_CHECKING:
     from court.prompts.sets import PromptSet
 
+# As diff ends where it finds something.
 EXIT_DIFFERENT = 1
 _FILES = ("proposer", "advocate", "judge", "repair")
 

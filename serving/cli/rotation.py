@@ -56,6 +56,7 @@ async def _prepared(settings: Settings, place: Path) -> str:
 
     async with docket_in(settings) as store:
         (current, *_) = reversed(await store.log_keys.keys())
+        # Makes none where one is: that of --prepare, or of a run that was cut off, is the one that counts.
         make_key(next_key(place), current.name)
     return str(read_key(next_key(place)).verifier)
 

@@ -142,6 +142,7 @@ def _public_keys(hook: WebhookSettings) -> list[str]:
     try:
         return [signer.public_key for signer in signers_of(hook) if signer.public_key]
     except BadRequest as error:
+        # The rest of the list is of use without the keys.
         click.echo(error.message, err=True)
         return []
 

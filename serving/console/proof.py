@@ -158,7 +158,7 @@ def _proof(connection: Connection, trial_id: str) -> Proof:
             check(entry)
             # The log may have grown since it was signed: that is no fault of an entry.
             if checkpoint is None or entry.number >= checkpoint.size:
-                # Erasing takes the body alone, so that header and place are proven all the same.
+                # What is erased says so, also before it is signed: that tells more.
                 standing = standing if entry.erased else Standing.UNSIGNED
             else:
                 proof = inclusion_proof(entry.number, checkpoint.size, read)

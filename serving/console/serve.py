@@ -79,4 +79,5 @@ def pictures_of(settings: Settings) -> PictureSource | None:
     if settings.library is not None:
         return LibraryPictures((settings.library,))
     made = [path.parent for path in (settings.home / "libraries").glob(f"starter-*/{CURRENT}")]
+    # The one that was written last is the one in use, and is looked at first.
     return LibraryPictures(sorted(made, key=lambda path: (path / CURRENT).stat().st_mtime, reverse=True))

@@ -19,6 +19,7 @@ LONGEST_S = 24 * 3600
 """Seconds after which a session is over in any case."""
 _MOST_SESSIONS = 1000
 """At once; the one that was idle longest makes room. Each has cost somebody a token that is in force."""
+# A page fetches its picture as soon as it shows it: the two minutes are for slow connections.
 _GRANT_S = 120
 _MOST_GRANTS = 64
 
@@ -131,6 +132,7 @@ class Sessions:
         """
         self._tokens = tokens
         self._now = now
+        # New with each process, as the sessions are.
         self._key = secrets.token_bytes(32)
         self._sessions: dict[str, Session] = {}
 

@@ -107,6 +107,7 @@ def _picture(png: bytes, index: int, pictures: Pictures) -> dict[str, Any]:
     shown = png if pictures is Pictures.SHARP else blurred(png)
     return {
         "frame": index,
+        # Of the frame as it was judged, also where it is shown blurred: the record names it so.
         "sha256": hashlib.sha256(png).hexdigest(),
         "veiled": pictures is not Pictures.SHARP,
         "png_base64": _base64(shown),

@@ -66,6 +66,7 @@ _LEFT_OUT = (
     "the words of refuted claims of fact: they stand under refuted_claims, for whoever completes the draft",
     "who reviewed it, and the reviewer's words",
 )
+# Of a tag such as en-GB the database takes the language alone.
 _LANGUAGE = re.compile(r"([A-Za-z]{2})(?:-|\Z)")
 
 
@@ -97,9 +98,11 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         "content_type": ["CONTENT_TYPE_IMAGE" if record.opened.meme.picture_given else "CONTENT_TYPE_TEXT"],
         "decision_facts": _facts(record),
         "automated_detection": "Yes",
+        # Whoever reviewed it had a say in it, even by upholding it.
         "automated_decision": "AUTOMATED_DECISION_FULLY" if review is None else "AUTOMATED_DECISION_PARTIALLY",
         "puid": _puid(record.trial_id),
     }
+    # The clause first: a reviewer may have found another one than the court.
     named = clause.category if clause else finding.category if finding else ""
     # A category of the platform's own policy has no counterpart that we could know: it is left to the platform.
     if named in CATEGORIES:

@@ -43,6 +43,7 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_silence()
+        # uvicorn turns requests away from this number on, and by now it counts this connection.
         limit = self.config.limit_concurrency
         if limit is not None and len(self.connections) >= limit:
             self._make_room()
@@ -52,6 +53,7 @@ class GuardedConnection(H11Protocol):
         super().handle_events()
         if not self._answering():
             return  # what still comes of the body of an answered request buys no time
+        # All of the request has come: from here on the caller waits for us.
         if self.conn.their_state is not h11.SEND_BODY:
             self._wait(None)
             self._silent_since, self._awaits_body = None, False
@@ -67,6 +69,7 @@ class GuardedConnection(H11Protocol):
 
     @override
     def on_response_complete(self) -> None:
+        # First: super() may begin with the next request, if that has come already, and sets other times.
         self._begin_silence()
         super().on_response_complete()
 

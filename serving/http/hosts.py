@@ -18,6 +18,7 @@ def own_names(host: str, origin: str = "") -> frozenset[str] | None:
         host: Host that it listens on.
         origin: Under which people reach it, where that is another: ``https://console.example.org``.
     """
+    # Reached from elsewhere it may have any name: only its operator can say which.
     own = {host.strip("[]"), "localhost", "127.0.0.1", "::1"} if only_here(host) else set()
     if origin:
         own.add(urlsplit(origin).hostname or "")
@@ -29,5 +30,6 @@ def host_of(scope: Scope) -> str:
     given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
     try:
         return urlsplit(f"//{given}").hostname or ""
+    # Such as of half a bracket: it is no name of ours, and is refused as one.
     except ValueError:
         return ""

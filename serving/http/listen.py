@@ -57,6 +57,7 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
         BadRequest: The address can't be listened on; or it is for others than this machine, and tokens or TLS lack.
     """
     host, port = split_address(listener, address)
+    # Before anything listens (BO-4).
     require_guarded(listener.name, host, settings, field=listener.field)
     with _listening(listener, host, port) as listening:
         server = _Server(_config(listener, app, settings), listener.body_s)
@@ -123,6 +124,7 @@ class _Server(uvicorn.Server):
 
         uvicorn would wait a minute for the TLS handshake of each connection, and can't be told otherwise.
         """
+        # asyncio refuses a limit of the handshake where there is none.
         within = HEAD_S if self.config.ssl else None
 
         def protocol() -> asyncio.Protocol:
@@ -155,6 +157,7 @@ def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.sock
         # With the protocol: only where it is named does asyncio send small parts at once (TCP_NODELAY).
         listening = socket.socket(*found[:3])
         try:
+            # Else a restart finds the port taken for as long as the system remembers connections of before.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(found[4])
         except OSError:

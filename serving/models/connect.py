@@ -105,6 +105,7 @@ async def connect_models(
             )
             models[urls, name, key] = model
         seeing = role.partition(" ")[0]
+        # Found out at start: later it would be a failed step in every trial.
         if seeing in _SEES and seeing not in may_be_blind and not model.capabilities.pictures:
             raise ModelRefused(f"The {role} must see pictures, and {name} takes none. Name another model for it.")
         found = model.capabilities

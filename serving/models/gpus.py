@@ -44,6 +44,7 @@ def list_gpus() -> tuple[Gpu, ...]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
         rows = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        # By both names, since CUDA_VISIBLE_DEVICES may use either.
         gpus = {
             (index, uuid): Gpu(int(index), name, int(total) / 1024, int(free) / 1024)
             for index, uuid, name, total, free in rows

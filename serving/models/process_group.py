@@ -42,6 +42,7 @@ class ProcessGroup:
     ) -> None:
         self._secret = secret
         self._tell = tell
+        # Bounded: a process that runs for weeks says more than memory should hold.
         self._lines: deque[str] = deque(maxlen=1000)
         self._reaped = False
         self._signalling = threading.Lock()
@@ -79,6 +80,7 @@ class ProcessGroup:
 
     async def ended(self) -> int:
         """Waits until it has ended, of itself or by ``stop``, and the rest of the group too; tells its exit code."""
+        # Shielded: a caller that stops waiting must not cancel the future for the others.
         return await asyncio.shield(self._gone)
 
     async def stop(self, grace: float) -> None:
@@ -162,5 +164,6 @@ def _wait_for_group(group: int, seconds: float = 2) -> None:
     end = time.monotonic() + seconds
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end:
+            # Signal 0 only asks whether the group is still there.
             os.killpg(group, 0)
             time.sleep(0.02)

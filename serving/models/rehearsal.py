@@ -54,6 +54,7 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
     Raises:
         BadRequest: The trial came to no verdict.
     """
+    # Even odds, which favour no label.
     model = ScriptedModel(_answer, odds=lambda request, options: [0.5] * len(options), name="stand-in")
     role = RoleModel(model)
     court = Court(

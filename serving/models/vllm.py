@@ -163,6 +163,7 @@ class VllmServer:
         except OSError:
             raise BadRequest("The file for vLLM's log can't be written.", field="log_file") from None
         self._group = ProcessGroup(
+            # By way of the child, which ends vLLM also where this process is killed and can end nothing.
             [settings.python, _CHILD, str(settings.grace), *settings.arguments(self._port)],
             self._environment(),
             secret=self.api_key,

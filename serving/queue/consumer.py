@@ -203,6 +203,7 @@ class QueueConsumer:
                 told_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
                 # Those that were told the same do not come back at the same moment.
                 await asyncio.sleep(max(pause, told_s) + random.uniform(0.0, pause))
+                # By its health: each attempt at the request would send the picture once more.
                 while away and not await self._court.is_serving():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_AGAIN_S)
@@ -254,6 +255,7 @@ async def request_of(meme: QueuedMeme, fetch: Fetch) -> wire.JudgeRequest:
         raise BadRequest("The message has no parts.", reason="MALFORMED_REQUEST")
     given = loaded(meme.parts["request"]) if "request" in meme.parts else {}
     picture = meme.parts.get(PICTURE)
+    # Taken out: the message on the wire has no field for an address.
     url = given.pop("image_url", None)
     if (picture is not None) + (url is not None) + (PICTURE in given) > 1:
         raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)

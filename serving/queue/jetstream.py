@@ -74,6 +74,7 @@ class JetStreamQueue(QueueSource):
                 for subject in (asked.answers, asked.dead):
                     await self._find_stream(subject)
                 config = ConsumerConfig(
+                    # One name for all of them: they share the messages, and the server remembers how far they are.
                     durable_name=asked.group,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=asked.again_after_s,
@@ -121,6 +122,7 @@ class JetStreamQueue(QueueSource):
 
     @override
     async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
+        # The verdict is JSON already, and goes in as it is.
         said = {**asdict(answer), "verdict": orjson.Fragment(answer.verdict)}
         return await self._settle(meme, self._settings.answers, orjson.dumps(said), {})
 

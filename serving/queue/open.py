@@ -42,7 +42,6 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
             field="queue",
         )
     source = await opener(settings)
-    # Imported here: the clients of queues are an extra.
     try:
         yield source
     finally:
@@ -50,6 +49,7 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
 
 
 async def _redis(settings: QueueSettings) -> QueueSource:
+    # Imported here: the clients of queues are an extra.
     try:
         from serving.queue.redis_streams import RedisStreams
     except ModuleNotFoundError as error:

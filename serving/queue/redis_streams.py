@@ -20,6 +20,7 @@ from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSetti
 
 _BLOCK_MS = 1000
 """Milliseconds that the server waits for a message: also how long a consumer may take to stop."""
+# Longer than _BLOCK_MS: a read that waits for a message must not pass for a dead connection.
 _SOCKET_S = 10.0
 _LONGEST_STREAM = 100
 """Characters of a stream's name, which with an id of a message must fit into a request_id."""
@@ -89,6 +90,7 @@ class RedisStreams(QueueSource):
         try:
             with _errors(refused=BadRequest):
                 await self._make_group()
+        # Also where it is cancelled: nobody else would close the connection.
         except BaseException:
             await self._redis.aclose()
             raise
@@ -142,6 +144,7 @@ class RedisStreams(QueueSource):
         if counted:
             return  # pending: delivered again when nobody has shown a sign of it for long enough
         with _errors():
+            # As if it had been left and not delivered here: idle for long enough, and one delivery fewer.
             await self._redis.xclaim(
                 self._settings.stream,
                 self._settings.group,
@@ -180,6 +183,7 @@ class RedisStreams(QueueSource):
     async def _left_by_others(self, most: int) -> Sequence[QueuedMeme]:
         """Messages of consumers that have shown no sign of them; not looked for each time, for it reads all of them."""
         now = asyncio.get_running_loop().time()
+        # The first look comes at once: what a consumer left that is no more has waited long enough.
         if self._looked and now < self._looked + self._look_s:
             return ()
         asked, cursor = self._settings, "0-0"

@@ -113,6 +113,7 @@ class Api:
                 many=True,
             )
 
+        # Read when the method asks for it: by then there is memory for the body.
         async def message() -> bytes:
             found = await received(operation, request, self.fetch)
             seen(found.message)

@@ -31,6 +31,7 @@ from serving.rpc.health import COURT, LIVENESS, SERVING, Health
 OPENAPI = Path(__file__).with_name("openapi.json")
 """The description that ``scripts/openapi.py`` writes."""
 WEBHOOK_KEYS = "/v1/webhooks/keys"
+# No proxy and no browser is to keep what was said of a meme, or to take an answer for a page.
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
@@ -128,6 +129,7 @@ async def _description(_: Request) -> Response:
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    # The header Allow, which HTTP wants with this status, comes with the error.
     if error.status_code == 405:
         response = error_response(
             BadRequest(f"This address does not take {request.method[:20]}.", reason="VERB_NOT_TAKEN")

@@ -86,6 +86,7 @@ class FormReader:
     def _header_ends(self) -> None:
         if self._header.lower() == b"content-disposition":
             name = parse_options_header(self._value)[1].get(b"name", b"")
+            # A name that is no UTF-8 is none of those that are taken, and is refused by that.
             self._name = name.decode("utf-8", "replace")
         self._header = self._value = b""
 

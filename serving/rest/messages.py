@@ -23,6 +23,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.rest.operations import PICTURE
 from serving.rpc.listings import LABELS
 
+# Wire type of bytes in protobuf's encoding.
 _LENGTH_DELIMITED = 2
 _LONGEST_FAULT = 300
 
@@ -73,6 +74,7 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
         BadRequest: A field is not the contract's, or its value is none of its type; bytes that are no base64.
         BadPicture: The picture has no bytes.
     """
+    # A copy, for bytes are taken out of it.
     rest = dict(given)
     files = {
         field.name: from_base64(value, field.name)

@@ -68,6 +68,7 @@ def problem_of(status: status_pb2.Status) -> ProblemDetails:
         "reason": info.reason,
         "code": code_pb2.Code.Name(status.code),
     }
+    # Only errors of the request have violations; others name their field in the metadata.
     field = bad.field_violations[0].field if bad.field_violations else info.metadata.get("field", "")
     if field:
         body["field"] = field

@@ -110,6 +110,7 @@ def _checked(url: str, hosts: Sequence[str]) -> SplitResult:
     # BO-8: compared before any name is resolved, so that no other name gets as far as a name server.
     if place.hostname not in hosts:
         raise _not_allowed("its host is none that this server fetches pictures from")
+    # A fragment is for whoever shows the page, and is never sent.
     return place._replace(fragment="")
 
 

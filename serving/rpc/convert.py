@@ -51,6 +51,7 @@ def ask_of(
     Raises:
         BadRequest: A field is malformed.
     """
+    # Judge has checked it by now; a request of a stream comes here first.
     check_request_id(request.request_id)
     within(request.content.namespace, _MOST["content.namespace"], "content.namespace")
     within(request.content.id, _MOST["content.id"], "content.id")

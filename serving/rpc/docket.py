@@ -189,6 +189,7 @@ class DocketService:
                 if outcome is ReviewOutcome.OVERRULED:
                     self._overruled(record.trial_id)
             self._publish_review(event)
+            # The review is stored by now: a caller that was told to come again would review twice.
             with changing():
                 now = await docket.trials.record(record.trial_id)
             # Last: the review stands whatever the library does, and watchers have been told of it already.
@@ -269,6 +270,7 @@ async def _contested(docket: Docket, request: wire.OpenAppealRequest) -> TrialRe
         which = TrialFilter(
             states=frozenset({TrialState.DECIDED}), namespace=namespace, content_id=content_id, erased=False
         )
+        # The newest first: the verdict that holds for the content now.
         for line in await docket.index.list(limit=1, which=which):
             return await _visible_record(docket.trials, line.trial_id)
     raise TrialUnknown(

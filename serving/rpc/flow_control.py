@@ -98,6 +98,7 @@ class Reservation:
 
     async def read(self, context: ServiceCall) -> bytes | None:
         """The next message of a call, which this is then the memory of; None where there is none to come."""
+        # Who waited for room gets it in one turn of the loop and reads in a later one, and may be sent away in between.
         if self._why is not None:
             raise self._why
         # What asyncio.timeout() does, without its cost: every call comes by here, and hardly any is told to end.

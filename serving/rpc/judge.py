@@ -183,6 +183,7 @@ class CourtService:
             if received is None:
                 raise no_request()
             data, lot = received
+            # It holds the message as well: with it, the `del data` below would free nothing.
             del received
             try:
                 began = time.perf_counter()
@@ -317,6 +318,7 @@ def likeness(request: wire.JudgeRequest) -> bytes | None:
     request.ClearField("request_id")
     # Deterministic, so that maps, such as pinned models, come in one order.
     data = request.SerializeToString(deterministic=True)
+    # Put back: the caller goes on with this very message.
     request.request_id = request_id
     return hashlib.sha256(data).digest()
 

@@ -166,6 +166,7 @@ class _OpenStream:
         response = wire.JudgeStreamResponse(request_id=request.request.request_id[:_LONGEST_ID])
         try:
             verdict, own = await self._verdict(request)
+        # Whatever went wrong with one request, the stream and its other requests go on.
         except Exception as error:
             response.failure.CopyFrom(failure_of(to_court_error(error)))
         else:
@@ -199,6 +200,7 @@ class _OpenStream:
             ) from None
 
     def _busy_until(self, now: float) -> float:
+        # While an answer is due, it is the caller who waits, and not the server.
         return now if self._answered < self._read else self._last_answer
 
 

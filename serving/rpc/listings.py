@@ -124,6 +124,7 @@ def which_of(asked: wire.TrialFilter) -> TrialFilter:
         reviewed=asked.reviewed if asked.HasField("reviewed") else None,
         needs_review=asked.needs_review if asked.HasField("needs_review") else None,
         namespace=asked.namespace if asked.HasField("namespace") else None,
+        # Whatever the filter says: no listing goes beyond what its caller may see (GR-1).
         namespaces=current().namespaces,
     )
 
@@ -136,6 +137,7 @@ def token_of(place: Place, which: TrialFilter) -> str:
     """
     micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
     said = canonical_json([micros, place[1]])
+    # Without the padding, which would have to be escaped in the address of a page.
     return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
 
 

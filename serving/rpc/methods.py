@@ -70,6 +70,7 @@ class Methods:
         details = _Details(method, tuple(call.invocation_metadata() or ()))
         handler: _Handler | None = await self._find(details)
         assert handler is not None, method
+        # All methods are registered with a stream of requests (calls.unary): there are no other kinds.
         answer: Any = handler.stream_stream or handler.stream_unary
         response: Message | bytes | None = await answer(_no_requests(), call)
         return response

@@ -224,6 +224,7 @@ class PrecedentsService:
 
     def _opened(self, finder: LibraryFinder | PgvectorFinder) -> Opened:
         """One writer for all calls: those that come at once are written together, and nothing is read twice."""
+        # Nothing is awaited here, so that two calls can't open two writers.
         writer = self._writer = self._writer or self._writing.enter_context(open_writer_of(finder))
         return lambda: nullcontext(writer)
 

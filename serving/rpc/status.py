@@ -49,6 +49,7 @@ def status_of(error: CourtError) -> status_pb2.Status:
     root, code = _root(error), _code_of(error)
     message, field = _cut(root.message, _MOST_BYTES), _cut(root.field or "", _MOST_OF_FIELD)
     info = error_details_pb2.ErrorInfo(reason=root.reason, domain=DOMAIN)
+    # The trial has a record, which says more than any status can.
     if isinstance(error, TrialAborted):
         info.metadata["trial_id"] = error.record.trial_id
     details: list[Message] = [info]

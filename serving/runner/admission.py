@@ -150,6 +150,7 @@ class Admission:
 
     async def _enter(self, namespace: str, within_s: float | None, patient: bool) -> float:
         """Takes a turn, or waits for it; the time at which it begins."""
+        # Only where nobody waits: whoever comes must not overtake those who do.
         if self._running < self._most and not self._lines:
             return self._begin(namespace, self._start_of(namespace))
         return await self._wait(namespace, within_s, patient)
@@ -168,6 +169,7 @@ class Admission:
         self._closed = True
         for line in self._lines.values():
             for waiter in line.waiters:
+                # One that is done was let in, or given up, just now.
                 if not waiter.turn.done():
                     waiter.turn.set_exception(not_in_session())
         self._lines.clear()
@@ -237,6 +239,7 @@ class Admission:
         # The mean age of the running trials, without a loop over them: now, less the mean of their starts.
         so_far = self._clock() - self._since / self._running if self._running else 0.0
         mean = max(so_far, _FIRST_GUESS_S) if self._mean_s is None else max(so_far, self._mean_s)
+        # Trials may take no time that can be measured.
         return self._most / max(mean, 1e-6)
 
     def _delay(self) -> float:

@@ -15,6 +15,7 @@ from serving.docket.ports import HeartbeatStore
 
 BEAT_S = 3.0
 """Between two counts, in seconds."""
+# Five counts missed: a single one may be late on a busy machine.
 DEAD_S = 15.0
 """A server whose count has stood still for so long is dead, in seconds."""
 FORGET_S = 3600.0

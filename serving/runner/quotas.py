@@ -17,6 +17,7 @@ from serving.settings import Settings
 
 _MINUTE_S: Final = 60.0
 _DAY_S: Final = 86_400.0
+# A trial counts for too long by a slice at most: by a second, or a minute.
 _SLICES: Final = {_MINUTE_S: 60, _DAY_S: 1440}
 _NAMES: Final = {_MINUTE_S: "minute", _DAY_S: "day"}
 

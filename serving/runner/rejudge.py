@@ -167,6 +167,7 @@ async def rejudge_all(rejudging: Rejudging, selection: Selection, *, at_once: in
         while running:
             yield await running.pop(0)
     finally:
+        # A caller that stops early leaves no trial running.
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

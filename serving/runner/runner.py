@@ -502,6 +502,7 @@ class TrialRunner:
     def _goes_on(self, call: Call, flight: RunningTrial, error: CourtError) -> bool:
         """True if the call looks again for an answer, after a trial that it waited for has failed."""
         if error.reason == "EVENT_EXISTS" or isinstance(error, CantResume):
+            # Neither is about the meme itself: another look finds out where its trial stands now.
             return True  # another server has taken it up, or it must be held anew
         # The deadline was another caller's, or the pins were.
         return error.reason in _ITS_OWN and flight.begun_by is not call
@@ -526,6 +527,7 @@ class TrialRunner:
         ask = replace(call.ask, image=b"")
         return replace(
             answer,
+            # Without the file's bytes: the answer may stay in memory for long.
             given=CachedAnswer(
                 ask=ask, file=call.file, payload=call.payload, key=key, held=held, trial_id=record.trial_id
             ),
@@ -569,6 +571,7 @@ class TrialRunner:
     async def _differs_in_pixels(self, call: Call, record: TrialRecord) -> bool:
         """True if the trial's picture differs from the caller's."""
         meme = record.opened.meme
+        # The same file has the same pixels: nothing needs decoding.
         if meme.bytes_sha256 == call.file.hex():
             return False
         return await self._digest(call) != meme.digest
@@ -603,6 +606,7 @@ class TrialRunner:
         trial_id, owner = str(uuid.uuid4()) if anew else claim.trial_id, self._claims.owner()
         wanted = {replace(each, trial_id=trial_id, owner=owner) for each in (ruling, claim)}
         async with self._claims.taking(claim.trial_id):
+            # Looked at again under the lock: until then another call may have begun the trial.
             if self._hearings.of(claim.trial_id):
                 return claim  # another call of this server was quicker
             with self._unless_left(*wanted):
@@ -632,6 +636,7 @@ class TrialRunner:
             As :meth:`court.trial.Court.resume`.
         """
         record = await self._claims.record(claim.trial_id)
+        # It was never begun, has ended, or is in this server's hands.
         if record is None or record.state is not TrialState.OPEN or self._hearings.of(claim.trial_id):
             return True
         ruling = await self._claims.standing(claim)  # it may have been tried before, and put off
@@ -671,6 +676,7 @@ class TrialRunner:
 
 def _fits(ask: TrialRequest, record: TrialRecord) -> bool:
     """True if a trial was run with everything that the request pins."""
+    # Most requests pin nothing, and need no comparison.
     if ask.pins == ANY_VERSIONS and ask.policy is None:
         return True
     try:

@@ -34,7 +34,9 @@ _BUSY_S: Final = 0.25
 """Seconds between two looks at whether the court has turns to spare."""
 _ERASED_S: Final = 60.0
 """Seconds between two looks at what was erased from the court's docket."""
+# In pieces: a docket that has been in use for long has many.
 _ERASURES = 500
+# Fixed for good: another value would give every trial of the shadow another id.
 _NAMES = uuid.UUID("6f0dbe09-7ee5-4f3d-9e0c-3e5a6f1c7d8b")
 
 _log = logging.getLogger("memecourt.shadow")
@@ -89,6 +91,7 @@ class Shadow:
         """Notes a verdict of the court; an :class:`~court.ports.EventListener`, which the court waits for."""
         if not isinstance(event, VerdictGiven) or not self._is_chosen(event.trial_id):
             return
+        # The oldest gives way: the shadow follows what the court tries now.
         if len(self._waiting) >= self._shadow.waiting:
             self._waiting.popleft()
             self._report("dropped")

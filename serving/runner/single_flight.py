@@ -51,6 +51,7 @@ class SingleFlight(Generic[T]):
         self._callers -= 1
         if self._callers:
             return
+        # The last one out lets go of the task, whose error would keep its callers' frames alive.
         if self._is_over:
             self.task = None
         elif self.task is None:

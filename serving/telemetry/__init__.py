@@ -208,6 +208,7 @@ class Telemetry:
             self._follow(ObservedTrial.opened(event))
         elif isinstance(event, TrialResumed):
             self._follow(self._trials.get(event.trial_id) or ObservedTrial.unknown(event))
+            # From here: the time in which no server held it is no part of what it took.
             self._trials[event.trial_id].began = event.at
         # Unknown where its beginning was forgotten, or came before this server: it is counted all the same.
         seen = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)

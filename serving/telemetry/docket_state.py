@@ -27,7 +27,7 @@ async def measure_sample(
     while True:
         try:
             report = await measure_drift(queue, trials, now=datetime.now(UTC), weeks=RECENT_DAYS // 7, wanted=wanted)
-        # As below.
+        # It goes on, as below: what can't be read now may be at the next measurement.
         except CourtError as error:
             _log.warning("the random sample can't be measured now: reason=%s", error.reason)
         else:

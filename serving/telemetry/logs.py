@@ -101,6 +101,7 @@ def fields(record: logging.LogRecord) -> Mapping[str, Any]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     keys = _keys(str(record.msg)) if arguments else ()
     if len(keys) != len(arguments):
+        # Better no names than a value under the name of another.
         return {}
     return {key: value for key, value in zip(keys, arguments, strict=True) if key}
 

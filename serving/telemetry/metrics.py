@@ -64,6 +64,7 @@ class _WorkerDeaths(Collector):
 
     def collect(self) -> list[CounterMetricFamily]:
         (family,) = self.describe()
+        # Beside the known ones, those that have died under another name: none may go uncounted.
         for worker in (*_WORKERS, *(worker_deaths.keys() - set(_WORKERS))):
             family.add_metric([worker], worker_deaths[worker])
         return [family]

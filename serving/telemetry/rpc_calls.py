@@ -59,6 +59,7 @@ class CallsInterceptor(grpc.aio.ServerInterceptor):
         # Made-up names would be a series each, and so memory for whoever sends them.
         name = _KNOWN.get(handler_call_details.method, _OTHER)
         if handler is None:
+            # Here, for there is no handler around which it could be counted.
             if self._metrics:
                 self._metrics.begun(*name)
                 self._metrics.ended(*name, "UNIMPLEMENTED", 0.0)

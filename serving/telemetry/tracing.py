@@ -66,6 +66,7 @@ def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
         contents: True to include the contents of messages and replies.
         console: Address of the console whose veiled pictures are linked to then; empty for no links.
     """
+    # What the operator names in the variable goes before what we would name.
     told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in told:
@@ -142,8 +143,10 @@ class Tracing:
         if seen.span is None:
             return
         if self._contents:
+            # Contents of a call are put together from all that was said before it.
             seen.events.append(event)
             seen.span.set_attributes(contents.of_trial(event))
+        # A text that the caller gave took no reader, and so no step.
         if isinstance(event, TextRead) and event.reader:
             self._step("read text", ended=event.at, seconds=event.latency_s, seen=seen, told={KIND: "TOOL"})
         elif isinstance(event, PrecedentsCited):

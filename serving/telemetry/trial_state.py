@@ -102,6 +102,7 @@ class ObservedTrial:
             calls = ()
         for call in calls:
             asked.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
+        # Each order of the options was a request of its own.
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             asked.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
         return asked

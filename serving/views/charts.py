@@ -94,9 +94,11 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
         kind: Owner of the bar, a class of the page.
         cached: Share of it that is drawn lighter: of its tokens, those that the model server had in its cache.
     """
+    # No step took any time that could be measured.
     if whole <= 0:
         whole = 1.0
     left = 100 * min(max(begin / whole, 0.0), 1.0)
+    # However short a step is, its bar can be seen.
     wide = max(0.4, min(100 * length / whole, 100 - left))
     drawn = Markup('<rect class="bar-{kind}" x="{left:.2f}%" y="2" width="{wide:.2f}%" height="10" rx="2"/>').format(
         kind=kind, left=left, wide=wide
@@ -111,6 +113,7 @@ def bar(begin: float, length: float, *, whole: float, kind: str, cached: float =
 def gauge(probability: float) -> Markup:
     """A probability of harm as a mark on a line, which the page tells in figures beside it."""
     at = 100 * min(max(probability, 0.0), 1.0)
+    # Not quite to the end: there the mark would stand outside of the line.
     return Markup(
         '<svg class="gauge-line" width="100%" height="14" aria-hidden="true"><rect class="gauge-benign" y="4" '
         'width="50%" height="6"/><rect class="gauge-harm" x="50%" y="4" width="50%" height="6"/>'

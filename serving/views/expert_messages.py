@@ -58,6 +58,7 @@ class ExpertMessages:
         claim = next((each for each in found.claims if each.number == event.claim), None) if found else None
         if claim is None:
             return None
+        # What came on record after the call was not in its question.
         before: Sequence[Any] = self.record.events[: event.seq]
         brief = ClaimBrief(
             fence=self.fence,
@@ -70,6 +71,7 @@ class ExpertMessages:
             case QueriesPlanned():
                 return brief.queries(min(MOST_QUERIES, self.settings.expert_queries))
             case EvidenceSearched():
+                # In the source's order: that on record is the one which this call came to.
                 return brief.rank(event.query, sorted(event.hits, key=lambda hit: hit.rank_given))
             case ClaimSettled():
                 return brief.classify()
@@ -77,6 +79,7 @@ class ExpertMessages:
                 document = document_of(event)
                 if task not in ("sufficient", "more_queries"):
                     return brief.ask_about(task, document)
+                # These two questions count the new document as evidence already.
                 grown = ClaimBrief(
                     fence=self.fence,
                     claim=claim.text,

@@ -308,6 +308,7 @@ class _RecordedSoFar:
     @property
     def _frames(self) -> tuple[PictureShown, ...]:
         meme = self._record.opened.meme
+        # Where a record names no digests, pictures are known by their places alone.
         digests = meme.frames or ("",) * len(meme.frames_used)
         if len(digests) != len(meme.frames_used):
             raise _Missing("The record does not say which pictures were shown.")
@@ -336,6 +337,7 @@ class _RecordedSoFar:
     def _description(self) -> str | None:
         if not self._record.opened.meme.picture_given:
             return None
+        # That Judge is shown the meme and nothing that was said of it.
         if self.settings.dull_judge:
             return ""
         described = self._record.last(Described)

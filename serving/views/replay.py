@@ -195,9 +195,10 @@ def _settings(record: TrialRecord) -> TrialSettings:
     """
     given = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
     try:
-        # Validated by today's rules: a setting that no longer exists must not be dropped without a word.
+        # Validated by today's rules: a value that is no longer allowed must not become another without a word.
         return TrialSettings.model_validate({**given, "overlap": False, "expert_waits": True})
     except ValidationError as error:
+        # A fault that several settings have together is of none by name.
         names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
         raise _Obstacle(f"It was held with settings that there are no more: {names or 'together'}.") from None
 
@@ -259,6 +260,7 @@ class _RecordedFinder:
         return self._findings
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
+        # The stand-ins for the models look at no picture.
         return [None] * len(ids)
 
 

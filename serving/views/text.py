@@ -27,6 +27,7 @@ def show_hidden(text: object) -> Markup:
 def when(at: datetime) -> Markup:
     """A moment, for people and machines."""
     utc = at.astimezone(UTC)
+    # The day without a leading zero, for which strftime has no portable form.
     return Markup('<time datetime="{}">{} UTC</time>').format(
         utc.isoformat(timespec="milliseconds"), f"{utc.day} {utc:%b %Y %H:%M}"
     )

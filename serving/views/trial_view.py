@@ -282,6 +282,7 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
             case Described(call=call):
                 add(event, "description", "proposer", call=call)
             case QuestionAsked(side=side, round=number, call=call):
+                # As long as a side has not rested, every round of it counts.
                 counts = number <= rested.get(side, number)
                 add(event, f"{_name(side)} asks, round {number}", side.lower(), call=call, counts=counts)
             case AnswerGiven(side=side, round=number, call=call):

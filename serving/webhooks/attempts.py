@@ -31,6 +31,7 @@ CONNECTIONS = 8
 _THROTTLED = (429, 502, 503, 504)
 _PAUSE_S = 30.0
 """Seconds of pause for a receiver that has too much to do and does not say for how long."""
+# Whatever a receiver says: one header must not stop its messages for days.
 _LONGEST_PAUSE_S = 3600.0
 _READ_BYTES = 4096
 """Bytes of an answer that are read, for the connection to be used again; where there are more, it is closed."""
@@ -77,6 +78,7 @@ class Receiver:
         self.settings = settings
         self.signers: Sequence[Signer] = signers_of(settings)
         self._clock = clock
+        # At the start: a name that DNS has no form for would fail at every attempt.
         try:
             httpx2.URL(settings.url).host.encode("idna")
         except (httpx2.InvalidURL, UnicodeError):
@@ -153,6 +155,7 @@ def _answer_in(response: httpx2.Response) -> ReceiverAnswer:
         asked = retry_after(response.headers)
         # 503 alone says that it failed; with a time in it, that it has too much to do.
         pause = min(asked or (0.0 if status == 503 else _PAUSE_S), _LONGEST_PAUSE_S)
+    # A redirect too: where it leads nobody has allowed (BO-8).
     return ReceiverAnswer(Outcome.FAILED, f"status {status}", pause)
 
 

@@ -119,6 +119,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
 
 def trial_run(at: datetime) -> Message:
     """Returns a message that tells of nothing, to see whether a receiver takes any."""
+    # Random, or a receiver would take the second test for one that it was sent before.
     id_ = message_id(secrets.token_hex(16), -1, TEST)
     return Message(id=id_, entry=-1, event=TEST, at=at.astimezone(UTC), data={})
 
@@ -136,6 +137,7 @@ def _of_event(event: AnyEvent) -> Mapping[WebhookEvent, Mapping[str, Any]]:
             data = _found(verdict.label, needs_review=verdict.needs_human_review)
             if not verdict.needs_human_review:
                 return {VERDICT_GIVEN: data}
+            # By the contract's names, which receivers know from the API.
             reasons = sorted({f"REVIEW_REASON_{review.reason}" for review in verdict.review})
             return {VERDICT_GIVEN: data, REVIEW_WANTED: {**data, "review_reasons": reasons, "second_opinion": False}}
         case SecondOpinionAsked():

@@ -79,6 +79,7 @@ class SharedStates:
         """The state, as it was at most so many seconds ago. Raises CourtError where the docket can't be read now."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
+        # What failed is read anew by the next who asks, instead of failing for them too.
         if reading is None or (reading.done() and (now >= self._until or reading.cancelled() or reading.exception())):
             self._until = now + self._good_s
             reading = self._reading = asyncio.ensure_future(self._deliveries.states())

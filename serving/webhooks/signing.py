@@ -137,6 +137,7 @@ def _parsed(text: str) -> Signer:
     """The signer of a secret. Raises ValueError if it is none."""
     for prefix, kind in ((_HMAC, HmacSigner), (_PRIVATE, Ed25519Signer)):
         if text.startswith(prefix):
+            # Without validate, b64decode leaves foreign characters out: a mistyped secret would become another one.
             try:
                 return kind(base64.b64decode(text.removeprefix(prefix), validate=True))
             except binascii.Error:

@@ -195,6 +195,7 @@ async def _thoughts(model: ChatCompletions, found: Capabilities, within_s: float
         thought = answer.split_thought[0]
         return answer.thinks
 
+    # Where a switch turns thoughts off, the same one turns them on.
     for how in (Thinking.TEMPLATE, Thinking.EFFORT) if found.thinking is Thinking.NONE else (found.thinking,):
         model.capabilities = replace(found, thinks_by=how)
         if await _can(model, thinks, within_s):

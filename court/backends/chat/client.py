@@ -249,6 +249,7 @@ class ChatCompletions:
         token_ids = self._servers[0].token_ids
         if option not in token_ids:
             ids = await self._within(within_s, lambda server: server.tokens(self._model, option))
+            # The probability would be that of its first piece, which other words may begin with as well.
             if len(ids) != 1:
                 raise ModelRefused(
                     "An option is not a single token for this model. Choose shorter ones.", reason="MODEL_OPTION"
@@ -262,6 +263,7 @@ class ChatCompletions:
         A server that is gone is left for another one, by this call and by later ones of its trial; whether a call may
         be made again, and how often, does not depend on how many servers there are.
         """
+        # Nothing is sent whose answer could not be waited for.
         if within_s <= 0:
             raise overrun()
         retrying = AsyncRetrying(

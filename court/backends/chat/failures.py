@@ -122,6 +122,7 @@ def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failur
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
         return Failure(ModelRefused(message, reason="MODEL_UNAUTHORISED", status=status))
+    # All of these turn a request away unread, so that it may be sent again.
     if status in (408, 409, 429, 503):
         after_s = retry_after(headers)
         message = "The model server is too busy. Try again later."
@@ -129,6 +130,7 @@ def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failur
         error = Unavailable(message, reason="MODEL_BUSY", retry_after=after_s or 1.0)
         return Failure(error, Again.OFTEN, after_s)
     if status >= 500:
+        # These three may be a passing fault; the others would only be said again.
         failure = gone(Again.ONCE if status in (500, 502, 504) else Again.NEVER)
         failure.after_s = retry_after(headers)
         failure.stumbled = status == 500

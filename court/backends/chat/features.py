@@ -133,6 +133,7 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
         prefix_cache=_least_known([each.prefix_cache for each in found]),
         thinking=max((each.thinking for each in found), key=thoughts.index),
         thinks_by=_common_switch([each.thinks_by for each in found]),
+        # Requests to all servers carry the same field, so that all of them have to know it.
         thought_limit=found[0].thought_limit if len({each.thought_limit for each in found}) == 1 else "",
         priorities=all(each.priorities for each in found),
         ends_loops=all(each.ends_loops for each in found),

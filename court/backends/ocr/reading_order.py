@@ -48,6 +48,7 @@ def _quarters_of(line: TextLine) -> int:
 
 def _upright(line: TextLine, quarters: int) -> _Corners:
     """The corners of a line when all is turned back by so many quarters, beginning with the upper left one."""
+    # A line that is turned otherwise than most has another corner at its upper left.
     first = (quarters - _quarters_of(line)) % 4
     corners = [*line.box[first:], *line.box[:first]]
     for _ in range(quarters):
@@ -58,6 +59,7 @@ def _upright(line: TextLine, quarters: int) -> _Corners:
 
 def _shares(row: _Span, line: _Span) -> bool:
     shared = min(row[1], line[1]) - max(row[0], line[0])
+    # Two lines without height would share half of nothing.
     return shared > 0 and shared >= 0.5 * min(row[1] - row[0], line[1] - line[0])
 
 

@@ -97,7 +97,9 @@ class ServedTextReader:
         await self._client.aclose()
 
     async def _read(self, frame: Frame) -> list[TextLine]:
+        # The larger copy of a long picture, in which small letters can be read.
         png = frame.legible_png or frame.png
+        # In that protocol type 1 is an image, and 0 a PDF.
         asked = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
         try:
             async with asyncio.timeout(_READ_S):

@@ -242,6 +242,7 @@ def _orientation(exif: bytes) -> int:
         (entries,) = struct.unpack_from(order + "H", tiff, start)
         for entry in range(start + 2, start + 2 + 12 * entries, 12):
             tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, entry)
+            # The orientation; type 3 is a number of 16 bits, which stands in the entry itself.
             if tag == 0x0112:
                 return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
     except struct.error:
@@ -295,6 +296,7 @@ def _fit(still: Image.Image, side: int) -> Image.Image:
     longest = max(still.size)
     if longest <= side:
         return still
+    # However thin a picture gets, a line of it stays.
     width, height = (max(1, round(length * side / longest)) for length in still.size)
     return still.resize((width, height), Image.Resampling.LANCZOS)
 

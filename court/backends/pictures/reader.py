@@ -114,6 +114,7 @@ class GuardedPictureReader:
         """
         if not data:
             raise bad_picture("PICTURE_EMPTY", {})
+        # Refused here, so that no process is kept busy by it.
         if len(data) > self._limits.max_bytes:
             raise bad_picture("PICTURE_TOO_LARGE_BYTES", {"bytes": len(data), "limit": self._limits.max_bytes})
         # Digested here: what a trial says it judged must not hang on the word of the process that decoded it.

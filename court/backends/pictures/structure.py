@@ -295,6 +295,7 @@ def _gif(data: bytes) -> Structure:
 
 def _palette(flags: int) -> int:
     """Size of the palette that follows, in bytes."""
+    # Three bytes a colour, and the lowest bits say how many there are, as a power of two.
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
@@ -314,13 +315,16 @@ def _webp(data: bytes, limits: Limits) -> Structure:
         streams = streams and kind not in (b"VP8L", b"ALPH", b"ANMF")  # these are decoded whole
         if kind == b"ANMF":
             frames += 1
+        # Where there is one it comes first, and its canvas is what counts.
         elif kind == b"VP8X" and size is None:
             wide, high = data[body + 4 : body + 7], data[body + 7 : body + 10]
             size = 1 + int.from_bytes(wide, "little"), 1 + int.from_bytes(high, "little")
         elif kind == b"VP8 " and size is None:
+            # Of each the upper two bits ask for scaling, and are no part of the size.
             width, height = struct.unpack_from("<HH", data, body + 6)
             size = width & 0x3FFF, height & 0x3FFF
         elif kind == b"VP8L" and size is None:
+            # Two numbers of 14 bits, each one less than the side.
             (packed,) = struct.unpack_from("<I", data, body + 1)
             size = 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
         # RIFF pads chunks to even lengths.

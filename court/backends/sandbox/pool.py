@@ -103,6 +103,7 @@ class GuardedWorkers:
             raise
         finally:
             self._idle.put_nowait(kept)
+        # After the process has gone back: the next job need not wait for what is only counted.
         if self._watch is not None:
             self._watch(reply)
         if failed is not None:
@@ -127,6 +128,7 @@ class GuardedWorkers:
             await asyncio.wait(self._reaping)
 
     async def _ready(self, held: WorkerProcess | None) -> WorkerProcess:
+        # It may have died while nobody used it, or have done as many jobs as one process may.
         if held is not None and (self._closed or not held.fit):
             self._end(held)
             held = None

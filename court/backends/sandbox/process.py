@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from court.backends.sandbox import framing
 from court.errors import Overrun
 
+# A decoder that crashes raises none of these: somebody else sent them.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 

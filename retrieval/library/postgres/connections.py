@@ -116,6 +116,7 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise Unavailable("The precedent library was closed.", reason="LIBRARY_CLOSED")
+            # The one that was used last: of all it is the least likely to have been closed for its silence.
             if self._idle:
                 return self._idle.pop(), True
         return self._open(limit_s=_SEARCH_S), False
@@ -138,6 +139,7 @@ class Connections:
         import psycopg
         from pgvector.psycopg import register_vector
 
+        # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
         given = {
             "application_name": "memecourt",
             "keepalives_idle": "10",

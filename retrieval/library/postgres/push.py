@@ -66,6 +66,7 @@ def push_library(
         OSError: The library can't be read.
         Unavailable: The server is away, or somebody else is writing for too long.
     """
+    # Before anything is copied: the server would refuse the table, in words of its own.
     if library.manifest.encoder.dim > schema.MAX_DIM:
         raise BadRequest(
             f"A vector in the database has at most {schema.MAX_DIM:,} numbers, and those of this library have "
@@ -148,6 +149,7 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
 
     columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)
     types = ("int8", "text", "text", "bool", "bool", "timestamptz", *("text" for _ in NAMED))
+    # In binary: vectors come through to the bit, and texts and JPEGs need no quoting.
     with connection.cursor().copy(f"COPY {state.precedents} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(types)
         for row, meme in zip(rows, library.memes, strict=True):
@@ -225,5 +227,6 @@ def _drop(connections: Connections, stale: list[int]) -> None:
         try:
             connections.writing(dropped, wait_s=_WAIT_S)
         except CourtError as error:
+            # Somebody still reads or writes there: the tables cost space until the next push, and nothing else.
             if error.reason != "LIBRARY_LOCKED":
                 raise

@@ -199,6 +199,7 @@ def create_shelf(connection: Connection, state: State) -> None:
         f'CREATE TABLE {state.precedents} (row bigint NOT NULL, id text COLLATE "C" NOT NULL, meme text NOT NULL, '
         f"harmful boolean NOT NULL, verified boolean NOT NULL, added timestamptz, {named})"
     )
+    # In the row where it fits, since a search reads them all; compressed in neither case.
     storage = "PLAIN" if state.about.encoder.dim <= _PLAIN_DIM else "EXTERNAL"
     connection.execute(
         f"CREATE TABLE {state.vectors} (row bigint NOT NULL, vector vector({state.about.encoder.dim}) NOT NULL)"

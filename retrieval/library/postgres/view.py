@@ -81,6 +81,7 @@ class PostgresView:
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, in this order. Raises BadLibrary if one can't be understood."""
         asked = f"SELECT row, meme FROM {self._state.precedents} WHERE row = ANY(%s)"
+        # The database gives rows in any order, and the caller's is the order of their similarity.
         found = {row: parsed(meme) for row, meme in self._connection.execute(asked, (list(rows),))}
         if found.keys() != set(rows):
             raise damaged("a meme is missing whose vectors are there")

@@ -26,6 +26,7 @@ async def beside(request: Request) -> Response:
     lines = await console_of(request).index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
     near = record.last(NearDuplicatesFound)
+    # Before the page is made: whoever reads a verdict here can't review it blind afterwards.
     for told in (record, second) if second else ():
         await note_verdict_shown(request, told)
     named = {line.trial_id for line in others if line.label} | {

@@ -50,6 +50,7 @@ async def take(request: Request) -> Response:
         await review_queue_of(request).take(record.trial_id, visitor.name, again=form.get("again") == "yes")
     except (CaseError, Unavailable) as error:
         if not written:
+            # Nothing would be lost: the usual page of the error will do.
             raise
         # What the reviewer has written comes back with the page: a refusal must not lose it.
         return await _page(request, record, fault=error, written=form)
@@ -63,6 +64,7 @@ async def renew(request: Request) -> Response:
     try:
         await review_queue_of(request).renew(record.trial_id, visitor.name)
     except CaseError as error:
+        # Said on the page and not as an error: what is being written there stays on the screen.
         lost = error.message
     return render(request, "review/renewed.html", lost=lost)
 

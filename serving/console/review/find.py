@@ -30,6 +30,7 @@ async def find(request: Request) -> Response:
     visitor, reviews, given = visitor_of(request), review_queue_of(request), request.query_params
     asked = {name: given[name].strip()[:_LONGEST] for name in FIELDS if given.get(name, "").strip()}
     which = search_of(asked)
+    # Refused rather than found empty: an empty page would read as if there were none.
     if which.namespace is not None and not visitor.sees(which.namespace):
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
     after = (given.get("opened", ""), given["after"]) if given.get("after") else None
@@ -66,6 +67,7 @@ async def save(request: Request) -> Response:
     """Keeps a search under a name."""
     form = form_of(request)
     asked = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
+    # Only to check it: what can't be searched for is not worth keeping.
     search_of(asked)
     await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), asked)
     return RedirectResponse(f"/desk/find?{urlencode(asked)}", status_code=303)
@@ -94,6 +96,7 @@ def search_of(asked: Mapping[str, str]) -> Search:
         text=asked.get("text", ""),
         label=Label(label) if label else None,
         since=_day(asked.get("since", ""), "since"),
+        # Whoever names a last day means all of it.
         until=until + timedelta(days=1) if until else None,
         namespace=asked.get("namespace"),
         model=asked.get("model", ""),

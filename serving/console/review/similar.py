@@ -70,6 +70,7 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
             # The index knows nothing of visitors and their namespaces.
             if case is None or one.trial_id == record.trial_id or not visitor.sees(case.namespace):
                 continue
+            # One that was found above already is known better.
             if one.text_alone:
                 found.setdefault(one.trial_id, Similar(case, "", text=True))
             elif known is None or not known.picture:

@@ -71,6 +71,7 @@ def bundle(
             "header": entry.header().decode(),
             "proof": _encoded(inclusion_proof(entry.number, size, read)),
             "body": entry.body if kept else None,
+            # Withheld with the body: by the salt, guesses at the body could be tried.
             "salt": base64.b64encode(entry.salt or b"").decode() if kept else None,
         }
 

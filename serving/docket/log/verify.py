@@ -446,6 +446,7 @@ def _entries(
     frontier, edge, sequences = Frontier(), _Tiles(), _Sequences(report)
     gone: set[int] = set()
     told: list[tuple[int, Erased]] = []
+    # Also an empty log may have been signed.
     signed.hold_against(0, frontier.root)
     expected = 0
     for entry in entries:

@@ -173,6 +173,7 @@ def propose_cutoff(verdicts: Sequence[SampledVerdict], wanted: float) -> Propose
         if (wrong + 1) / (n + 1) > wanted:
             break
         best = ProposedCutoff(risk, 1 - (place + 1) / n, (wrong + 1) / (n + 1), None)
+    # From the latest verdict that has one: that is the library in use.
     curve = next((each.curve for each in reversed(verdicts) if each.curve is not None), None)
     rate = None if curve is None else next((p.rate for p in curve.points if p.cutoff <= best.cutoff), 1.0)
     return ProposedCutoff(best.cutoff, best.share, best.error, rate)

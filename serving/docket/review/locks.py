@@ -97,6 +97,7 @@ def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, a
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
     _check_takeable(connection, row, trial_id, who, again=again)
     held = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
+    # A lock whose time is over keeps nobody out, even if it was never given back.
     if held is not None and held.holder != who and held.until > stamp(now):
         raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
     until = now + timedelta(minutes=LOCK_MINUTES)
@@ -109,6 +110,7 @@ def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, a
 def renew(connection: Connection, trial_id: str, who: str, now: datetime) -> None:
     """Keeps a case for longer. Raises NotHeld where it is not this person's any more."""
     until = stamp(now + timedelta(minutes=LOCK_MINUTES))
+    # In one statement: a lock that runs out between a look and a write must not come back.
     if not connection.execute(update(t.locks).where(*_own(trial_id, who, now)).values(until=until)).rowcount:
         raise _not_locked(connection, trial_id, who, now)
 
@@ -198,6 +200,7 @@ def _check_takeable(connection: Connection, row: Any, trial_id: str, who: str, *
     if not row.waiting:
         raise CaseClosed("Nobody has to look at this case any more: somebody reviewed it, or it never needed that.")
     own = select(t.reviews.c.number).where(t.reviews.c.trial_id == trial_id, t.reviews.c.reviewer == who).limit(1)
+    # Whoever asks for a second opinion can't be the one who gives it.
     if row.asked_by == who or connection.execute(own).first() is not None:
         raise AnotherWanted("Your word on this case stands already: it waits for another person's.")
 

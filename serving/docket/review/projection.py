@@ -220,6 +220,7 @@ class _Case:
                 row["namespace"], row["content_id"] = event.meme.namespace, event.meme.content_id
                 row["pixels_sha256"] = event.meme.digest
                 models = sorted(set(event.versions.models.values()))
+                # A line break at either end of each name, so that a search can match whole names.
                 row["models"] = "".join(f"\n{model}" for model in models) + "\n" if models else ""
                 row["state"] = TrialState.OPEN
             case TextRead():
@@ -278,6 +279,7 @@ class _Case:
             return  # nor does who reviewed a verdict decide on an appeal against it
         row["asked_by"], row["waiting"] = "", False
         given = _last_words(connection, event.trial_id)
+        # Of two alone: what the third person says decides, and nobody more is asked.
         if len(given) == 2 and len(set(given.values())) == 2:
             told = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(given.items()))
             self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{told}: a third person decides."),))

@@ -222,6 +222,7 @@ class ReviewQueue:
             if not entries:
                 break
             await self._transactions.write_alone(lambda c, f=first, e=entries: self._take_in(c, f, e))  # type: ignore[misc]
+        # Only when all pages are drawn: a draw that fails counts for no caller.
         self._done = number
 
     def _take_in(self, connection: Connection, first: int, entries: Sequence[Entry]) -> None:
@@ -229,6 +230,7 @@ class ReviewQueue:
         # SQLite lets one transaction in at a time that writes, and needs no lock here.
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.desk'))"))
+        # Another process has drawn these meanwhile.
         if _next(connection) != first:
             return
         apply_entries(connection, entries, self._rules)
@@ -431,6 +433,7 @@ class ReviewQueue:
     ) -> Case | None:
         """Takes the most urgent case that nobody has; None where there is none."""
         after = None
+        # Page by page: what nobody has may stand behind many that are taken.
         while page := await self.queue(who, limit=20, after=after, why=why, namespaces=namespaces):
             for case in page:
                 # Their own is offered again: a page that was closed must not leave a case untouched until its lock runs

@@ -102,6 +102,7 @@ class SqlEraser(SqlStore, Eraser):
         found = await asyncio.gather(*(self._transactions.write(_ERASE, ask) for ask in asked), return_exceptions=True)
         erased = [each for each in found if isinstance(each, Erased)]
         error = next((each for each in found if isinstance(each, BaseException)), None)
+        # Where some were erased, their pictures and pages go first: the error of the others is raised after that.
         if error is not None and not erased:
             raise error
         removed = await asyncio.to_thread(self._remove_pictures)
@@ -234,6 +235,7 @@ def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
     # One that ran, or was cut off, is not taken up again.
     still = and_(own, row.state == TrialState.OPEN)
     connection.execute(update(t.trials).where(still).values(state=TrialState.FAILED, failure_reason="ERASED"))
+    # Of a text that was sent alone, the column holds the text's digest: there is no picture.
     if not is_text_digest(pixels) and not _others(connection, pixels, trial_id):
         connection.execute(delete(t.pictures).where(t.pictures.c.pixels_sha256 == pixels))
         if outside:

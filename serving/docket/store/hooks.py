@@ -70,7 +70,7 @@ class SqlHookStore(_HookTables, HookStore):
     async def replay(self, name: str, entry: int) -> bool:
         def write(connection: Connection) -> bool:
             own = update(t.hooks).where(_hook.name == name).values(next_entry=entry)
-            # They come with the entries.
+            # Those that wait come anew with their entries, and would else be sent twice.
             connection.execute(delete(t.deliveries).where(_row.hook == name, _row.entry >= entry))
             return bool(connection.execute(own).rowcount)
 

@@ -33,6 +33,7 @@ from serving.docket.store.transactions import SqlStore
 
 _ALL = TrialFilter()
 _row, _entry = t.trials.c, t.entries.c
+# Stamps are texts of one form (tables.stamp): so much of one names its minute.
 _MINUTE_CHARS = len("2026-01-31T23:59")
 _AT_ONCE = 1024  # ids in one query
 

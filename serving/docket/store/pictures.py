@@ -90,6 +90,7 @@ class ObjectPictures:
         put = [
             _path(pixels, place)
             for pixels, frames in pictures
+            # Named by its pixels: what is there already is the same picture.
             if not self._there(_path(pixels, 0))
             # The first frame last: a picture whose first frame is there is there as a whole.
             for place, frame in reversed([*enumerate(frames)])
@@ -106,6 +107,7 @@ class ObjectPictures:
         """Reads a picture's frames in the calling thread, as :meth:`frames`."""
         frames: list[bytes] = []
         self._find()
+        # A digest that an altered record names may be anything: it becomes no path.
         while _NAME.fullmatch(pixels_sha256):
             try:
                 frames.append(bytes(self._store.get(_path(pixels_sha256, len(frames))).bytes()))

@@ -204,6 +204,7 @@ class PostgresDatabase(Database):
     def _connected(self) -> psycopg.Connection[Any]:
         import psycopg
 
+        # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
         given = {
             "application_name": "memecourt",
             "keepalives_idle": "10",

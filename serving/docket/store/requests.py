@@ -162,6 +162,7 @@ def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:
 
 def _retire(connection: Connection, gone: Sequence[tuple[str, int | None]]) -> Sequence[None]:
     for owner, count in sorted(gone, key=lambda each: each[0]):
+        # Only while its counter stands where it was seen: a server that beats again is alive.
         still = true() if count is None else t.servers.c.beats == count
         connection.execute(delete(t.servers).where(t.servers.c.owner == owner, still))
     return [None] * len(gone)

@@ -119,6 +119,7 @@ class SqliteDatabase(Database):
         # holds, where through any other it would have to be read again.
         self._writer = sqlite_engine(path, patience, create=False, pages=_MOVE_PAGES)
         self._mover = _Mover(self._engine)
+        # Of several threads that find another file in the place of theirs, one goes over to it.
         self._lock = threading.Lock()
         self._file = _identity(path)
 
@@ -131,6 +132,7 @@ class SqliteDatabase(Database):
                     f"There is no docket at {path}. A trial makes one; --docket or MEMECOURT_DOCKET names another.",
                     reason="DOCKET_MISSING",
                 )
+            # Folder and file are for their owner alone (BO-5).
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # SQLite gives the files that it makes beside this one the same mode.
             path.touch(mode=0o600)

@@ -117,6 +117,7 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
                 "state": str(TrialState.DECIDED),
                 "label": str(event.verdict.label),
                 "needs_review": event.verdict.needs_human_review,
+                # A trial that failed and was resumed has one from then.
                 "failure_reason": "",
             }
         case TrialFailed():
