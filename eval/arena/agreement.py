@@ -102,6 +102,7 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
         people[_key(said.meme, said.task, said.one, said.other)][said.who] = _word(score, said.one, said.other)
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs, even = [], 0
+    # The order is that of a set; no figure below depends on it.
     for key in voted.keys() & panel.keys():
         theirs, ours = voted[key], _majority(panel[key])
         # An even vote is no tie: people or judges disagree, while a tie is what a majority says.
@@ -127,6 +128,7 @@ def _panels(
 ) -> tuple[PanelAccuracy, ...]:
     """Votes of all panels of each size, on the battles that all of a panel judged."""
     said = {
+        # A judge that contradicts itself when the order is swapped has no vote on that battle.
         judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
         for judge, found in sorted(by_judge.items())
     }
@@ -135,6 +137,8 @@ def _panels(
         pairs = []
         for panel in itertools.combinations(said, size):
             common = set.intersection(*(set(said[judge]) for judge in panel))
+            # An even vote of a panel is a tie, as in the arena's joint vote; left out, it would spare small panels
+            # their hardest battles.
             votes = {key: _majority([said[judge][key] for judge in panel]) or "tie" for key in common}
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
@@ -154,6 +158,7 @@ def _panels(
                 kappa=fmean(kappas) if kappas else None,
             )
         )
+    # A single size shows no course of agreement with the size of a panel.
     return tuple(sizes) if len(sizes) > 1 else ()
 
 
@@ -171,6 +176,7 @@ def _hits(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 def _key(meme: str, task: int, one: str, other: str) -> Key:
+    # By name: a battle is the same whichever answer was shown first.
     first, second = sorted((one, other))
     return meme, task, first, second
 

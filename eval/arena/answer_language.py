@@ -69,6 +69,7 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
     for answer in answers:
         if (wanted := asked.get((answer.meme, answer.task))) is None:
             continue
+        # Each round by itself: a model may change its language on the way.
         for text in answer.reasoning:
             outcome, found = _outcome(text, wanted)
             counts[answer.target][outcome] += 1
@@ -92,6 +93,7 @@ def _outcome(text: str, wanted: str) -> tuple[str, str]:
         return "short", ""
     detector = shared_detector()
     language = _plain(wanted)
+    # A detector names only languages that it knows, and would call every answer in another one wrong.
     if language not in {_plain(one) for one in detector.languages}:
         return "untold", ""
     found = detector.language_of(text)

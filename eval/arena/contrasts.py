@@ -91,9 +91,12 @@ def contrasts(
         if isinstance(event, Judged) and event.study == "bias":
             battle = (event.meme, event.task, event.a, event.b, event.judge)
             scores.setdefault(event.setting, {})[battle] = event.verdicts[OVERALL].score
+    # In the order of Setting: the first one, the fused guideline where it was used, is what the others are compared
+    # with.
     held = [setting for setting in Setting if setting in scores]
     found = []
     for one in held[1:]:
+        # A judgement that failed under one setting is left out under both, or the differences would not be paired.
         common = sorted(scores[one].keys() & scores[held[0]].keys())
         if common:
             both = (scores[one], scores[held[0]])
@@ -112,6 +115,7 @@ def _contrast(
     families: Mapping[str, str],
     draw: tuple[int, int],
 ) -> SettingContrast:
+    # Draws go by place, which must not depend on the order of a set.
     memes = sorted({battle[0] for battle in battles})
     judges = list(dict.fromkeys(sorted(battle[4] for battle in battles)))
     # One draw for both settings and all judges: that is what makes the differences paired.
@@ -145,6 +149,7 @@ def _contrast(
     # A judge with targets of one kind only has no difference to give.
     mixed = [j for j in range(len(judges)) if own[j].any() and not own[j].all()]
     lifts = [moved[j][:, own[j]].mean(axis=1) - moved[j][:, ~own[j]].mean(axis=1) for j in mixed]
+    # The spread of each judge, and then their mean: averaged first, judges who disagree would cancel each other out.
     spreads = rated.std(axis=3).mean(axis=1)  # (settings, 1 + resamples)
     return SettingContrast(
         one=settings[0],
@@ -181,6 +186,7 @@ def _ratings(
 
 def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
     family = families.get(judge, "")
+    # An unknown family is none: two models without one are no relatives.
     return judge == model or bool(family and family == families.get(model, ""))
 
 

@@ -33,6 +33,7 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
     if size > len(targets):
         raise ValueError(f"{size} of {len(targets)} targets can't meet")
     rng = random.Random(f"meetings {seed}")
+    # Pairs are named in the order of the alphabet, here and below.
     met = dict.fromkeys(itertools.combinations(sorted(targets), 2), 0)
     fresh: list[tuple[str, ...]] = []
     chosen = []
@@ -42,6 +43,8 @@ def meetings(targets: Sequence[str], tasks: int, size: int, seed: int) -> list[t
             # are named.
             fresh = _combinations(sorted(targets), size, rng)
             rng.shuffle(fresh)
+        # Of equals the first one in the shuffled order, so that ties are drawn and do not favour the front of the
+        # alphabet.
         place = min(range(len(fresh)), key=lambda at: _often(fresh[at], met))
         meeting = fresh.pop(place)
         for pair in itertools.combinations(meeting, 2):
@@ -66,6 +69,7 @@ def _combinations(targets: Sequence[str], size: int, rng: random.Random) -> list
 
     if math.comb(len(targets), size) <= _MOST:
         return list(itertools.combinations(targets, size))
+    # Too many to list: some are drawn, and others when these are used up.
     drawn = {tuple(sorted(rng.sample(list(targets), size))) for _ in range(2000)}
     # A set of strings has another order in each process; the shuffle that follows must start from the same one.
     return sorted(drawn)

@@ -47,11 +47,13 @@ async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = Fa
     folder = RunFolder(root)
     manifest = folder.manifest()
     trials = {one.trial: one.meme for one in folder.predictions() if one.trial}
+    # A task is words alone; the arena takes the picture from the data set.
     found = await read_records(root, list(trials), pictures=False)
     tasks: list[FixedTask] = []
     silent = 0
     for trial, meme in trials.items():
         record = found.records.get(trial)
+        # Lost or damaged: the command tells how many were.
         if record is None:
             continue
         name = f"{manifest.dataset}/{meme}" if prefixed else meme

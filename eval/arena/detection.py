@@ -83,6 +83,7 @@ async def detect(
     Raises:
         BudgetSpent, CallsError, Unavailable, ModelRefused: A model can't be asked; what was said is kept.
     """
+    # A crash may have cut off the last line; the next event would run into it, and neither could be read.
     folder.drop_cut_line()
     said = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
     turn, done = asyncio.Semaphore(concurrency), 0
@@ -131,9 +132,11 @@ def detection_report(
         if own.keys() != gold.keys():
             continue  # the asking was broken off before this model had its turn with each meme
         labels = {meme: event.harmful if isinstance(event, Detected) else None for meme, event in own.items()}
+        # By identity: no label is None, which is right for neither class.
         accuracy, drawn = draws.of([(meme, float(label is gold[meme])) for meme, label in labels.items()])
         win_rate = None
         if fought[name]:
+            # Over the same drawn memes as the accuracy, so that the correlation can be resampled.
             win_rate, drawn_rate = draws.of(fought[name])
             pairs.append((accuracy, win_rate))
             drawn_pairs.append((drawn, drawn_rate))
@@ -188,6 +191,7 @@ def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats
     from scipy.stats import spearmanr
 
     values = np.array(pairs)
+    # Equal ranks throughout would make the coefficient 0 / 0.
     if (values == values[0]).all(axis=0).any():
         return None
     resampled = np.array(drawn)  # (models, 2, resamples)

@@ -41,6 +41,7 @@ async def rate_difficulty(
         BadRequest: Memes are missing.
         BudgetSpent, CallsError, Unavailable, ModelRefused: The model can't be asked; what was said is kept.
     """
+    # A crash may have cut off the last line; the next event would run into it.
     folder.drop_cut_line()
     events = folder.events()
     tasks = [event for event in events if isinstance(event, TaskFormulated)]

@@ -116,6 +116,7 @@ async def judged_by(
 
     async def one(key: Comparison, example: JudgeExample) -> None:
         nonlocal done
+        # The recorded words and not today's prompt: the student learned from these.
         user = example.messages[1]["content"]
         async with turn:
             parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 
 class _ArenaValue(BaseModel):
+    # An unknown field is refused: it would be lost where an arena is taken up, which writes its events anew.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -105,6 +106,7 @@ class Answered(_Event):
     """One, or one for each round."""
     style: Style
     calls: tuple[ReplyCost, ...]
+    # A default, like every field that came later: older records have none and must open.
     forgotten: int = Field(default=0, ge=0)
     """Rounds that the last question was asked without, as the history was too long."""
 

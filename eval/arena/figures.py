@@ -28,6 +28,7 @@ def rating_bars(board: Board, name: str) -> str | None:
             at = (one.value, place)
             axes.annotate(f"{one.value:.0f}", at, (0, 7), textcoords="offset points", ha="center", fontsize=7.5)
         axes.set_yticks(range(len(rows)), [model for model, _ in rows])
+        # Downwards, so that the first row is on top.
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.set_xlabel("Bradley-Terry rating; 400 points are odds of ten to one")
         axes.grid(visible=True, axis="x")
@@ -51,9 +52,11 @@ def heads(board: Board, name: str) -> str | None:
         for i, one in enumerate(models):
             for j, other in enumerate(models):
                 rate = board.against.get((one, other))
+                # The square of two that never met stays empty.
                 if rate is None:
                     continue
                 ink = Ink.GOOD if rate >= 0.5 else Ink.BAD
+                # The further from even, the stronger the colour.
                 box = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=ink, alpha=0.05 + 0.9 * abs(rate - 0.5))
                 axes.add_patch(box)
                 axes.text(j, i, f"{100 * rate:.0f}", ha="center", va="center", fontsize=8)
@@ -108,8 +111,10 @@ def own_cases(report: BiasReport, name: str) -> str | None:
     with drawing(name):
         figure = Figure(figsize=(5.6, 0.9 + 0.5 * len(judges)), layout="constrained")
         axes = figure.subplots()
+        # There are as many inks as settings, of which not all need be shown.
         for number, (one, ink) in enumerate(zip(shown, inks, strict=False)):
             for case in one.own_cases:
+                # Settings side by side, about the judge's own line.
                 place = judges.index(case.judge) + 0.17 * (number - (len(shown) - 1) / 2)
                 if case.low is not None and case.high is not None:
                     ends = [100 * case.low, 100 * case.high]

@@ -122,8 +122,7 @@ def plain_groups(by: BoardsBy) -> dict[str, Any]:
                 "models": [
                     {
                         "model": row.model,
-                        # A group with too few tasks has its ratings computed with the board, and they
-                        # are not handed on.
+                        # The board has ratings of a group with too few tasks too; they are not handed on.
                         "rating": asdict(row.rating) if row.rating and not group.not_rated else None,
                         "win_rate": row.win_rate,
                         "battles": row.battles,

@@ -111,10 +111,12 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
         nonlocal count
         async with turn:
             await _Meme(plan=plan, meme=meme, begin=begin, met=met[begin:], folder=folder).go_through()
+        # After each meme, so that a session that is killed leaves the account up to there.
         count += 1
         folder.write_spent(spent(plan.chairs, before))
         progress(count, len(plan.memes))
 
+    # `first` has one more: where the tasks of a further meme would begin.
     begins = zip(plan.memes, first, strict=False)
     try:
         await _all(one(meme, begin) for meme, begin in begins if meme.id not in done)
@@ -137,12 +139,14 @@ def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> di
             failed=so_far.failed + chair.usage.failed,
             usd=so_far.usd + made.usd(chair.price),
         )
+    # Models of earlier sessions stay, though nobody may ask them this time.
     return {**before, **told}
 
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs steps concurrently and returns their results; the first one that fails ends the others."""
     coroutines = tuple(steps)
+    # gather_or_cancel needs one step at least.
     return list(await gather_or_cancel(*coroutines)) if coroutines else []
 
 
@@ -344,7 +348,7 @@ class _Meme:
         judges = list(self._settings.judges)
         apart = [name for name in judges if name not in (one, other)]
         if not self._settings.own_case and len(apart) >= self._settings.judges_per_battle:
-            # Too small a panel judges its own battles rather than leaving battles without enough judges.
+            # Only where enough others are left: a small panel judges its own battles too, so that none lacks judges.
             judges = apart
         chosen = rng.sample(judges, self._settings.judges_per_battle)
         written = self._written(task)

@@ -154,6 +154,7 @@ def step_down(observed: Floats, drawn: Floats) -> Floats:
     order = np.argsort(-observed, kind="stable")
     # The largest of a statistic and all that are smaller in the actual data: those above are decided already.
     largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]
+    # The actual data count as one draw more.
     p = (1 + (largest >= observed[order] - 1e-9).sum(axis=0)) / (1 + len(drawn))
     adjusted = np.empty_like(p)
     adjusted[order] = np.maximum.accumulate(p)
@@ -174,7 +175,7 @@ def _dealt(group: Ints, meme: Ints, rng: np.random.Generator) -> Ints:
     starts = np.flatnonzero(np.r_[True, meme[order][1:] != meme[order][:-1]])
     sizes = np.diff(np.r_[starts, len(meme)])
     dealt = np.empty_like(group)
-    # Only memes with as many tasks can be exchanged, or a deal would change how many tasks a label has.
+    # Only memes with equally many tasks are exchanged, or a deal would change how many tasks a label has.
     for size in np.unique(sizes):
         places = order[starts[sizes == size][:, None] + np.arange(size)]  # (memes of this size, tasks)
         dealt[places] = rng.permuted(group[places][rng.permutation(len(places))], axis=1)

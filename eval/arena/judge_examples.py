@@ -101,6 +101,7 @@ class JudgeExamples:
         for name, png in self.pictures.items():
             (folder / PICTURES / name).write_bytes(png)
         for part, examples in self.parts.items():
+            # ASCII, as the reader splits lines at whatever Unicode calls a line end, within texts too.
             lines = (json.dumps(one.model_dump(mode="json", by_alias=True), ensure_ascii=True) for one in examples)
             (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
         (folder / MANIFEST).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -285,11 +286,13 @@ class _Writer:
                         {"type": "text", "text": text},
                     ],
                 },
+                # Not escaped: the student would learn to write escapes instead of letters.
                 {"role": "assistant", "content": [{"type": "text", "text": json.dumps(reply, ensure_ascii=False)}]},
             ),
         )
 
     def _add_picture(self, frame: Frame) -> str:
+        # Named by content: a picture that many comparisons show is stored once.
         name = f"{hashlib.sha256(frame.png).hexdigest()}.png"
         self.pictures[name] = frame.png
         return name

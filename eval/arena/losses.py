@@ -110,6 +110,7 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
         winner, loser = (key.one, key.other) if score > 0.5 else (key.other, key.one)
         if anchor is not None and winner != anchor:
             continue
+        # Judges who saw another winner give reasons for the loser.
         agreed = [event for event in by_battle[key] if _gain(event, winner, OVERALL) > 0]
         found[loser].append(
             Loss(
@@ -118,12 +119,14 @@ def losses_of(manifest: ArenaManifest, events: Sequence[Event], *, most: int, se
                 winner=winner,
                 loser=loser,
                 aspects=_worst(agreed, winner, among=manifest.settings.dimensions[:-1]),
+                # By name and turn: the order of events differs where an arena was taken up again.
                 why=min(agreed, key=lambda event: (event.judge, event.turn)).why,
             )
         )
     drawn = []
     for name in manifest.settings.targets:
         own = found[name]
+        # A generator for each model, so that one model's losses do not change which of another are drawn.
         drawn += random.Random(f"losses {seed} {name}").sample(own, min(most, len(own)))
     return tuple(drawn)
 
@@ -172,6 +175,7 @@ async def explain_losses(
         raise BadRequest(
             f"{len(missing):,} memes of the lost battles are not in the data that was named.", reason="NO_MEMES"
         )
+    # A crash may have cut off the last line; the next event would run into it.
     folder.drop_cut_line()
     events = folder.events()
     said = {
@@ -212,6 +216,7 @@ def _assignments(
 ) -> list[tuple[Loss, MeteredModel, bool]]:
     """Pairs each loss with who is asked, and whether as the second one; nobody explains a battle of its own."""
     rng = random.Random(f"second opinion {seed}")
+    # One at least: without any there would be no agreement of explainers to report.
     twice = set(rng.sample(range(len(losses)), max(1, round(SECOND * len(losses))))) if losses else set()
     asked = []
     for place, loss in enumerate(losses):
@@ -297,6 +302,7 @@ def loss_report(
     return LossReport(
         models=tuple(models),
         by_verdicts=float(np.mean([not event.asked for event in first])),
+        # A loss that one explainer was silent on may have been explained by another, in a later call.
         unexplained=len(silent - by_battle.keys()),
         # Where the verdicts gave the aspect, nobody chose it, so that there is nothing to agree on.
         aspects=cohen([(one.aspect, other.aspect) for one, other in pairs if one.asked]),

@@ -187,6 +187,7 @@ def context_items(
         BadRequest: There are none, as where questions came with a set.
     """
     questions = {(e.meme, str(e.relevance)): e.rounds[0] for e in events if isinstance(e, TaskFormulated)}
+    # Sorted, because memes are done in another order where an arena was taken up, and the draw must not depend on it.
     contexts = sorted((e for e in events if isinstance(e, ContextSimulated)), key=lambda e: e.meme)
     if not contexts:
         raise BadRequest("Nobody was made up in this arena: there are no contexts to rate.", reason="NOTHING_TO_RATE")
@@ -212,6 +213,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
     for number in sorted({text.round for text in texts}):
         of_round = [text for text in texts if text.round == number]
         kept = [
+            # Words of both over words of either (Jaccard).
             len(earlier & set(text.words)) / max(1, len(earlier | set(text.words)))
             for text in of_round
             if (earlier := before.get((text.meme, text.task, number - 1))) is not None
@@ -242,6 +244,7 @@ def ratings_by_round(
     items: dict[int, set[str]] = defaultdict(set)
     for one in ratings:
         entry = key.items.get(one.item)
+        # Repeats are for agreement with oneself; here their item would weigh twice.
         if entry is None or entry.repeat_of:
             continue
         number = int(entry.origin["round"])
@@ -277,6 +280,7 @@ def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Rand
     seen: dict[str, int] = defaultdict(int)
     ranked = []
     for place, text in enumerate(shuffled):
+        # A second text of a meme stands behind all first ones.
         ranked.append((seen[text.meme], place, text))
         seen[text.meme] += 1
     return [text for _, _, text in sorted(ranked, key=lambda one: one[:2])[:most]]

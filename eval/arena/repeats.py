@@ -106,6 +106,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     first = boards[0].manifest
     for board in boards[1:]:
         other = board.manifest
+        # Seeds are not compared: they are what repeats differ in.
         differ = [
             name
             for name, one, two in (
@@ -135,6 +136,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
     def figure(model: RepeatedModel) -> RepeatedFigure:
         return model.rating if by_rating else model.win_rate
 
+    # Without a figure a model comes last; of equals the name decides.
     ordered = sorted(models, key=lambda model: (-(figure(model).mean or 0.0), model.model))
     places = [
         AdjacentPlaces(

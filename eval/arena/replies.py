@@ -106,6 +106,7 @@ class _Reasons(Reply):
     why: _Why
 
 
+# Made once for a set of keys: to make a class takes longer than to read a reply by it.
 @cache
 def _comparison(keys: tuple[str, ...]) -> type[_Reasons]:
     # Plain strings: which words are offered depends on the levels, so parse_verdicts checks them. Aliases, for a key of

@@ -101,6 +101,7 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
     judged = tasks * meetings * settings.judges_per_battle * (2 if settings.swapped else 1)
     if settings.bias:
         judged += min(tasks, settings.bias_tasks) * meetings * len(settings.judges) * len(Setting)
+    # Every answer but the one that the guideline starts from.
     rounds = len(settings.targets) - 1
     if settings.fusion_rounds != "all":
         rounds = min(rounds, settings.fusion_rounds)
@@ -114,6 +115,7 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
     for names, calls in by_role:
         for name in names:
             spec = ask.specs[name]
+            # The calls of a role are taken to be shared evenly among its models.
             dollars += calls / len(names) * (_TOKENS_IN * spec.usd_in + _TOKENS_OUT * spec.usd_out) / 1e6
     return sum(calls for _, calls in by_role), dollars
 
@@ -138,6 +140,7 @@ async def run(
         BadRequest: The files can't be read, or the folder holds something else than this arena.
         CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
+    # Before the folder is touched: a fault in these files should leave nothing behind.
     given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
     asked_about = {task.meme for task in given}
@@ -191,6 +194,7 @@ async def run(
                 concurrency=ask.concurrency,
             )
             await hold(plan, folder, progress)
+        # Only after all memes: an arena that ends by an error stays unfinished, and the same call goes on with it.
         folder.write_manifest(manifest.model_copy(update={"finished": datetime.now(UTC)}))
 
 
@@ -214,6 +218,7 @@ def _manifest(
         samples=sets,
         settings=ask.settings,
         models={
+            # Neither address nor key: a manifest is handed on with results.
             name: ModelEntry(model=spec.model, family=spec.family, usd_in=spec.usd_in, usd_out=spec.usd_out)
             for name, spec in ask.specs.items()
         },

@@ -135,6 +135,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
                 f"{_SETTINGS}: there is no preset {preset!r}; there are {', '.join(_PRESETS)}.", reason="ARENA_SETTINGS"
             )
         judges = given.get("judges", ())
+        # What the table names goes before the preset.
         given = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **given}
     if isinstance(given.get("criteria"), str):
         given["criteria"] = read_criteria(given["criteria"], beside)
@@ -142,6 +143,7 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
         settings = ArenaSettings.model_validate({"targets": list(models), **given})
     except ValidationError as error:
         told = "; ".join(
+            # Without the words that pydantic puts before those of a validator.
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
             for fault in error.errors()
         )

@@ -91,6 +91,7 @@ class Speaker:
         said = await self.chair.say(
             prompt,
             "question",
+            # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
             [*self._shown(prompt), prompt.task("question", profile=self.fence.around(profile))],
             replies.parse_question,
             fence=self.fence,
@@ -132,6 +133,7 @@ class Speaker:
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
         for question in rounds:
+            # Whole rounds, the oldest first, so that no question loses its answer.
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.fence.around(question)
@@ -141,6 +143,7 @@ class Speaker:
                 [*shown, *history, prompt.task("free", question=fenced, language=asked)],
                 replies.parse_free,
                 fence=self.fence,
+                # One text in place of two parts: as long as both together.
                 schema=replies.free_schema(2 * self.chars),
             )
             answers.append(said.value)
@@ -332,6 +335,7 @@ def _joined(given: FixedQuestion) -> str:
     return "\n\n".join(f"{number}. {text}" for number, text in enumerate(given.rounds, 1))
 
 
+# Up to three spaces, as CommonMark has it: four make a block of code.
 _HEADING = re.compile(r"^\s{0,3}#{1,6}\s", re.MULTILINE)
 _LIST = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s", re.MULTILINE)
 _BOLD = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")

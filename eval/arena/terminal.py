@@ -33,6 +33,7 @@ def as_text(board: Leaderboard) -> str:
         rows.append(
             [
                 *([str(row.group)] if overall.grouped else []),
+                # Across groups the running number is no place.
                 _place(row, None if overall.grouped else number),
                 row.model,
                 _rating(row),
@@ -49,6 +50,7 @@ def as_text(board: Leaderboard) -> str:
         lines += [overall.not_ranked, ""]
     if overall.grouped:
         lines += [f"{overall.grouped} Ratings and places hold within a group.", ""]
+    # The last criterion is the verdict overall, which stands above.
     rows = [["by dimension", *(one.title for one in board.manifest.settings.criteria[:-1])]]
     for row in overall.rows:
         own = [next(r for r in one.rows if r.model == row.model) for one in board.boards[1:]]

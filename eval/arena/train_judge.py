@@ -44,8 +44,10 @@ class ReplyOnly:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Tokens, pictures and labels of some examples; tensors of ints of shape (examples, tokens), and pixels."""
         whole = [self._text(one["messages"]) for one in examples]
+        # With the words that open a reply, so that these are not learned either.
         asked = [self._text(one["messages"][:-1], asks=True) for one in examples]
         pictures = [[self._picture(name) for name in one["pictures"]] for one in examples]
+        # Padded on the right: the tokens of the question are counted from the left below.
         batch = self._processor(text=whole, images=pictures, padding=True, padding_side="right", return_tensors="pt")
         labels = batch["input_ids"].clone()
         labels[batch["attention_mask"] == 0] = IGNORED
@@ -91,6 +93,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
     )
     # With its inputs asking for gradients: checkpointing would cut them off from adapters behind frozen layers.
     model.enable_input_require_grads()
+    # Batches of 16 however many examples fit on the GPU, so that a learning rate means the same everywhere.
     steps_of_16 = max(1, 16 // arguments.at_once)
     trainer = Trainer(
         model=model,
@@ -103,13 +106,17 @@ def train(arguments: argparse.Namespace) -> dict[str, float]:
             activation_checkpointing=gpu,
             learning_rate=arguments.rate,
             lr_scheduler_type="cosine",
+            # Below 1 it is a share of all steps.
             warmup_steps=0.03,
             bf16=gpu,
             use_cpu=not gpu,
             seed=arguments.seed,
             logging_steps=1,
+            # The adapter is saved once, at the end.
             save_strategy="no",
+            # To no service, whichever is installed.
             report_to=[],
+            # The trainer would drop every field of an example: none is an argument of the model.
             remove_unused_columns=False,
         ),
         train_dataset=examples,

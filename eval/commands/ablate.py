@@ -33,6 +33,7 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
 @study_options(procedure="full", split="test")
 @click.option(
     "--arms",
+    # Eager, so that `list` needs none of the required options.
     is_eager=True,
     callback=_list,
     help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure, without "
@@ -86,6 +87,7 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
 def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
     from eval.scores.compare import SURE, compare, holm
 
+    # `full` is always the first arm, wherever it was named: see `arms_named`.
     full = results[0]
     told = {
         str(protocol): [(arm, compare(arm, full, protocol, seed=seed)) for arm in results] for protocol in protocols
@@ -122,6 +124,7 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
             click.echo(
                 f"Within noise of {full.name} in accuracy: {', '.join(unsure)}. So many memes can't tell them apart."
             )
+        # A single comparison needs no correction.
         if len(compared) > 2:
             corrected = holm([one.mcnemar_p for _, one in compared[1:]])
             left = [arm.name for (arm, _), p in zip(compared[1:], corrected, strict=True) if p < SURE]

@@ -199,6 +199,7 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
     sides = list(Side) if side == "both" else [Side(side.upper())]
     try:
         made = asyncio_run(tasks_of_run(run, sides, prefixed=mixed))
+        # Never over a file: its questions may be those of an arena that is under way.
         with out.open("x", encoding="utf-8") as file:
             for task in made.tasks:
                 file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
@@ -265,6 +266,7 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
     for one in (*told["boards"], *filter(None, [told["other_vote"]])):
+        # A pair is no key of a JSON object.
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
     told["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
     return told
@@ -280,6 +282,7 @@ def _hold(ask: Ask, *, yes: bool) -> None:
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
         tell(f"This takes about {calls:,} calls{price}; what was asked before is not asked again.")
+        # In a job nobody could answer, and whoever wrote it has decided.
         if not yes and sys.stdin.isatty():
             click.confirm("Begin?", abort=True, err=True)
 
@@ -309,6 +312,7 @@ def _options_of(given: dict[str, Any]) -> Ask:
     samples = samples_of(given, table, "[arena] in the file of models")
     own = {name: table[name] for name in table if name not in TABLE_KEYS}
     settings = arena_settings(own, file.models, beside=given["models"].parent)
+    # A file may name models that no role has; their servers need not be there.
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
     require_servers(specs, given["vllm"])  # what is wrong is said before anything is read

@@ -91,6 +91,7 @@ def classify(**given: Any) -> None:
         if len(plans) == 1:
             await run(plans[0], progress)
             return
+        # One server for all runs of the grid: it has to take the longest prompt of any of them.
         pictures = max(pictures_per_prompt(plan.settings.trial) for plan in plans)
         async with VllmSessions(progress.tell, pictures=pictures, flags=given["vllm_flags"]) as sessions:
             for plan in plans:
@@ -136,6 +137,7 @@ def _plans(given: dict[str, Any]) -> list[Plan]:
             out = where if given["repeats"] == 1 else repeat_folder(where, number)
             name = given["name"] or out.resolve().name
             if not alone:
+                # A run of a grid is called by its place there.
                 name = out.relative_to(given["out"]).as_posix().replace("/", ", ")
             repeat = question.model_copy(update={"draw": number - 1})
             plan = _plan(given, dataset, repeat, out=out, name=name)
@@ -190,7 +192,9 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
             odds=given["odds"],
             by=by,
         )
+        # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
+        # A vote is shown no examples.
         for shots in ((0,) if by is Answerer.PRECEDENTS else _shots(given["shots"]))
     ]
 
@@ -198,6 +202,7 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
 def _shots(said: str) -> tuple[int, ...]:
     """Numbers of examples. Raises click.UsageError where they are none."""
     try:
+        # A number that is named twice would be two runs in one folder.
         found = tuple(dict.fromkeys(int(one) for one in said.split(",") if one.strip()))
     except ValueError:
         found = ()
@@ -250,6 +255,7 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
 
 def _folder_name(question: Question) -> str:
     """Name of a run's folder in a grid: what is shown, and with how many examples."""
+    # No colon and no slash in the name of a folder.
     shown = "+".join(question.inputs).replace(":", "=").replace("/", "-")
     return f"{shown},{question.shots}-shot" if question.by == "model" else shown
 

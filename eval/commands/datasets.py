@@ -76,6 +76,7 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     from court.errors import CourtError
 
     if id_ is not None:
+        # A name that there is none of is a mistake in the command, and said before files are read.
         _dataset(id_)
     try:
         reports = asyncio.run(_checked(data, id_, pictures))
@@ -87,6 +88,7 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
     else:
         for report in reports:
             _tell(report)
+    # As linters have it: 1 for findings, and 2 above where there was nothing to check.
     sys.exit(1 if any(report.findings for report in reports) else 0)
 
 

@@ -69,6 +69,7 @@ def difficulty(**given: Any) -> None:
 
     try:
         folder = ArenaFolder(given["out"])
+        # First: without an arena there is nothing that an annotator could rate.
         folder.manifest()
         if not given["only_report"]:
             if not given["annotator"]:
@@ -97,6 +98,7 @@ def difficulty(**given: Any) -> None:
     )
 
 
+# Without the annotator's reasons, which may repeat a meme's words.
 _SHOWN = {"meme", "task", "annotator", "text", "image", "reasoning"}
 
 

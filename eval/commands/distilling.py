@@ -52,6 +52,7 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
         samples = arena_samples(manifest, data, models)
         if samples is None:
             raise click.UsageError("Missing option --data: the memes are part of the examples.")
+        # The draw is among these alone, so that a limit leaves none of them out.
         wanted = {meme.id for meme in manifest.memes}
         shown, _ = asyncio_run(read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in wanted))
         made = judge_examples(
@@ -150,6 +151,7 @@ async def _ask_models(
         found = {}
         for name, chair in chairs.items():
             verdicts = await judged_by(folder, examples, chair, concurrency=given["concurrency"], progress=step)
+            # All calls that it takes, also those out of the store: what comparisons cost from nothing.
             found[name] = verdicts, 1000 * chair.usage.all.usd(chair.price) / max(1, len(verdicts))
         return found
 

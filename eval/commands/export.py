@@ -19,6 +19,7 @@ _PATH = click.Path(path_type=Path)
 
 def publisher_options(command: C) -> C:
     """Adds the options that say who publishes results, and where to write them."""
+    # Decorators apply from the bottom up; reversed, --help shows the options in this order.
     for option in reversed(
         (
             click.option(
@@ -117,6 +118,7 @@ def _inspect(run: Path, results: Results, target: Path) -> int:
     from serving.docket.open import Docket
 
     async def write() -> int:
+        # Never a new docket: an empty one would give a log without its trials.
         docket = Docket.open(run / DOCKET, create=False)
         try:
             return await export_inspect(results, docket.trials, target)

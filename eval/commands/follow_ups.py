@@ -43,6 +43,7 @@ class FollowUp:
 def follow_up_options(command: C) -> C:
     """Adds the options by which an arena, its memes and its models are named again."""
     path = click.Path(path_type=Path)
+    # Decorators apply from the bottom up; reversed, --help shows the options in this order.
     for option in reversed(
         (
             click.option("--out", type=path, required=True, help="The arena's folder."),
@@ -130,10 +131,12 @@ async def _opened(
         raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
     shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
     async with AsyncExitStack() as stack:
+        # The arena's own lock, as answers are appended to its record.
         stack.enter_context(alone(given["out"]))
         store = SqliteCallCache.open(given["calls"] or given["out"] / CALLS)
         stack.push_async_callback(store.close)
         file = read_models(given["models"])
+        # A model that is named twice is opened once.
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames
         chairs = await open_chairs(chosen, store, stack, tell, pictures=most, run_seed=manifest.seed)

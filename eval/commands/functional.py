@@ -80,6 +80,7 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
         for one in results:
             require_verdicts(one)
         if predictions:
+            # The tests are the split test; train is for precedents.
             memes = read_split(DATASETS[DATASET], data, "test").memes
             results += [
                 read_predictions(file, memes).results(

@@ -54,7 +54,9 @@ def annotators(
             given = scored.card_votes(own)
             lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
             if own.question is None:
+                # A run of trials is itself held against its memes' votes.
                 runs = tuple(dict.fromkeys((votes, *runs)))
+            # What the card calls harmful, unless the user says it.
             if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):
                 named = list(task.court.harmful) if task.court else []
         else:
@@ -145,10 +147,12 @@ def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, L
     scores: dict[str, list[float]] = {}
     for results in read:
         for harmful, one in results.under(how):
+            # Runs may be of two versions of the labels.
             if gold.setdefault(one.meme.id, harmful) is not harmful:
                 raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
             if one.prediction.score is not None:
                 scores.setdefault(one.meme.id, []).append(one.prediction.score)
+    # The mean over runs, so that a slip of one system alone seldom makes a label look wrong.
     memes = [(id_, harmful, fmean(scores[id_]) if id_ in scores else None) for id_, harmful in gold.items()]
     name = f"{first.dataset}, {first.split}, by {', '.join(results.name for results in read)}"
     return name, find_label_noise(memes)

@@ -85,6 +85,7 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
     from eval.datasets.recognise import recognised
     from eval.models.samples import Samples, one_set, read_samples
 
+    # Paths in the file of models are relative to it.
     read = read_samples(table, where, given["models"].parent)
     if isinstance(read, Samples):
         named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if given[name] is not None]

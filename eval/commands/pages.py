@@ -30,6 +30,7 @@ def write_page(path: Path, html: str) -> None:
     """
     try:
         path.write_text(html, encoding="utf-8")
+        # The process writes files for their owner alone; a page is for others too, as the umask allows.
         hand_on(path)
     except OSError as error:
         raise click.ClickException(f"The page can't be written to {path}: {error.strerror}.") from None

@@ -136,7 +136,9 @@ def probe(context: click.Context, /, **given: Any) -> None:
                 _hold(plan, given)
             else:
                 for one in repeats_of(plan, given["repeats"]):
+                    # One store for all repeats: calls that they have in common are made once.
                     _hold(one, given | {"calls": given["calls"] or out / CALLS})
+        # By what lies there and not by --repeats, which nobody gives with --report.
         if folders := repeats_in(out):
             reports = [read_report(folder, threshold=given["threshold"]) for folder in folders]
             for each, folder in zip(reports, folders, strict=True):
@@ -295,6 +297,7 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
     from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
 
+    # A model in two roles is opened once.
     names = dict.fromkeys((plan.target, *plan.controllers))
     models: Path = given["models"]
     specs = read_models(models).models
@@ -364,6 +367,7 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
         out=given["out"] or _folder_of(given),
         samples=samples_of(given, table, "[probe] in the file of models"),
         target=given["target"],
+        # To be named twice gives nobody a second voice.
         controllers=tuple(dict.fromkeys(given["controllers"])),
         seed=given["seed"],
         limits=Limits(steps=given["steps"], seeds=given["seeds"]),

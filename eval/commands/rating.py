@@ -94,6 +94,7 @@ def rate_arena(**given: Any) -> None:
                 items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
             else:
                 rounds = _rounds(given["rounds"])
+                # Of one round, the last, the whole sheet is drawn.
                 each = given["count"] if rounds is None else given["per_round"]
                 items = rating.guideline_items(
                     texts, rounds=rounds, per_round=each, seed=given["seed"], pictures=pictures
@@ -207,6 +208,7 @@ def _write(
     from eval.reports.rating_sheet import lay_out, write_sheet
 
     stem: Path = given["sheet"]
+    # A sheet is three files of one name; an ending that was typed belongs to one of them.
     if stem.suffix in (".jsonl", ".html"):
         stem = stem.with_suffix("")
     lines = lay_out(items, seed=given["seed"])

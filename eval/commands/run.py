@@ -184,6 +184,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         # Options that were left out stay out: what the settings say then may have changed on purpose.
         if given[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(given[name])]
+    # With an equals sign, as a flag begins with dashes of its own.
     words += [f"--vllm-flag={flag}" for flag in given["vllm_flags"]]
     return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
 
@@ -211,6 +212,7 @@ def _planned(given: dict[str, Any]) -> Plan:
     split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
         out=given["out"],
+        # Resolved, as a folder may be named by a point alone.
         name=given["name"] or given["out"].resolve().name,
         dataset=dataset,
         data=given["data"],
@@ -312,7 +314,7 @@ def protocols_of(said: str) -> tuple[Any, ...]:
     from eval.datasets.protocol import Protocol
 
     try:
-        # An order without doubles: the first is the one that progress and lists show.
+        # Without doubles, in the order given: progress and lists show the first.
         return tuple(dict.fromkeys(Protocol(word.strip()) for word in said.split(",")))
     except ValueError:
         raise click.UsageError(f"--protocol {said}: there are {', '.join(Protocol)}.") from None

@@ -57,6 +57,7 @@ def shadow(
     from eval.runs.tried_again import write_runs
     from serving.docket.ports import TrialFilter
 
+    # click gives times without a zone; the options say that they are UTC.
     times = [None if at is None else at.replace(tzinfo=UTC) for at in (since, until)]
     which = TrialFilter(opened_from=times[0], opened_until=times[1], namespace=namespace)
     pairs = run(_pairs(shadow_docket, docket, which, sampled=sampled))
@@ -76,6 +77,7 @@ def shadow(
         if not reviewed:
             raise click.ClickException("No trial of these was reviewed: there is nothing to compare with.")
         made = write_runs(reviewed, out, command=" ".join(["memecourt-eval", *sys.argv[1:]]), names=("court", "shadow"))
+        # With --json standard output has one object and nothing else.
         click.echo(f"memecourt-eval compare {made[0]} {made[1]}", err=as_json)
 
 

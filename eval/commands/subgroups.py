@@ -54,6 +54,7 @@ def subgroups(
             if groups is not None:
                 for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
                     of_meme[id_] = (*of_meme.get(id_, ()), group)
+                # A file about other memes would put all of these into one group without a word.
                 if not of_meme.keys() & {one.meme.id for one in results.judged}:
                     raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
             elif by is not None:

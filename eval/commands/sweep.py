@@ -44,6 +44,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
     try:
+        # Before anything is tried: on a test split not even one setting may be chosen.
         require_not_test(dataset_of(options["dataset"]), options["split"])
         scores = parse_thresholds(thresholds)
         parsed = [parse_axis(axis) for axis in axes]

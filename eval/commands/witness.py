@@ -149,6 +149,7 @@ def _planned(options: dict[str, Any]) -> WitnessPlan:
         tuple(fact.gold for fact in draw_world(options["seed"])) if options["drawn"] else read_claims(options["claims"])
     )
     if options["limit"] and options["limit"] < len(claims):
+        # Places are drawn and sorted, so that a sample stands in the order of its file.
         places = sorted(random.Random(options["seed"]).sample(range(len(claims)), options["limit"]))
         claims = tuple(claims[place] for place in places)
     wanted = set(ARMS) if "all" in options["arms"] else set(options["arms"] or ("witness",))
@@ -196,6 +197,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
             raise click.UsageError(
                 f"{options['models'].name} has no model {unknown[0]}. It has: {', '.join(file.models)}."
             )
+        # The witness's own model may judge citations too: it is opened once.
         specs = {name: file.models[name] for name in dict.fromkeys(names)}
         require_servers(specs, options["vllm"])
         endpoint = {
@@ -206,6 +208,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
         named = {"corpus": options["corpus"], "encoder": options["encoder"]} if options["corpus"] else {}
         if options["search_url"]:
             named = {**endpoint, "fetch": options["fetch"]}
+        # For closed-book alone: no corpus, whatever the settings name.
         source = await open_evidence(settings_of(expert=named or {"corpus": None}), stack)
         store = SqliteCallCache.open(plan.out / CALLS)
         stack.push_async_callback(store.close)
@@ -214,6 +217,7 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
             store,
             stack,
             progress.tell,
+            # The witness is shown texts alone.
             pictures=0,
             run_seed=plan.seed,
             vllm=options["vllm"],

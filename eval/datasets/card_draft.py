@@ -182,6 +182,7 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
                     columns.setdefault(name, _Column()).add(value, name)
     if not alike:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
+    # By name again: the largest file was looked at first.
     return _Found(kind, tuple(sorted(alike)), rows, columns)
 
 
@@ -323,6 +324,7 @@ def quoted(text: str) -> str:
 
 
 def _key(name: str) -> str:
+    # A bare key of TOML, else a quoted one.
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 

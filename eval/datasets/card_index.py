@@ -16,6 +16,7 @@ _SHIPPED = Path(__file__).parent / "cards"
 _FILE = re.compile(r"(?P<path>.+\.toml)(?::(?P<variant>\w+))?")
 
 
+# Once: they do not change while the program runs.
 @lru_cache(maxsize=1)
 def shipped_ids() -> frozenset[str]:
     """Ids of the data sets whose cards come with the program."""
@@ -29,6 +30,7 @@ def card_files() -> Mapping[str, Path]:
         if not Path(folder).is_dir():
             raise BadRequest(f"{CARDS_VARIABLE} is {folder}, which is no directory.", reason="CARD_UNREADABLE")
         for path in sorted(Path(folder).glob("*.toml"), key=_stem):
+            # Runs name data sets by id: a card of one's own would stand for the one that comes with the program.
             if path.stem in found:
                 raise BadRequest(
                     f"{path} has the name of a data set that is known. Name the file, and the id in it, otherwise.",

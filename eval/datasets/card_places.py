@@ -23,6 +23,7 @@ def first_present(data: Path, folders: Iterable[str], names: Sequence[str]) -> t
     for folder in folders:
         for name in names:
             place = data / folder
+            # The parts of a split are read in the order of their names.
             paths = sorted(place.glob(name)) if "*" in name and place.is_dir() else [place / name]
             found = tuple(path for path in paths if path.is_file())
             for path in found:

@@ -160,6 +160,7 @@ class CardReader:
             yield number, record
 
     def __iter__(self) -> Iterator[CardMeme]:
+        # Iterated over once more, it counts anew.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0
         seen: set[str] = set()

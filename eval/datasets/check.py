@@ -305,6 +305,7 @@ async def _pictures(
     """Gives each picture that is at hand what it is compared by; finds those that can't be read."""
     there = [one for one in seen if one.path is not None]
     if reader is None:
+        # In a thread: files are read and hashed.
         await asyncio.to_thread(_equal_digests, there)
         return
     # The reader has that many processes; more tasks would only hold more files in memory.

@@ -61,6 +61,7 @@ def _patterns(card: DatasetCard) -> list[str]:
         name for split in card.splits for language in split.languages or ("",) for name in split.files_of(language)
     ]
     names += [name for split in card.splits for name in (*split.ids, *(split.labels.files if split.labels else ()))]
+    # What stands in braces is known only with a row: any file that begins so.
     names += [f"{one.join.file.split('{')[0]}*" for one in card.expressions() if one.join]
     folders = (*card.layout.own, *card.layout.folders)
     pictures = [f"{pattern.split('{')[0]}*".removeprefix("/") for pattern in card.layout.pictures if pattern]

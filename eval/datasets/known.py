@@ -103,6 +103,7 @@ def dataset_of_card(card: DatasetCard) -> Dataset:
 
 
 def _split(split: CardSplit, task: str) -> Split:
+    # Published numbers are those of each language's file.
     files = max(1, len(split.languages))
     counted = split.classes.get(task, {})
     return Split(

@@ -55,6 +55,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
             return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
 
         return several
+    # Made once, for rows to share.
     answers = {label: GoldOfTask((label,)) for label in task.labels}
     known: dict[str, GoldOfTask] = {}
 

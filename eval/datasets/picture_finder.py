@@ -54,6 +54,7 @@ class DatasetPictures:
 
     def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
         near = (beside, beside.parent, data)
+        # Never above the directory that was named, however near to its edge the rows lie.
         self._bases = [base for base in dict.fromkeys(near) if base == data or data in base.parents]
         self._data, self._patterns = data, tuple(patterns)
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
@@ -71,6 +72,7 @@ class DatasetPictures:
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
             return self.folder
         likely = (base / pattern for base in self._bases for pattern in self._patterns)
+        # Likely folders before all others, and none of them twice.
         for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
             if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name, _ in wanted)):
                 self.folder = folder
@@ -104,6 +106,7 @@ class DatasetPictures:
             BadRequest: Several files fit.
         """
         record = {f"@{field}": value for field, value in fields.items()}
+        # As it is written; and with slashes, where Windows wrote it.
         for candidate in dict.fromkeys((name, name.replace("\\", "/"))):
             folders = list(self._folders(record))
             for folder, deep in folders:
@@ -139,6 +142,7 @@ class DatasetPictures:
         parent, _, last = name.rpartition("/")
         files = self._list(folder / parent if parent else folder, deep)
         found = files.get(last.lower(), [])
+        # A name as it is written goes before names in other letters.
         found = [path for path in found if path.name == last] or found
         if not found and Path(last).suffix.lower() not in PICTURE_ENDINGS:
             found = [path for ending in PICTURE_ENDINGS for path in files.get(last.lower() + ending, [])]
@@ -149,6 +153,7 @@ class DatasetPictures:
         if (folder, deep) not in self._listed:
             found: dict[str, list[Path]] = {}
             for parent, below, names in os.walk(folder):
+                # In place: os.walk goes on in this order.
                 below.sort()
                 for name in sorted(names):
                     found.setdefault(name.lower(), []).append(Path(parent) / name)

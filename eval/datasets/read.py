@@ -83,9 +83,11 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
             f"from {dataset.source_url}.",
             reason="DATA_UNUSABLE",
         )
+    # The rows' own file; joined ones stand behind it.
     first = next(iter(read.files))
     return SplitRead(
         memes=tuple(memes),
+        # In the order of the file: missing labels were found after all else.
         problems=tuple(sorted(problems, key=lambda problem: problem.line)),
         file=data / first,
         sha256=read.files[first],
@@ -100,6 +102,7 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     name = f"{dataset.id} {split}"
 
     def rows() -> Rows:
+        # Read anew, so that no rows stay in memory between naming a source and building from it.
         again = read_split(dataset, data, split)
         good = [
             Row(
@@ -194,6 +197,7 @@ def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
         image=image,
         text=meme.text,
         harmful=label in task.court.harmful,
+        # Cards with this protocol list their labels from least to most: a card of another order is refused.
         level=Level(task.labels.index(label)) if Protocol.MERGED in task.protocols else None,
         source_label=label,
         targets=meme.gold.get(task.court.targets, ()),

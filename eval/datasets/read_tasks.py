@@ -93,6 +93,7 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
             Row(
                 line=meme.line,
                 id=meme.id,
+                # A library wants a label of harm; an example's means nothing, as the name of the source says.
                 label=Label.NOT_HARMFUL,
                 source_label="",
                 text=meme.text,
@@ -103,6 +104,7 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
         ]
         return Rows(SourceFormat.CARD, good, [])
 
+    # Once at the beginning too, so that what is wrong is found before a library is built.
     read = read_task_split(dataset, data, split, task)
     return Source(
         path=data / next(iter(read.files)),
@@ -111,6 +113,7 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
         format=SourceFormat.CARD,
         rows=rows,
         files=tuple(data / file for file in read.files),
+        # A card of one's own may be changed; those that come with the program are known by the files.
         recipe=digest(dataset.own_card.to_json()) if dataset.own_card else "",
     )
 

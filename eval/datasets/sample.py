@@ -48,4 +48,5 @@ def sample(
 
 
 def _rank(meme: JudgedMeme, seed: int) -> str:
+    # By hash and not by a generator: the order of the file plays no part.
     return hashlib.sha256(f"{seed}\0{meme.id}".encode()).hexdigest()

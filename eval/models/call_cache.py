@@ -91,6 +91,7 @@ def key_of(
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "options": None if options is None else list(options),
+            # At temperature 0 the seed decides nothing, and all runs share the reply.
             "seed": seed if request.temperature > 0 else None,
             # Not where they are as they always were, so that the keys of earlier stores stay.
             **({"thought_tokens": request.thought_tokens} if request.thought_tokens else {}),
@@ -146,6 +147,7 @@ class CallCache(ABC):
         Args:
             names: Names of the meme: its id, and the digest of its picture's file.
         """
+        # The NUL keeps names from running into each other.
         return hmac.new(self.fence_key, "\0".join(names).encode(), hashlib.sha256).hexdigest()[:16]
 
     async def once(
@@ -230,6 +232,7 @@ class CallCache(ABC):
 
     async def close(self) -> None:
         """Waits until everything that was answered is kept."""
+        # A failure is for those who wait for the call.
         await asyncio.gather(*(flight.task for flight in self._flights.values()), return_exceptions=True)
 
 
@@ -270,6 +273,7 @@ class SqliteCallCache(CallCache):
 
     async def read(self, key: str) -> str | None:
         """See :meth:`CallCache.read`."""
+        # In a thread: a read goes to the disk, and may wait for a writer.
         return await asyncio.to_thread(self._read, key)
 
     async def keep(self, key: str, model: str, body: str) -> None:

@@ -83,6 +83,7 @@ async def shown_memes(
     from court.backends.pictures.reader import GuardedPictureReader
 
     read = await asyncio.to_thread(read_split, dataset, data, split)
+    # Left out before the draw, so that a limit counts memes that may be shown.
     drawn = sample([meme for meme in read.memes if keep(meme)], limit, seed)
     reader = GuardedPictureReader(workers=workers)
     turn = asyncio.Semaphore(workers)
@@ -96,6 +97,7 @@ async def shown_memes(
             # Read in its turn only: no more files are in memory than are being decoded.
             async with turn:
                 picture = await reader.read(await asyncio.to_thread(path.read_bytes))
+        # One missing picture leaves its meme out, which the manifest names, and does not end the run.
         except OSError:
             missing[meme.id] = "PICTURE_MISSING"
             return None

@@ -188,6 +188,7 @@ class _AccountedModel:
         try:
             reply = await self.inner.reply(request, within_s=within_s)
         except CourtError as error:
+            # A call that was never made, for want of budget, is no failure of the model.
             self.usage.failed += not isinstance(error, BudgetSpent)
             raise
         self.usage.all.add(reply)
@@ -298,6 +299,7 @@ class MeteredModel:
             CallsError: The store can't be used.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
+        # Chat templates put texts side by side: a blank line parts them.
         apart = tuple(f"{part}\n\n" if isinstance(part, str) else part for part in parts)
         request = ChatRequest(
             system=system,
@@ -305,6 +307,7 @@ class MeteredModel:
             reply_schema=schema,
             max_tokens=max_tokens or self._max_tokens,
             temperature=temperature,
+            # Trials that somebody waits for go first.
             priority=BATCH_PRIORITY,
         )
         # A call may have to wait for its turn: only the model's own time is counted, by _Metered.

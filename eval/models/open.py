@@ -105,6 +105,7 @@ def read_models(path: Path) -> ModelsFile:
         raise BadRequest(f"There is no file {path}.", reason="MODELS_MISSING") from None
     except (OSError, ValueError) as error:
         raise BadRequest(f"{path.name} can't be read as TOML: {error}.", reason="MODELS_UNREADABLE") from None
+    # What is left in it is for the arena or the probe.
     tables = content.pop("models", None)
     if not isinstance(tables, dict) or not tables:
         raise BadRequest(f"{path.name} names no model: write a table [models.NAME] for each.", reason="MODELS_NONE")
@@ -237,6 +238,7 @@ def known_of(model: ChatCompletions, server: str = "") -> dict[str, Any]:
         model: Model that is called.
         server: Name of its servers; their addresses if empty.
     """
+    # Sorted: the order of the addresses decides no reply.
     return {"name": server or sorted(model.urls), "json_schema": model.capabilities.json_schema}
 
 

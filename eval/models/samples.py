@@ -176,6 +176,7 @@ async def read_memes(
     """
     memes, missing, files, described = [], {}, {}, []
     for one in samples.sets:
+        # Ids are unique within one data set alone.
         prefix = f"{one.dataset.id}/" if samples.mixed else ""
         protocol = one.protocol or one.dataset.protocols[0]
 

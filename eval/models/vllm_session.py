@@ -94,6 +94,7 @@ async def vllm_session(
         VllmFailed: The server did not come up, or ended.
     """
     given = {"images": pictures, "port": port, "api_key": api_key}
+    # What is not given is left to the defaults of the settings.
     given = {name: value for name, value in given.items() if value is not None}
     settings = vllm_settings(model, tell=tell, flags=tuple(flags), **given)
     tell(f"Starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched …")

@@ -104,6 +104,7 @@ class VllmTurns:
                 await self._until_the_turn_is_over()
 
     def _most_waited_for(self) -> str | None:
+        # Who gave up waiting counts for nothing.
         waiting = {model: sum(not place.done() for place in places) for model, places in self._waiting.items()}
         self._waiting = {model: self._waiting[model] for model, count in waiting.items() if count}
         return max(self._waiting, key=waiting.__getitem__, default=None)

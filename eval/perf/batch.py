@@ -237,6 +237,7 @@ class Counting:
         reply = json.loads(said)
         # The key goes into the reply and with it into the store of calls, where it is searched for afterwards.
         name = next(name for name in _TAGGED if name in reply)
+        # Before the last mark, so that a question stays one.
         end = "?" if reply[name].endswith("?") else "."
         return json.dumps({**reply, name: f"{reply[name].rstrip('?.')} {tag}{end}"})
 
@@ -248,6 +249,7 @@ class Counting:
         if "Answer with the letter alone" in json.dumps(body["messages"][-1]):
             self.asked.append(tag)
             self._of_mass[round(mass, 12)] = tag
+        # A little of the mass goes to other tokens, as with real models.
         return {"A": mass, "B": 0.98 - mass}
 
 
@@ -340,6 +342,7 @@ class Job:
                     if first is None and done > already:
                         first = time.perf_counter() - began
                     if until is not None and done >= until:
+                        # SIGKILL: no handler runs and nothing is flushed, as when memory has run out.
                         process.kill()
                         process.wait()
                         break
@@ -348,12 +351,14 @@ class Job:
                     time.sleep(_POLL_S)
                 wall = time.perf_counter() - began
             finally:
+                # Also where the benchmark is interrupted: the job must not go on without it.
                 process.kill()
                 process.wait()
-        # A process that was to be killed has no code 0, and one that was left alone has no other.
+        # A killed process has another code than 0, one that was left alone has 0: anything else is an error of the job.
         if (process.returncode == 0) is (until is not None):
             told = log.read_text("utf-8", "replace")[-2000:]
             raise RuntimeError(f"The job {self.out.name} ended with exit code {process.returncode}:\n{told}")
+        # Only for a process that took the job up, and not for the first.
         if already and first is not None:
             self._first.append(first)
         return wall

@@ -56,9 +56,11 @@ def datasets(*, rows: int = 100_000) -> Result:
             }
             if kind == "csv" and find_spec("pandas"):
                 figures["csv_over_pandas"] = min(_timed(lambda: _pandas(data))(0) for _ in range(_TIMES)) / ours
+        # In a process of its own: the peak of this one is that of the measurements before.
         less = run_module("eval.perf.datasets", [data, "jsonl"])
         write_rows(data, rows * 10)
         more = run_module("eval.perf.datasets", [data, "jsonl"])
+    # Of the further rows alone: what the interpreter takes is in both.
     figures["bytes_per_further_row"] = (more - less) / (rows * 9)
     return Result(
         figures=figures,

@@ -118,6 +118,7 @@ class _Trials:
 
     def __init__(self, trials: int, events: int) -> None:
         self._trials, self._events = trials, events
+        # A fixed seed: how well words compress is the same in every run.
         self._chance = random.Random(7)
         self._words = ["".join(self._chance.choices("etaoinshrdlu", k=self._chance.randint(2, 9))) for _ in _OFTEN]
 
@@ -138,6 +139,7 @@ class _Trials:
 async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> dict[str, float]:
     made = _Trials(trials, events)
     docket = Docket.open(folder / "docket.sqlite")
+    # All rows in one commit; and as many to a commit as trials append side by side.
     whole, grouped = _Bulk(folder / "whole.sqlite"), _Bulk(folder / "grouped.sqlite")
     seconds: dict[str, float] = dict.fromkeys(("ours", "whole", "grouped"), 0.0)
     times: list[float] = []
@@ -146,6 +148,7 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
         for turn in range(rounds + 1):
             told = made.of_turn(str(turn))
             rows = _rows(told)
+            # All three in each turn, so that a machine that slows down slows all of them.
             alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
             took = await _appended(docket, told)
@@ -273,6 +276,7 @@ def docket_verify(*, events: int = 100_000) -> Result:
 async def _verifying(place: Path, events: int) -> Result:
     docket = Docket.open(place)
     try:
+        # Rounded up: so many events at least.
         trials = -(-events // len(_full_trial(0)))
         began = time.perf_counter()
         for first in range(0, trials, _AT_ONCE):
@@ -327,6 +331,7 @@ def _alter(place: Path, number: int) -> None:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {name}")
         connection.execute("UPDATE entries SET body = ? WHERE number = ?", (packed("{}"), number))
+    # The block above ends the transaction and leaves the connection open.
     connection.close()
 
 
@@ -358,6 +363,7 @@ def _full_trial(number: int) -> list[AnyEvent]:
     events: list[AnyEvent] = [_opened(trial_id, at, pixels_sha256="")]
 
     def add(event: AnyEvent) -> None:
+        # Numbered here: `named` has 0 for all.
         events.append(event.model_copy(update={"seq": len(events)}))
 
     named = {"trial_id": trial_id, "seq": 0, "at": at}

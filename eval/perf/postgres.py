@@ -55,6 +55,7 @@ class PostgresServer:
         self._as: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            # PostgreSQL refuses to run as root.
             if os.geteuid() == 0:
                 self._as = {"user": _STRANGER}
                 bin_ = self._within_reach(bin_)
@@ -86,6 +87,7 @@ class PostgresServer:
         given = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._root / "log").open("ab") as log:
             self._process = subprocess.Popen(
+                # By a socket in its own directory and no port: none can be taken, and nobody else gets in.
                 [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *given],
                 stdout=log,
                 stderr=log,
@@ -102,6 +104,7 @@ class PostgresServer:
     def stop(self) -> None:
         """Ends it as a crash would: connections break, nothing is written, and the next start recovers."""
         if self._process is not None and self._process.poll() is None:
+            # SIGQUIT is PostgreSQL's immediate shutdown: nothing is written any more.
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(_WAIT_S)
         self._process = None

@@ -111,10 +111,12 @@ class ProbeModels:
 
     def voice(self, number: int) -> MeteredModel:
         """Returns the model of a task that three models do."""
+        # With fewer controllers than voices a model speaks again, in a draw of its own.
         return self.controllers[number % len(self.controllers)]
 
     def fence(self, subject: Subject | None) -> Fence:
         """Marks for what stands in calls about a meme, or about none; the same when a run is taken up again."""
+        # Whichever model is named: all share one store of calls, and so its marks.
         return self.senior.fence("probe", subject.id if subject else "")
 
 
@@ -168,6 +170,7 @@ async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str)
     """Asks whether a meme with another text spreads the same misbelief. Raises NoReply."""
     prompt, fence = prompt_of("examiner"), bench.fence(subject)
     parts: tuple[str | Frame, ...] = (
+        # Without the text on it: a model that reads the old words would answer for both texts.
         *subject.erased,
         prompt.task("rewritten", text=fence.around(text)),
         prompt.task("keeps", misbelief=fence.around(misbelief)),

@@ -66,6 +66,7 @@ async def erase(frames: Sequence[Frame], reader: TextReader) -> Erased:
         if not found:
             break
         lines += len(found)
+        # In a thread: to paint over takes a processor for a while.
         now = await asyncio.to_thread(_painted, now, found)
         found = await _read(now, reader)
     return Erased(now, text, lines, len(found))

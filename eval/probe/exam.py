@@ -114,6 +114,7 @@ def export_exam(
     # All pictures are found before any is copied: an exam is whole or is none.
     pictures = {id_: _picture(id_, golds[id_]) for id_ in failed}
     rows = [
+        # Numbered: names that strangers gave may be of any form, and the same in two data sets.
         _exam_row(golds[id_], id_, scored, image=f"{number:05}{_ending(pictures[id_])}")
         for number, (id_, scored) in enumerate(failed.items(), 1)
     ]
@@ -127,6 +128,7 @@ def export_exam(
         if those:
             (target / name).write_text("".join(map(line_of, those)), encoding="ascii")
     id_ = _exam_id(manifest, rows)
+    # Last: without a card the folder is no data set, so that a crash leaves none by half.
     (target / CARD).write_text(
         _card(id_, manifest, samples, threshold=threshold, with_train=bool(train)), encoding="utf-8"
     )

@@ -33,6 +33,7 @@ def by_category(rows: Sequence[CategoryRow], threshold: int, name: str) -> str |
         axes.set_xlim(LOWEST - 0.3, HIGHEST + 0.3)
         axes.set_xticks(range(LOWEST, HIGHEST + 1))
         axes.set_yticks(range(len(shown)), [_cut(row.name) for row in shown])
+        # Downwards, so that the first row is on top.
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("mean score")
@@ -90,6 +91,7 @@ def _mark(axes: Axes, means: Sequence[Estimate | None], shift: float, ink: str, 
         [mean.value for _, mean in there],
         [place + shift for place, _ in there],
         xerr=[
+            # By rounding a mean may lie just outside of its interval, and matplotlib takes no negative length.
             [max(0.0, mean.value - mean.low) for _, mean in there],
             [max(0.0, mean.high - mean.value) for _, mean in there],
         ],

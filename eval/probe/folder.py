@@ -317,6 +317,7 @@ class ProbeFolder:
         """A picture without its text."""
         folder = self.root / ERASED
         folder.mkdir(parents=True, exist_ok=True)
+        # Not in one step: until the meme's own file stands, nothing relies on its pictures.
         (folder / name).write_bytes(png)
 
     def prepared(self, number: int) -> ProbedMeme | None:

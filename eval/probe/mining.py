@@ -107,6 +107,7 @@ def capped(mined: Sequence[Mined], most: int, seed: int) -> tuple[Mined, ...]:
     """
 
     def rank(category: str, meme: str) -> str:
+        # By hash, not by a generator: whether a meme is left depends on no other meme, so that targets can be compared.
         return hashlib.sha256(f"probe cap {seed}\0{category}\0{meme}".encode()).hexdigest()
 
     names = dict.fromkeys(name for one in mined for name in one.categories)

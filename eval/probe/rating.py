@@ -80,6 +80,7 @@ def items_of(root: Path, what: str, *, most: int, seed: int) -> tuple[RatedItem,
     if not items:
         raise BadRequest(f"{root} has nothing of that kind yet to rate.", reason="NOTHING_TO_RATE")
     drawn = rng.sample(items, min(most, len(items)))
+    # Pictures are made small only for what was drawn.
     return tuple(
         RatedItem(item.parts, item.origin, pictures=small_pictures(root, memes[str(item.origin["meme"])], _SIDE))
         for item in drawn
@@ -136,12 +137,14 @@ def _mined(folder: ProbeFolder, memes: Mapping[str, ProbedMeme], rng: random.Ran
     found: list[RatedItem] = []
     others: list[RatedItem] = []
     for one in folder.read(MINED, Mined):
+        # Of these the Miners have no finding to compare.
         if one.outcome == "unread":
             continue
         for name, line in categories.items():
             own = name in one.categories
             parts = (("text", memes[one.meme].text), ("kind of harm", line))
             (found if own else others).append(RatedItem(parts, {"meme": one.meme, "category": name, "agent": int(own)}))
+    # Half of either, so that a rater who says yes to everything is right on no more than half.
     half = min(len(found), len(others))
     return [*rng.sample(found, half), *rng.sample(others, half)]
 

@@ -72,6 +72,7 @@ def chosen_seeds(scored: Sequence[Scored], most: int, draw: int) -> tuple[Scored
     """
 
     def rank(one: Scored) -> str:
+        # By hash: a meme that has no score here changes no other one's place in the draw.
         return hashlib.sha256(f"probe seed {draw}\0{one.category}\0{one.meme}".encode()).hexdigest()
 
     return tuple(sorted(scored, key=rank)[:most])
@@ -162,6 +163,7 @@ def _next(meme: Scored, pool: list[Scored]) -> Scored | None:
 
 def _examples(meme: Scored, history: Sequence[_Known], most: int) -> list[_Known]:
     """The most similar ones, lowest score first; of equal scores, the more similar first."""
+    # A meme, as it is or rewritten, is no example for itself.
     others = [one for one in history if one.meme != meme.meme]
     places = most_similar(meme.misbelief, [one.misbelief for one in others], most)
     return sorted((others[place] for place in places), key=lambda one: one.score)

@@ -151,9 +151,11 @@ def parse_rating(text: str) -> int:
         Refused: The reply says that the answer declined.
         Fault: There is no rating in it that can be read.
     """
+    # The form that was asked for goes before the plain one, wherever in the reply they stand.
     found = _RATING.findall(text) or _PLAIN.findall(text)
     if not found:
         raise UnusableReply("REPLY_MALFORMED", "it ends with no rating like Rating: [[7]]")
+    # The last one: reasons before it may speak of other scores.
     last = found[-1].lower()
     if last == _REFUSED:
         raise Refused

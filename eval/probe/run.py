@@ -155,6 +155,7 @@ async def _go_through(
     folder.write(MINED, mined)
     progress.tell(_mined_words(mined, taxonomy, len(plan.taxonomy)))
     if plan.per_category is not None:
+        # By the seed of the sample, so that repeats score the same memes.
         mined = capped(mined, plan.per_category, plan.drawn_by)
 
     pairs = await narrate(bench, subjects, mined, taxonomy, concurrency=plan.concurrency)
@@ -185,6 +186,7 @@ async def _go_through(
                     tell=line,
                 )
 
+        # Categories side by side; searches of one share a history, and follow each other.
         steps = await gather_or_cancel(*(one(category) for category in taxonomy.categories))
     folder.write(REWRITTEN, (step for of_category in steps for step in of_category))
     progress.tell(f"{sum(map(len, steps)):,} texts were rewritten.")
@@ -363,6 +365,7 @@ def _alone(out: Path) -> Iterator[None]:
 @contextmanager
 def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Iterator[Callable[[BaseModel], None]]:
     """A file that is written anew, line by line as they come, to be looked at while the probe goes on."""
+    # Anew: what a session that was cut off had written comes again, out of the store of calls.
     with (folder.root / name).open("w", encoding="ascii") as file:
         done = 0
 

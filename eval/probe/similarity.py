@@ -19,6 +19,7 @@ def most_similar(asked: str, sentences: Sequence[str], most: int) -> tuple[int, 
         most: Largest number of places.
     """
     scores = _scores(asked, sentences)
+    # By place among equals, so that the order is the same each time.
     return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])
 
 

@@ -66,6 +66,7 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
 
     chosen: dict[frozenset[int], str] = {}
     for topic in sorted(found, key=rarity):
+        # One topic for the same misbeliefs: a pair goes before its words.
         chosen.setdefault(frozenset(found[topic]), topic)
     # Where everything failed no topic fails more often than usual, and all of them count.
     topics = [

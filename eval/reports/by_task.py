@@ -87,6 +87,7 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
 def _scored(results: Results, label: str, resamples: int) -> list[PartFigures]:
     if results.question is not None:
         found = task_card(results, resamples=resamples)
+        # Once, where the official metric is one of these itself.
         shown = dict.fromkeys((found.official, *(("exact",) if found.question.multi else ("accuracy",))))
         figures = {name: found.figures[name] for name in shown}
         baseline = found.baseline[found.official]

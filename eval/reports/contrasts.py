@@ -39,6 +39,7 @@ class Contrast:
         With fewer than six memes that only one of the two gets right no outcome of McNemar's exact test is below 0.05.
         """
         odd = self.comparison.only_a_right + self.comparison.only_b_right
+        # So few can't make the exact test come out below 5 %, however they fall.
         if 0 < odd < FEWEST_TO_SAY:
             return "too few to say"
         if not self.comparison.sure:
@@ -53,6 +54,7 @@ def contrasts(runs: Sequence[tuple[str, Results]], protocol: Protocol, resamples
         BadRequest: Two runs disagree on a gold label.
     """
     found = []
+    # In a run that goes on, memes without an answer yet would count as wrong.
     finished = [run for run in runs if run[1].finished]
     for place, (label, results) in enumerate(finished):
         rivals = [(f"always “{_word(_majority(results, protocol))}”", _constant(results, protocol))]
@@ -125,6 +127,7 @@ def _sentence(rival: str, against: Sequence[Contrast]) -> str:
 
 def _majority(results: Results, protocol: Protocol) -> bool:
     gold = [harmful for harmful, _ in results.under(protocol)]
+    # Of classes of equal size either will do.
     return 2 * sum(gold) > len(gold)
 
 

@@ -82,6 +82,7 @@ class MeanCost:
 
 def judged_of(results: Results) -> tuple[Judged, ...]:
     """The memes of which anything was said, a failure included."""
+    # What stands for a meme that is not judged yet has neither rounds nor cost.
     return tuple(one for one in results.judged if one.prediction.reason != NOT_JUDGED)
 
 
@@ -100,6 +101,7 @@ def rounds_of(results: Results) -> tuple[Rounds, ...]:
             ]
             if asked:
                 found.append(Rounds(side, harmful, {rounds: asked.count(rounds) for rounds in sorted(set(asked))}))
+    # All at 0 rounds: sides that ask nothing, as in the arm no-captioner.
     return tuple(found) if any(rounds for one in found for rounds in one.counts) else ()
 
 
@@ -132,13 +134,16 @@ def cost_of(results: Results) -> MeanCost | None:
         tokens_in=fmean(cost.tokens_in for cost in costs),
         tokens_out=fmean(cost.tokens_out for cost in costs),
         tokens_cached=fmean(cost.tokens_cached for cost in costs),
+        # Medians: a few trials that waited for a busy server would move a mean at will.
         chain=median(cost.chain for cost in costs),
         seconds=median(cost.seconds for cost in costs),
     )
 
 
 def _quartiles(number: int, values: Sequence[float]) -> EntropyAt:
+    # quantiles() needs two values.
     if len(values) == 1:
         return EntropyAt(round=number, n=1, low=values[0], middle=values[0], high=values[0])
+    # Inclusive: these are all the values there are, and no sample of more.
     low, middle, high = quantiles(values, n=4, method="inclusive")
     return EntropyAt(round=number, n=len(values), low=low, middle=middle, high=high)

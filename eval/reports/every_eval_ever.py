@@ -111,6 +111,7 @@ class Record:
                 "checksum": hashlib.sha256(lines).hexdigest(),
                 "total_rows": len(self.samples),
             }
+        # Written last: where it stands, its samples stand too.
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return file
 
@@ -134,6 +135,7 @@ def record_of_run(
     if manifest is None or not results.finished:
         raise BadRequest(f"{results.name} is not a finished run: only such results are for others to rely on.")
     names = sorted(set(manifest.models.values()))
+    # Several models make one system, which bears the name of none of them.
     model = names[0] if len(names) == 1 else f"{_LIBRARY}/{manifest.procedure.lower()}"
     settings = {
         "procedure": str(manifest.procedure),
@@ -200,12 +202,14 @@ def record_of(
         details: Settings of the evaluation; empty ones are left out.
         model_details: Details of the model, likewise.
     """
+    # A name on a hub begins with its owner's.
     developer = developer or (model.partition("/")[0] if "/" in model else "unknown")
     details = {name: value for name, value in details.items() if value}
     fingerprint = digest({"benchmark": benchmark, "model": model, "at": at.isoformat(), **details})
     fingerprint = fingerprint.removeprefix("sha256:")
     content: dict[str, Any] = {
         "schema_version": SCHEMA,
+        # A slash parts the fields of such an id.
         "evaluation_id": f"{benchmark}/{model.replace('/', '_')}/{at.timestamp():.0f}",
         "evaluation_timestamp": at.isoformat(),
         "retrieved_timestamp": f"{datetime.now(UTC).timestamp():.0f}",
@@ -231,6 +235,7 @@ def record_of(
         "evaluation_results": [_result(metric, data, at) for metric in metrics],
     }
     folder = (_path_word(benchmark), _path_word(developer), _path_word(model.rpartition("/")[2]))
+    # From the content: the same run written twice is the same file, which `write` refuses.
     return Record(folder, str(uuid.UUID(fingerprint[:32], version=4)), content)
 
 
@@ -273,6 +278,7 @@ def _metrics_of_task(evaluation: str, scored: TaskCard) -> Iterator[Metric]:
                 figure,
                 scored.n,
                 lower_is_better=name in ("brier", "mmae"),
+                # The largest error of a level is from one end of the labels to the other.
                 high=len(scored.question.labels) - 1.0 if name == "mmae" else 1.0,
                 method=_method(scored.groups),
             )
@@ -361,9 +367,10 @@ def _answers(results: Results) -> tuple[list[str], list[tuple[Judged, list[str],
         return choices, [
             (
                 one,
-                [choices[not harmful]],
+                [choices[not harmful]],  # harmful stands first
                 [str(one.prediction.outcome)] if one.prediction.outcome.harmful is not None else None,
             )
+            # The first protocol, as a sample belongs to one result and that is the first of the record.
             for harmful, one in results.under(results.protocols[0])
         ]
     answers = []

@@ -51,6 +51,7 @@ def confusion(card: Card, name: str) -> str:
     with drawing(name):
         figure, (axes,) = _sheet(4.6, 2.2)
         for row, line in enumerate(counts):
+            # Without a meme of a class its shares are 0.
             total = max(sum(line), 1)
             for column, count in enumerate(line):
                 ink = Ink.DOUBT if column > 1 else Ink.GOOD if row == column else Ink.BAD
@@ -58,6 +59,7 @@ def confusion(card: Card, name: str) -> str:
                 _cell(axes, row, column=column, ink=ink, alpha=0.06 + 0.5 * share)
                 axes.text(column, row - 0.1, f"{count:,}", ha="center", va="center", fontsize=12, color=Ink.TEXT)
                 axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
+        # Downwards, as a matrix is read.
         axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))
         axes.set_xticks(range(4), SAID_WORDS)
         axes.set_yticks(range(2), GOLD_WORDS)
@@ -202,6 +204,7 @@ def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float,
             axes.set_title(title)
             axes.tick_params(axis="y", length=0)
         sheets[0].set_yticks(places, [_short(bar.label) for bar in bars])
+        # The first run on top, as in the tables.
         sheets[0].invert_yaxis()
         told = "; ".join(
             f"{bar.label}: accuracy {100 * bar.accuracy.value:.1f}, macro-F1 {100 * bar.macro_f1.value:.1f}"
@@ -249,6 +252,7 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
                     fontsize=8,
                     color=Ink.TEXT,
                 )
+            # From below 0, so that the mark of a run without calls is whole.
             axes.set_xlim(-0.04 * max(values), max(values) * 1.08)
             axes.set_xlabel(what)
             axes.xaxis.set_major_locator(MaxNLocator(5))

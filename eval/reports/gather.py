@@ -147,6 +147,7 @@ class Table:
         for row in self.rows:
             if row.card.vote is None:
                 continue
+            # Runs with one library have the same vote to the last digit, if over as many memes.
             same = next((i for i, v in enumerate(found) if (v.rates, v.card.n) == (row.card.vote, row.card.n)), None)
             if same is None:
                 found.append(Vote((row.run.label,), row.card, row.card.vote))
@@ -284,6 +285,7 @@ async def gather(
         await _view(one, f"run-{number}", label=label, records=records, pictures=pictures)
         for number, (one, label) in enumerate(zip(results, labels, strict=True), 1)
     ]
+    # In the order in which runs were named.
     splits = dict.fromkeys((one.dataset, one.split) for one in results)
     groups = [
         _group(

@@ -47,6 +47,7 @@ def _figures_of(table: Table) -> dict[str, Any]:
             tokens=row.run.cost.tokens if row.run.cost else 0.0,
         )
         for row in table.rows
+        # An unfinished run has no strict figures, and so no bar.
         if row.run.finished
     ]
     first = table.rows[0].card

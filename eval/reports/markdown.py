@@ -82,6 +82,7 @@ def _figures(table: Table) -> Iterator[str]:
             ]
         )
     accuracy, f1 = words.percent(first.majority), words.percent(first.majority_macro_f1)
+    # AUROC three times, Brier, ECE and MMAE: always saying the same has none of them.
     none = [words.NOTHING] * 6
     rows.append(
         ["*majority class*", f"{first.n:,}", f"{first.harmful:,}", "100.0", "0", "0", accuracy, accuracy, f1, f1, *none]
@@ -287,4 +288,5 @@ def escaped(text: str) -> str:
     """Text of strangers on one line, in which nothing is markup."""
     # The ampersand first, or the entities after it would be escaped once more.
     line = words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # Every sign that means something to Markdown within a cell of a table.
     return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)

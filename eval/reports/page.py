@@ -60,6 +60,7 @@ def render(template: str, *, package: str = _OURS, style: str = "", script: str 
     need_page()
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+    # A package's own templates go before those that all pages share.
     loader = ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, _OURS))])
     # Autoescape covers all templates: whatever strangers, models or users wrote stays text. StrictUndefined makes a
     # misspelt name fail instead of leaving a figure out.

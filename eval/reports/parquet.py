@@ -86,6 +86,7 @@ def write_rows(
         raise BadRequest(f"{target} is there already. Name another file, or remove it.", reason="FILE_EXISTS")
     pa, pq = arrow()
     kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.string())}
+    # Declared and not inferred: a column that is empty in one run has the same type as in any other.
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()], metadata=dict(about))
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), target, compression="zstd")
     return len(rows)
@@ -97,6 +98,7 @@ def arrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
+        # A library that pyarrow itself lacks is another fault, which the advice below would hide.
         if (error.name or "").partition(".")[0] != "pyarrow":
             raise
         raise NotLoaded(

@@ -126,6 +126,7 @@ def lay_out(items: Sequence[RatedItem], *, seed: int, repeats: float = 0.1) -> t
     for number, place in enumerate([*first, *second], 1):
         name = f"r{number:0{width}}"
         lines.append(SheetLine(name, items[place], repeat_of=named.get(place, "")))
+        # The first place of an item; a later one repeats it.
         named.setdefault(place, name)
     return tuple(lines)
 

@@ -65,6 +65,7 @@ async def read_records(root: Path, trials: Sequence[str], *, pictures: bool) -> 
             try:
                 record = await docket.trials.record(trial)
             except CourtError as error:
+                # One record that is lost must not cost the others their place in the report.
                 found.lost[trial] = error.message
                 continue
             found.records[trial] = record

@@ -117,6 +117,7 @@ def themed(figure: Figure, name: str, label: str) -> str:
     for element in root.iter():
         _unstyle(element)
         _rename(element, name, used)
+    # The height follows from width and viewBox.
     for size in ("height", "version"):
         root.attrib.pop(size, None)
     # All figures at the same scale, so that their text has one size; the page lets them shrink.
@@ -134,6 +135,7 @@ def _unstyle(element: ElementTree.Element) -> None:
     style = element.attrib.pop("style", "")
     for declaration in filter(None, (part.strip() for part in style.split(";"))):
         prop, _, value = (part.strip() for part in declaration.partition(":"))
+        # As attributes: the page's security policy allows styles in no element.
         if prop in _KEPT:
             element.set(prop, value)
         elif prop in ("font", "font-size") and (size := re.search(r"([\d.]+)px", value)):

@@ -62,6 +62,7 @@ def gather_tasks(results: Sequence[Results], *, resamples: int = RESAMPLES) -> t
     """
     groups: dict[tuple[str, str, str], list[tuple[Results, TaskCard]]] = {}
     for one in results:
+        # By what decides memes and gold, so that ways of asking the same question stand side by side.
         key = (one.dataset, one.split, str(question_of(one).material()))
         groups.setdefault(key, []).append((one, task_card(one, resamples=resamples)))
     return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
@@ -117,6 +118,7 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
                     "name": one.name,
                     "finished": one.finished,
                     "question": card.question.model_dump(mode="json"),
+                    # Its question stands beside it.
                     "card": asdict(replace(card, question=None)),  # type: ignore[arg-type]
                 }
                 for one, card in group.runs
@@ -200,6 +202,7 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
         by_votes = cards[0].question.by == Answerer.PRECEDENTS
         shots = sorted({card.question.shots for card in cards})
         inputs = list(dict.fromkeys("+".join(card.question.inputs) for card in cards))
+        # A single run, or a single cell, is no grid.
         if len(cards) < 2 or len(shots) * len(inputs) < 2:
             continue
         cells: dict[tuple[str, int], list[str]] = {}
@@ -218,6 +221,7 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
 def _choice(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
     """The best of several ways of asking, and how much it owes to having been picked."""
     runs = [one for one, _ in group.runs if one.finished]
+    # The draw is set aside: repeats differ in it alone.
     asked = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
     # Repeats are no ways to choose from.
     if len(runs) < 2 or len(asked) < len(runs):
@@ -262,6 +266,7 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
     for place, (one, card) in enumerate(group.runs):
         _, arrays = arrays_of(one)
         labels = card.question.labels
+        # One more column, of memes without an answer, so that each row adds up to its gold count.
         said = np.column_stack([arrays.said, ~arrays.answered]).astype(np.int64)
         counts = arrays.gold.astype(np.int64).T @ said
         rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
@@ -287,6 +292,7 @@ def _comparisons(group: TaskGroup, number: int, resamples: int) -> Iterator[Sect
     if len(group.runs) < 2:
         return
     (first, card), *others = group.runs
+    # Memes without an answer yet would count as wrong.
     if not first.finished:
         return
     rows = [("run", f"{card.official} less {plain(first.name)}'s", "p of McNemar", "it is")]

@@ -42,6 +42,7 @@ def fault_of(meme: JudgedMeme, prediction: Prediction) -> VerdictFault | None:
     if prediction.outcome is Outcome.UNDECIDED:
         return VerdictFault.UNDECIDED
     if prediction.outcome is Outcome.FAILED:
+        # What is not judged yet is no fault of the run.
         return None if prediction.reason == NOT_JUDGED else VerdictFault.FAILED
     if prediction.outcome.harmful is meme.harmful:
         return None

@@ -131,6 +131,7 @@ def _losses_in_order(judged: JudgedArms) -> Claim:
         "share of resamples in which the four stand in that order",
         Figure(share, share, share),
         None,
+        # A level of 5 % on either side: nearly all resamples have the order, or nearly none has.
         ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
     )
     ranked = sorted(zip(observed, _ORDER, strict=True))
@@ -176,6 +177,7 @@ def _stance_saves_rounds(judged: JudgedArms) -> Claim:
     if why := judged.lacks("full", "post-stance"):
         return Claim("C5", claim, ClaimVerdict.UNTESTED, why=why)
     late = {one.meme.id: _rounds(one.prediction.sides) for one in judged.arms["post-stance"].judged}
+    # Memes that both runs examined, or rounds of different memes would be compared.
     pairs = [
         (one.meme.id, early, late[one.meme.id])
         for one in judged.arms["full"].judged
@@ -237,6 +239,7 @@ def _below(figure: Figure, bound: float) -> ClaimVerdict:
 
 
 def _above(figure: Figure, bound: float) -> ClaimVerdict:
+    # Turned about, so that both directions follow one rule.
     return _below(Figure(-figure.value, -figure.high, -figure.low), -bound)
 
 

@@ -42,6 +42,7 @@ def stand_ins() -> Iterator[dict[str, str]]:
         yield urls
     finally:
         loop, end = loops[0]
+        # The event belongs to the loop of the other thread: set from here, it would wake nobody.
         loop.call_soon_threadsafe(end.set)
         thread.join()
 
@@ -50,4 +51,5 @@ def arguments(root: Path, urls: dict[str, str]) -> list[str]:
     """The command's arguments for drawn benchmarks and stand-ins."""
     servers = [word for size, url in urls.items() for word in ("--llm-url", f"{size}={url}")]
     drawn = ["--data", str(root / "data"), "--dataset", "synthetic-harmeme", "--encoder", "builtin"]
+    # With --resume and --yes: the demonstration may be called again, and nobody is there to answer.
     return ["reproduce", "memecourt", *drawn, "--out", str(root / "study"), *servers, "--balanced", "--resume", "--yes"]

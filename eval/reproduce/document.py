@@ -87,6 +87,7 @@ def _lines(document: Document) -> Iterator[str]:
         for table in section.tables:
             yield from (f"**{escaped(table.caption)}**", "")
             yield f"| {' | '.join(map(escaped, table.heads))} |"
+            # Numbers to the right; the first column has names.
             yield f"|{'|'.join('---' if number == 0 or table.words else '--:' for number in range(len(table.heads)))}|"
             yield from (f"| {' | '.join(map(escaped, row))} |" for row in table.rows)
             yield ""

@@ -100,4 +100,5 @@ def draw_benches(data: Path, *, train: int, test: int, seed: int = 1, size: tupl
     layouts = {"harm-c": Layout.HARMEME, "harm-p": Layout.HARMEME, "fhm": Layout.FHM}
     for place, (name, layout) in enumerate(layouts.items()):
         if not (data / name / KEY).exists():
+            # A seed for each: two data sets of one layout would hold the same memes.
             make(data / name, layout, train=train, val=0, test=test, seed=seed + place, size=size)

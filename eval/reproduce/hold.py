@@ -19,6 +19,7 @@ async def hold(plan: Reproduction, servers: Servers, progress: Progress) -> None
         BadRequest: The folder holds something else, or another reproduction; or no server is named for a stage.
         As :func:`eval.studies.arms.run_study`: what was judged is kept, and the same call goes on.
     """
+    # Before any run: a folder that was begun with something else must not get a single line.
     begin(plan)
     planned = plan.planned()
     for number, stage in enumerate(plan.stages, 1):
@@ -51,6 +52,7 @@ def begin(plan: Reproduction) -> None:
         plan.out.mkdir(parents=True, exist_ok=True)
     else:
         manifest = _continued(plan, before, manifest)
+    # Replaced in one step, so that a crash leaves the old description or the new one.
     new = place.with_name(f"{STUDY}.new")
     new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     new.replace(place)
@@ -86,6 +88,7 @@ def _manifest(plan: Reproduction) -> ReproductionManifest:
 
 
 def _continued(plan: Reproduction, before: ReproductionManifest, now: ReproductionManifest) -> ReproductionManifest:
+    # What decides the figures; stages and arms may be added, and are merged below.
     same = ("paper", "mode", "preset_digest", "benches", "limit", "seed")
     differ = [name for name in same if getattr(before, name) != getattr(now, name)]
     known = {stage.size: stage for stage in before.stages}

@@ -149,10 +149,12 @@ def stages_of(
         for bench in benches:
             arms: tuple[str, ...] = ()
             if bench.compared == "harm-c":
+                # Tables 2 and 3 and figure 3 are of Harm-C alone.
                 if first and 2 in tables:
                     arms += (*ABLATIONS, *(CONTROLS if controls else ()))
                 if first and (3 in tables or 3 in figures):
                     arms = (POST_STANCE, *arms)
+                # Figure 4 is of Harm-P.
                 wanted = bool(arms) or 3 in tables or (first and bool(tables | (figures - {4})))
             else:
                 wanted = first and (1 in tables or (bench.compared == "harm-p" and 4 in figures))
@@ -340,13 +342,16 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
     A full trial takes ``D + R(q + a + s)`` for each of two sides and ``J``; probabilities are two calls more. What is
     asked ahead and turns out to be superfluous comes on top, and so do replies that are asked for twice.
     """
+    # The ruling; with a score two calls more, one for each order of the options.
     judge = 3 if settings.score else 1
+    # Two sides; each round is a question, an answer and a summary.
     examined = tuple(2 * 3 * rounds for rounds in (settings.rounds_min, settings.rounds_max))
     fewest, most = (1 + calls + judge for calls in examined)
     match arm:
         case "full":
             return fewest, most
         case "post-stance":
+            # All but the description, which is shared with full.
             return examined[0] + judge, examined[1] + judge
         case "no-captioner":
             # One summary of each side; the description is shared.
@@ -354,6 +359,7 @@ def calls_of_arm(arm: str, settings: TrialSettings) -> tuple[int, int]:
         case "plain-judge":
             return 1, 1
         case "mars":
+            # Description, evidence for, evidence against, conclusion.
             return 4, 4
         case "equal-compute":
             # As many tokens as full; a sample is about as long as the mean call of a full trial.

@@ -14,6 +14,7 @@ from eval.scores import resampling
 
 SizeName = Literal["3b", "7b", "32b"]
 BenchName = Literal["harm-c", "harm-p", "fhm"]
+# A trifle more than half of the last place, since floats miss decimal fractions by a little.
 _ROUNDING = 0.005 + 1e-9
 """Largest distance, in percent, of a figure from its value rounded to two places."""
 

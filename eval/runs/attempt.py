@@ -174,6 +174,7 @@ class Attempt:
             except CantResume as error:
                 if error.reason not in _ANEW:
                     raise
+        # An empty file stands for a meme without a picture.
         image = b"" if self.text_only else await picture()
         # A failure of this meme alone; --allow-missing lets a run start with such memes.
         if image is None:

@@ -146,6 +146,7 @@ class _ComparatorCalls(MemeCalls):
         votes: list[bool] = []
         # One after the other: what a sample cost is known once it is there.
         for draw in count():
+            # A seed for each sample: with one for all, the store would give the first reply again.
             speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
             ruling = (await speaker.say(Role.JUDGE, asked, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)

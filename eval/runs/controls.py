@@ -86,7 +86,7 @@ class RandomFinder:
                 exclude=[id_ for id_ in ids if id_ not in kept],
             )
 
-        # The nearest of many that were drawn would be like the meme again: what is shown is drawn as many as are shown.
+        # The nearest of many drawn ones would be like the meme again, so no more are drawn than are shown.
         shown = await among(drawn[:exhibits])
         counted = await among(drawn[: max(tally, shown.vote_settings.k, exhibits)])
         return counted.model_copy(

@@ -15,11 +15,13 @@ def commit() -> str:
     track of is of its commit.
     """
     here = Path(__file__).resolve()
+    # An installed package may lie in somebody else's repository, whose commit says nothing of it.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return ""
     head = _git(here.parent, "rev-parse", "HEAD")
     if head is None:
         return ""
+    # Tracked files alone: results and notes beside the sources change nothing of what runs.
     changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no", "--", ":/")
     return head.strip() + ("+" if changed else "")
 

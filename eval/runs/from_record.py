@@ -62,6 +62,7 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         meme=meme.id,
         outcome=outcome,
         score=verdict.harm_score if verdict else None,
+        # Only where the data set has levels to compare it with.
         level=level_of(verdict) if verdict and meme.level is not None else None,
         vote=held.probability if held else None,
         vote_harmful=held.probability >= held.settings.threshold if held else None,
@@ -167,6 +168,7 @@ def _by_round(
 
 def _number(call: ModelCall | None) -> int:
     """Calls that one step took."""
+    # A call with a fault was made twice.
     return 0 if call is None else 2 if call.fault else 1
 
 
@@ -188,6 +190,7 @@ def _seconds(record: TrialRecord) -> float:
     total, before = 0.0, record.opened.at
     for event in record.events:
         if isinstance(event, AFTERWARDS):
+            # What is added after the end is no time of the trial.
             break
         if not isinstance(event, TrialResumed):
             total += (event.at - before).total_seconds()
@@ -202,6 +205,7 @@ def _sides(record: TrialRecord) -> dict[str, SideCourse]:
         courses[str(rested.side)] = SideCourse(
             rounds=rested.rounds,
             rested=str(rested.reason),
+            # Without summaries of later rounds, which the stop made superfluous.
             entropies=tuple(entropies[number] for number in sorted(entropies) if number <= rested.rounds),
         )
     return courses

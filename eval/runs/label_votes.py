@@ -250,6 +250,7 @@ def _relabelled(
     def has_label(meme: LabelledMeme) -> bool:
         return label in (gold_of(examples[meme.id], task) or ())
 
+    # Harmful stands for having the label: a vote knows two classes.
     return [
         meme.model_copy(update={"label": Label.HARMFUL if has_label(meme) else Label.NOT_HARMFUL}) for meme in memes
     ]

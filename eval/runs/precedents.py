@@ -131,6 +131,7 @@ async def prepare_precedents(
     tell: Progress = progress or (lambda step, done, total: None)
     nearness = nearness or LeakThresholds()
     by = encoder if compared_by is None or compared_by.identity == encoder.identity else compared_by
+    # In threads: all pictures are read to be hashed.
     made_of = await asyncio.to_thread(_made_of, train, encoder)
     looked_at = await asyncio.to_thread(_looked_at, judged, pictures)
     key = digest(

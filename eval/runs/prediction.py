@@ -45,6 +45,7 @@ class Cost(BaseModel):
     """Of ``tokens_in``, those from the server's prefix cache."""
     chain: int = Field(default=0, ge=0)
     """Calls on the longest chain of which each waits for the one before."""
+    # No infinity: in JSON it becomes null, and the line could not be read again.
     seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """From the beginning of the trial to its end."""
 

@@ -75,6 +75,7 @@ class Question(BaseModel):
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """Orders of the labels as options, the card's own first."""
         turns = len(self.labels) if self.rotate else 1
+        # Rotations, not all permutations: each label stands at each place once, with as few calls as that takes.
         return tuple(self.labels[turn:] + self.labels[:turn] for turn in range(turns))
 
     def in_order(self, labels: Sequence[str] | frozenset[str] | set[str]) -> tuple[str, ...]:
@@ -118,6 +119,7 @@ def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
             f"{', '.join(wrong) or 'Nothing'} can't be shown of a meme. Name some of {', '.join((*INPUTS, *others))}.",
             field="inputs",
         )
+    # In one order whichever was typed, so that the same inputs give the same prompts and find their replies stored.
     return tuple(word for word in (*INPUTS, *others) if word in named)
 
 

@@ -348,6 +348,7 @@ def settle(question: Question, turns: Sequence[tuple[str, ...]]) -> tuple[str, .
     counts = Counter(label for turn in turns for label in turn)
     if question.multi:
         return question.in_order({label for label, count in counts.items() if 2 * count > len(turns)})
+    # Counter lists equals in the order in which they came: the first that was said wins.
     return (counts.most_common(1)[0][0],)
 
 

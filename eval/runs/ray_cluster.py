@@ -76,6 +76,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
 
     ours = not ray.is_initialized()
     if ours:
+        # In a thread: Ray's calls wait, and the loop has to go on.
         await asyncio.to_thread(_connect, host_port)
     try:
         # A worker takes one processor: a node without any gets no worker.
@@ -85,6 +86,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
                 f"The Ray cluster at {host_port} has no node with a processor to lend.", reason=RAY_UNREACHABLE
             )
         size = workers or len(nodes)
+        # Rounded up: together they try as many memes at once as were wanted, or a few more.
         yield Cluster(size, max(1, math.ceil(concurrency / size)))
     finally:
         if ours:
@@ -92,6 +94,7 @@ async def connected(address: str, *, workers: int = 0, concurrency: int) -> Asyn
 
 
 def _checked(address: str) -> str:
+    # A host and its port, of which the head is asked for its health below; Ray itself takes other forms too.
     if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}", address):
         raise BadRequest(
             f"{address!r} is no address of a Ray cluster. Give that of its head as HOST:PORT, as ray start names it; "
@@ -370,10 +373,13 @@ def _clear_nodes(run: str) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # No processor: workers that are on their way out may still have all of them.
+    # Tried once: what is left, the next worker on that node removes.
     clear: Any = ray.remote(num_cpus=0, max_retries=0)(clear_away)
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in _nodes() if node["Alive"]]
+    # All are begun before the first is waited for: nodes clear up side by side.
     for done in [clear.options(scheduling_strategy=node).remote(run, _OUT_S) for node in there]:
         with contextlib.suppress(ray.exceptions.RayError):  # a node that has just gone
+            # Its own wait, and half a minute for Ray to begin.
             ray.get(done, timeout=30 + _OUT_S)
 
 

@@ -163,6 +163,7 @@ class Driver:
         path = self._pictures.get(meme)
         try:
             return None if path is None else await asyncio.to_thread(Path(path).read_bytes)
+        # As of a picture that the data set never had: this meme fails, and the run goes on.
         except FileNotFoundError:
             return None
 

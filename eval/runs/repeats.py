@@ -25,6 +25,7 @@ def repeat_folder(out: Path, number: int) -> Path:
 def repeats_in(out: Path) -> tuple[Path, ...]:
     """Finds the folders of repeats, in order; none where the folder holds something else."""
     found = {int(match[1]): path for path in out.glob("repeat-*") if (match := _REPEAT.fullmatch(path.name))}
+    # By number: as words, repeat-10 comes before repeat-2.
     return tuple(found[number] for number in sorted(found))
 
 
@@ -39,6 +40,7 @@ def prepare_repeats(out: Path, what: str) -> Path:
         BadRequest: The folder holds something else, such as a run without repeats.
     """
     out.mkdir(parents=True, exist_ok=True)
+    # Pages of reports may lie there, and the store of calls with the files that SQLite puts beside it.
     if any(
         not _REPEAT.fullmatch(path.name) and not path.name.startswith(CALLS) and path.suffix != ".html"
         for path in out.iterdir()

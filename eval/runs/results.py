@@ -77,6 +77,7 @@ def read_results(root: Path) -> Results:
     """
     folder = RunFolder(root)
     manifest = folder.manifest()
+    # Of several lines about a meme the last one counts, as where failures were tried again.
     said = {prediction.meme: prediction for prediction in folder.predictions()}
     return Results(
         name=manifest.name,

@@ -334,6 +334,7 @@ def _alone(out: Path) -> Iterator[None]:
                 raise BadRequest(
                     f"{out} is not empty and holds no run. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
                 )
+            # Before anything else is written: what a crash leaves from here on is known to be ours.
             (out / _STARTING).touch()
         yield
 
@@ -478,6 +479,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
                 dropped_labels=plan.dropped_labels,
                 nearness=plan.nearness,
+                # For all runs: the whole train split is embedded once.
                 cache=plan.settings.home / "train-libraries",
                 progress=progress.step,
                 compared_by=await asyncio.to_thread(comparing, encoder),
@@ -522,6 +524,7 @@ def _manifest(
         card=plan.dataset.own_card.to_json() if plan.dataset.own_card else {},
         split=plan.split,
         data=dict(material.files),
+        # Whole paths: a run may be taken up from another folder.
         data_dir=str(plan.data.resolve()),
         pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
         protocols=plan.protocols,
@@ -747,6 +750,7 @@ class _Judging:
                 await (self._here(todo, keep) if self._cluster is None else self._there(self._cluster, todo, keep))
         finally:
             ticking.cancel()
+            # That it is cancelled is no error of the run.
             await asyncio.gather(ticking, return_exceptions=True)
 
     async def _here(self, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]) -> None:

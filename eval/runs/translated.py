@@ -73,6 +73,7 @@ class TranslatedAttempt(Attempt):
     async def _in_english(self, meme: JudgedMeme) -> tuple[str, Cost]:
         """The text in English, and what that took."""
         language = language_of_meme(meme, self.source_language)
+        # By the language alone: en-GB is English too.
         if not meme.text.strip() or language.partition("-")[0].lower() == ENGLISH:
             return meme.text, Cost()
         court = self.house.court
@@ -126,5 +127,6 @@ def _sum(trial: Cost, before: Cost) -> Cost:
         tokens_out=trial.tokens_out + before.tokens_out,
         tokens_cached=trial.tokens_cached + before.tokens_cached,
         chain=trial.chain + before.chain,
+        # The trial's own time: the translation was over before it was opened.
         seconds=trial.seconds,
     )

@@ -53,6 +53,7 @@ async def read_pairs(second: Selection, first: TrialReader) -> AsyncIterator[Tri
         try:
             earlier = await first.record(record.opened.of_trial)
         except TrialUnknown:
+            # Erased, or of another docket: the second trial alone tells of no difference.
             continue
         if earlier.state is TrialState.DECIDED:
             yield TrialPair(earlier, record)
@@ -95,6 +96,7 @@ def _meme(pair: TrialPair, number: int) -> JudgedMeme:
 
 
 def _manifest(name: str, records: Sequence[TrialRecord], command: str) -> RunManifest:
+    # The last trial describes them all: a manifest has room for one description.
     opened, now = records[-1].opened, datetime.now(UTC)
     cited = records[-1].precedents
     return RunManifest(
@@ -103,6 +105,7 @@ def _manifest(name: str, records: Sequence[TrialRecord], command: str) -> RunMan
         finished=now,
         dataset="reviewed content",
         split="reviewed",
+        # In place of a data set's files: the ids tell these pairs from any others.
         data={"trials": digest([record.trial_id for record in records])},
         protocols=(Protocol.PLAIN,),
         procedure=opened.procedure,

@@ -90,6 +90,7 @@ def _alphas(coincidences: Floats, scale: Scale) -> Floats:
     else:
         distance = np.broadcast_to(1 - np.eye(counts.shape[1]), coincidences.shape)
     observed = (coincidences * distance).sum(axis=(1, 2))
+    # Less one, since no judgement is paired with itself by chance either.
     expected = (counts[:, :, None] * counts[:, None, :] * distance).sum(axis=(1, 2)) / (counts.sum(axis=1) - 1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(expected > 0, 1 - observed / expected, np.nan))

@@ -78,6 +78,7 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
         # Of trials there is one task alone, that of harm.
         task = results.question.task if results.question else next(iter(one.meme.shares), "")
         n = one.meme.annotators.get(task, 0)
+        # Cards keep shares and not counts; rounding gives back the whole number, which a product of floats may miss.
         labels = [label for label, share in one.meme.shares.get(task, {}).items() for _ in range(round(share * n))]
         votes += [AnnotatorVote(one.meme.id, str(number), label) for number, label in enumerate(labels, 1)]
     if not votes:

@@ -189,6 +189,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
     How often would memes that only one of the two gets right fall at least as unevenly, if each were as likely to be
     either's (Agresti 2013, "Categorical Data Analysis", section 11.1)?
     """
+    # Where no meme is right in one only, there is nothing to test, and SciPy would raise.
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
@@ -197,7 +198,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     order = sorted(range(len(ps)), key=lambda place: ps[place])
     corrected, largest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(order):
-        # Never smaller than that of a smaller one.
+        # Monotone: a test must not come out surer than one with a smaller p-value.
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[place]))
         corrected[place] = largest
     return corrected
@@ -262,6 +263,7 @@ def _needed(odd: int) -> int:
     With fewer than six such memes there is none, and the answer is six: all of them on one side.
     """
     odd = max(odd, FEWEST_TO_SAY)
+    # In steps of two: the two sides add up to `odd`, so that their difference has its parity.
     return next(
         surplus for surplus in range(odd % 2, odd + 1, 2) if mcnemar((odd + surplus) // 2, (odd - surplus) // 2) < SURE
     )

@@ -35,6 +35,7 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
         NotLoaded: Inspect AI is not installed.
     """
     samples = _samples(path)
+    # In the order of the log: without --scorer the first one is taken.
     names = list(dict.fromkeys(name for sample in samples for name in sample.scores or ()))
     if scorer and scorer not in names:
         raise BadRequest(
@@ -60,6 +61,7 @@ def _samples(path: Path) -> list[EvalSample]:
     try:
         from inspect_ai.log import read_eval_log
     except ModuleNotFoundError as error:
+        # A library that Inspect AI itself lacks is another fault, which the advice below would hide.
         if (error.name or "").partition(".")[0] != "inspect_ai":
             raise
         raise NotLoaded(
@@ -89,6 +91,7 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
         # A failure is no label: an empty one is what says that there is no answer.
         label = "" if said["outcome"] == Outcome.FAILED else said["outcome"]
         return {"id": sample.id, "label": label, "score": said.get("score"), "level": said.get("level")}
+    # A sample that broke off is the system's failure: it counts as wrong, and is not refused.
     if sample.error is not None:
         return {"id": sample.id, "label": ""}
     if scorer not in (sample.scores or {}):

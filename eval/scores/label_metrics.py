@@ -77,6 +77,7 @@ def value_of(metric: Metric, arrays: TaskArrays) -> float | None:
 def _ratio(part: Floats, whole: Floats) -> Floats:
     """The quotient; NaN where the whole is 0."""
     none = np.full(np.broadcast(part, whole).shape, np.nan)
+    # Divided only where it can be: NumPy would warn of each resample without a meme.
     return np.asarray(np.divide(part, whole, out=none, where=whole > 0))
 
 

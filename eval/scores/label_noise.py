@@ -93,6 +93,7 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
     places = find_label_issues(labels, both, return_indices_ranked_by="self_confidence", n_jobs=1)
     # Given label x estimated label, shares of all memes.
     joint = estimate_joint(labels, both)
+    # By given label: the shares of what its memes likely are.
     benign, harmful = (joint / joint.sum(axis=1, keepdims=True)).tolist()
     return LabelNoise(
         n=len(scored),

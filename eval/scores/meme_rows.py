@@ -41,6 +41,7 @@ def read_meme_rows(
             word = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
             if not word:
                 fault = f"{column} is empty, or neither a word nor a whole number"
+                # One fault of a line is enough to find it.
                 break
             row.append(word)
         if not fault and ids is not None and row[0] not in ids:

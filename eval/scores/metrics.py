@@ -283,6 +283,7 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     """
     low, high = resampling.interval(resampled)
     if low == high:
+        # Rounded: a mean of zeros and ones times n may miss the whole number by its last bit.
         exact = binomtest(round(value * n), n).proportion_ci(confidence_level=0.95, method="exact")
         low, high = float(exact.low), float(exact.high)
     return Figure(value, low, high)

@@ -61,6 +61,7 @@ def _is_log(path: Path) -> bool:
     if ending != ".json":
         return ending == ".eval"
     try:
+        # Only its beginning is read here; whoever reads all of it says what is no UTF-8.
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
             first = next((line for line in lines if not line.isspace()), "")
     except OSError:

@@ -99,11 +99,13 @@ def summarise(
             for (item, who), score in own.items()
             if item in repeat_of and (repeat_of[item], who) in own
         ]
+        # Nothing but repeats was rated by it.
         if not first:
             continue
         by_item: dict[str, dict[str, int]] = defaultdict(dict)
         for (item, who), score in first.items():
             by_item[item][who] = score
+        # Items are what is drawn, with all their scores: raters of one item see the same text.
         mean = mean_of([(item, float(score)) for (item, _), score in first.items()], resamples, seed)
         assert mean is not None
         kappas = _pairwise(by_item)

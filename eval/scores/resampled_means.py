@@ -24,8 +24,10 @@ class ResampledMeans:
             resamples: Number of resamples.
             seed: Seed of the generator.
         """
+        # One place for a meme with several values, so that they are drawn together.
         self._places = {meme: place for place, meme in enumerate(dict.fromkeys(memes))}
         n = len(self._places)
+        # Counts of memes and not their places, so that any mean over all resamples is one product of matrices.
         drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
         self._drawn = drawn.astype(np.float64)  # (resamples, memes)
 
@@ -39,6 +41,7 @@ class ResampledMeans:
         for meme, value in values:
             sums[self._places[meme]] += value
             counts[self._places[meme]] += 1
+        # 0 / 0 is the NaN that is promised.
         with np.errstate(invalid="ignore"):
             means = (self._drawn @ sums) / (self._drawn @ counts)
         return float(sums.sum() / counts.sum()), np.asarray(means)

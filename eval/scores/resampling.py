@@ -58,6 +58,7 @@ def draw_weights(
     units = memes if groups is None else int(groups.max()) + 1
     drawn = rng.integers(0, units, (resamples, units)) + units * np.arange(resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=resamples * units).reshape(resamples, units)
+    # A meme comes up as often as its group.
     return (counts if groups is None else counts[:, groups]).astype(np.float64)
 
 
@@ -76,6 +77,7 @@ def draw_group_cells(places: Ints, shape: tuple[int, ...], groups: Ints, *, resa
     """
     units, cells, rng = int(groups.max()) + 1, int(np.prod(shape)), np.random.default_rng(seed)
     in_group = np.bincount(groups * cells + places, minlength=units * cells).reshape(units, cells)
+    # One resample at least, even where it alone is above the bound.
     step = max(1, _AT_ONCE // units)
     drawn = [
         rng.multinomial(units, np.full(units, 1 / units), size=min(step, resamples - start)) @ in_group
@@ -173,6 +175,7 @@ def auroc_and_brier(
         else:
             weights = draw_weights(groups, n, size, rng).astype(np.int64)
             flat = np.zeros((size, pairs), dtype=np.int64)
+            # Memes that have score and class in common, added up.
             flat[:, there] = np.add.reduceat(weights[:, order], starts, axis=1)
             counts = flat.reshape(size, 2, len(values))
         benign, harmful = counts[:, 0], counts[:, 1]

@@ -157,6 +157,7 @@ def groups_of(results: Results, by: str) -> tuple[dict[str, tuple[str, ...]], tu
                 field="by",
             )
         of_meme = groups_by(memes, by)
+        # By name, as no card puts these groups in an order.
         return of_meme, tuple(sorted({name for names in of_meme.values() for name in names}))
     court = dataset.card.court_task
     if manifest.question is not None:
@@ -188,6 +189,7 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
         )
     by_group: dict[str, list[int]] = {}
     for place, (_, one) in enumerate(pairs):
+        # A group that is named twice counts the meme once.
         for name in dict.fromkeys(groups.get(one.meme.id) or (NONE,)):
             by_group.setdefault(name, []).append(place)
     names = sorted(by_group, key=lambda name: (-len(by_group[name]), name))
@@ -195,10 +197,12 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
     for name in names:
         inside = set(by_group[name])
         own = [pair for place, pair in enumerate(pairs) if place in inside]
+        # The others and not all: a large group would be compared with itself.
         rest = [pair for place, pair in enumerate(pairs) if place not in inside]
         counted = {field: _share(*_counts(own)[field], others=_counts(rest)[field]) for field in SHARES}
         harmful = sum(gold for gold, _ in own)
         found.append((name, len(own), harmful, counted))
+    # All tests of the table are corrected together, of whichever share they are.
     tests = [(shares, field, share.p) for *_, shares in found for field, share in shares.items() if share.p is not None]
     for (shares, field, _), corrected in zip(tests, holm([p for *_, p in tests]), strict=True):
         shares[field] = replace(shares[field], corrected=corrected)

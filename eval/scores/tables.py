@@ -18,6 +18,7 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
+            # Numbers to the right; the first column has names.
             cell.rjust(width) if numbers and place else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

@@ -139,7 +139,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         over = each[name][~np.isnan(each[name])]
         if value is None or not over.size:
             return None
-        # Of groups the number is not that of independent memes, and the exact interval would be too narrow.
+        # Memes of a group are no independent ones: with their number the exact interval would be too narrow.
         if name in _SHARES and groups is None:
             return share_figure(value, over, n)
         return Figure(value, *resampling.interval(over))

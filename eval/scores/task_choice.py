@@ -65,6 +65,7 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     """
     read = [arrays_of(run) for run in runs]
     memes = [[one.meme.id for one in judged] for judged, _ in read]
+    # In the same order too: rows of the arrays are compared place by place.
     if any(other != memes[0] for other in memes[1:]):
         raise BadRequest("The runs did not ask about the same memes.", reason="MEMES_DIFFER")
     question = question_of(runs[0])
@@ -83,10 +84,12 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
     inside, lost = [], []
     for start in range(0, resamples, _AT_ONCE):
         weights = draw_weights(groups, len(memes[0]), min(_AT_ONCE, resamples - start), rng)
+        # Memes that a resample left out had no part in its pick, and so can judge it.
         left = (weights == 0).astype(np.float64)
         drawn = np.stack([metric(each, weights) for each in arrays], axis=1)
         outside = np.stack([metric(each, left) for each in arrays], axis=1)
         inside.append(drawn)
+        # A way without a value in a resample is not picked there.
         each_, picked = np.arange(len(weights)), np.nan_to_num(drawn, nan=-np.inf).argmax(axis=1)
         lost.append(outside[each_, best] - outside[each_, picked])
     over, losses = np.concatenate(inside), np.concatenate(lost)
@@ -105,5 +108,6 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
             )
             for place in order.tolist()
         ),
+        # By chance a pick may do better outside its resample; a gain below 0 means nothing.
         flattered_by=max(0.0, float(losses.mean())) if losses.size else 0.0,
     )

@@ -107,6 +107,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     groups = group_numbers_of(judged)
     # Metrics of probabilities only where both have some.
     scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
+    # The ceiling of agreement is a figure of the annotators, the same for both runs.
     names = metrics_of(asked_a, scored=scored, votes=False)
     figures = [{name: value_of(metric_of(name, asked_a.labels), of) for name in names} for of in (of_a, of_b)]
     right_a, right_b = right_answers(of_a), right_answers(of_b)

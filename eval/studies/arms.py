@@ -308,6 +308,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
         VllmFailed: A server did not come up, or ended. What was judged is kept, and the same call goes on.
         As :func:`eval.runs.run.run`: what was judged is kept, and the same call goes on.
     """
+    # Before anything is run: an arm that can't be held is an error at once.
     arms = [(arm, settings_of(study.settings, arm), _started_for(study, arm)) for arm in study.arms]
     if study.vllm is None:
         # A server that is started has its model; otherwise a missing one is found out before anything
@@ -427,6 +428,7 @@ def _with_model(llm: ModelSettings, other: ModelOf) -> ModelSettings:
 
 def _servers(url: str) -> tuple[str, ...] | None:
     try:
+        # Checked as an address in the settings is.
         return RoleSettings.model_validate({"url": url}).url
     except ValidationError as error:
         raise BadRequest(f"{url} is no model server: {error.errors()[0]['msg']}.", field="with-model") from None

@@ -83,6 +83,7 @@ def report_of(texts: Iterable[str], left_out: int = 0) -> SteeringReport:
     counts: Counter[SignalKind] = Counter()
     n = flagged = in_words = 0
     for text in texts:
+        # A text counts once for each kind, however many signs of it there are.
         kinds = {signal.kind for signal in find_injection_signals(text)}
         n += 1
         flagged += bool(kinds)

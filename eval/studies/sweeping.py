@@ -129,8 +129,10 @@ def parse_axis(said: str) -> tuple[str, tuple[JsonValue, ...]]:
 def parse_thresholds(said: str) -> tuple[float, ...]:
     """Thresholds from ``t1,t2``, each once. Raises BadRequest if one is no number between 0 and 1."""
     try:
+        # A threshold that is named twice would stand in the table twice.
         each = tuple(dict.fromkeys(float(one) for one in said.split(",") if one.strip()))
     except ValueError:
+        # Outside of [0, 1], so that the error below names it.
         each = (-1.0,)
     if not all(0 <= one <= 1 for one in each):
         raise BadRequest(f"{said!r} holds something that is no score: thresholds lie in [0, 1].", field="thresholds")

@@ -296,6 +296,7 @@ def measure_left_out(
         BadRequest: Its labels don't fit the protocol, none is left, or templates are to be held apart by pictures that
             another encoder than the built-in one embedded: the threshold was measured of that one.
     """
+    # Without an encoder: nothing is embedded, rows of the library are compared with each other.
     whole = Library.open(place, None)
     # An encoder of one's own texts describes pictures as the built-in one does.
     if templates_too and whole.manifest.encoder.name not in (name_of(BUILTIN), ONNX_TEXTS):
@@ -333,6 +334,7 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
     )
     votes = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards)
     by_row = dict(zip(near.rows.tolist(), votes.tolist(), strict=True))
+    # A meme that can be compared with nothing has no probability.
     return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
 
 

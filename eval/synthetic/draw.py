@@ -56,6 +56,7 @@ def read_badge(picture: bytes) -> str | None:
     half = _LOOKED_AT * height
     patch = pixels.crop((round(width / 2 - half), round(height / 2 - half), round(width / 2 + half) + 1,
                          round(height / 2 + half) + 1))  # fmt: skip
+    # The mean of the patch: single pixels that compression has changed don't matter.
     colour = patch.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
     # On the white ring: beyond the largest sign (1.3 x _SIGN), within the disc and its outline.
     around = [

@@ -130,11 +130,13 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
         group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
         look = rng.choice(SCENES), rng.randrange(1_000_000)
         signs = (f"people from {group}", thing)
+        # In the order of CONTRAST: the attack over both signs, then the kind words over both.
         for place, (caption, sign) in enumerate((caption, sign) for caption in (attack, kind) for sign in signs):
             add(CONTRAST[place], place == 0, caption, sign=sign, look=look, of=number)
     for functionality in words.functionality:
         for number in range(count):
             caption = functionality.captions[number % len(functionality.captions)]
+            # Both are drawn, whichever the caption has, so that the draws after it stay the same.
             filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
             look = rng.choice(SCENES), rng.randrange(1_000_000)
             add(functionality.id, functionality.harmful, filled, look=look, of=None)
@@ -181,6 +183,7 @@ def write_functional(
     key = "".join(json.dumps({name: getattr(case, name) for name in case.__slots__}) + "\n" for case in made)
     (root / FUNCTIONAL_KEY).write_text(key, "utf-8")
     about = {"made_by": "memecourt-eval functional make", "dataset": DATASET, "seed": seed, "cases": count}
+    # Last, since it is by this file that the directory is recognised.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return made
 
@@ -216,6 +219,7 @@ def _draw_sign(image: Image.Image, words: str) -> None:
     left, top, right, bottom = (share * side for share, side in zip(_PLATE, image.size * 2, strict=True))
     canvas.rounded_rectangle((left, top, right, bottom), 10, fill=(250, 248, 235), outline=(25, 25, 30), width=4)
     size = int((bottom - top) * 0.6)
+    # Letters as large as the plate allows.
     while canvas.textlength(words, ImageFont.load_default(size)) > (right - left) * 0.92:
         size -= 1
     middle = ((left + right) / 2, (top + bottom) / 2)

@@ -172,6 +172,7 @@ def make(
             if meme.planted
         ],
     }
+    # Last, since it is by this file that the directory is recognised.
     (root / SYNTHETIC_KEY).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return Made(root, dataset.id, tuple(planting.memes))
 
@@ -190,11 +191,14 @@ def _families(rng: random.Random) -> Iterator[SyntheticMeme]:
         here, there = rng.sample(list(GROUPS), 2)
         bad, kind = rng.choice(BAD), rng.choice(KIND)
         opener, time = rng.choice(OPENERS), rng.choice(TIMES)
+        # Either would be a text of two families.
         if {(opener, bad, time), (opener, kind, time)} & taken:
             continue
         taken |= {(opener, bad, time), (opener, kind, time)}
         number += 1
         scene, seed = rng.choice(SCENES), rng.randrange(1_000_000)
+        # Bad words over their own group's badge and over another, kind words over the former: neither words nor badge
+        # decide alone.
         for group, saying, badge in ((here, bad, here), (here, bad, there), (there, bad, there), (here, kind, here)):
             text = text_of(opener, group, saying, time)
             yield SyntheticMeme(

@@ -109,6 +109,7 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
 
     # Rounded: shares that make up a whole in decimals may fall short of it in binary.
     seen = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
+    # Who has not made out the badge goes by the words alone.
     harmful = claim.bad and (not seen or claim.group == shown.badge)
     if seen and chance("slip") >= (ability.harmful if harmful else ability.benign):
         harmful = not harmful
@@ -165,6 +166,7 @@ def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
         claim = claim_of(text)
         ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
         kept.append(claim is not None and ruled == harmful)
+    # More than half: a tie helps nobody.
     return 2 * sum(kept) > len(kept)
 
 
@@ -182,6 +184,7 @@ class Oracle:
             parts: The user message: texts, and pictures as PNG.
             wanted: Properties of the JSON schema that the reply must obey.
         """
+        # First: a task's question wants a label too, as some comparators do.
         asked = task_reply(parts, wanted, self.ability)
         if asked is not None:
             return asked
@@ -216,6 +219,7 @@ class Oracle:
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
         first, second = ("A", "B") if "A) harmful" in last else ("B", "A")
+        # A little of the mass goes to other tokens, as with real models.
         return {first: 0.98 * probability, second: 0.98 * (1 - probability)}
 
     def _sight(self, parts: Sequence[str | bytes]) -> str:
@@ -224,6 +228,7 @@ class Oracle:
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
         asked = len(_exchanges(parts))
+        # The one question that brings something to light; without a stance an advocate does not know to put it.
         if asked == 0 and prompts.load("advocate").stance("none") not in system:
             return _SIGHT
         return f"What else is there to see in the background, {asked + 1}?"
@@ -325,6 +330,7 @@ def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
             heading = found["heading"]
             if heading.startswith("Above:"):
                 pictures[heading] = next((read_badge(each) for each in before), None)
+                # Pictures belong to the heading that follows them.
                 before = []
     precedents = [
         (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] != "not harmful")

@@ -44,6 +44,7 @@ class ServedOracle:
         if part.get("image_url") is None:
             return self._pictures[str(id_)]
         png = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+        # From now on the client may send the id alone.
         if id_:
             self._pictures[str(id_)] = png
         return png

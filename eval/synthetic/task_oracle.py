@@ -52,6 +52,7 @@ def answer_target(shown: TaskInput, ability: Ability) -> str:
     """Answer to the task ``target``."""
     badge, slips = _sight(shown, ability)
     answer = target_of(shown.text, badge)
+    # A slip names the next label, so that the wrong answer is the same each time.
     return TARGETS[(TARGETS.index(answer) + 1) % len(TARGETS)] if slips else answer
 
 
@@ -59,6 +60,7 @@ def answer_signs(shown: TaskInput, ability: Ability) -> tuple[str, ...]:
     """Answer to the task ``signs``."""
     badge, slips = _sight(shown, ability)
     answer = set(signs_of(shown.text, badge))
+    # A slip is about the one sign that takes eyes: whether the group is shown.
     return tuple(sign for sign in SIGNS if sign in (answer ^ {SHOWN} if slips else answer))
 
 
@@ -80,6 +82,7 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
 
 def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float] | None:
     """Masses of the letters that a question for labels of a task offers; None for any other question."""
+    # The question stands behind all that is shown.
     last = next(part for part in reversed(parts) if isinstance(part, str))
     options = dict(_OPTION.findall(last))
     of_label = _OF_LABEL.search(last)
@@ -95,6 +98,7 @@ def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float
 
 def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
     """The badge that the model takes the meme to show, and True if it slips."""
+    # What is seen goes before what is told.
     badge = shown.badge or shown.named
     claim = claim_of(shown.text)
     helped = ability.eyes * (shown.badge is not None) + ability.description * (shown.named is not None)

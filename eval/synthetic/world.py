@@ -122,6 +122,7 @@ TIMES = (
     "when the moon is full",
 )
 
+# Any white space between words: a text that was read off a picture has line breaks of its own.
 _CLAIM = re.compile(rf"people from ({'|'.join(GROUPS)}) ({'|'.join(SAYINGS)})\b".replace(" ", r"\s+"), re.IGNORECASE)
 
 
@@ -153,6 +154,7 @@ def claim_of(text: str) -> Claim | None:
     found = _CLAIM.search(text)
     if found is None:
         return None
+    # In the group's own letters: a text may be in capitals, as memes are.
     group = next(name for name in GROUPS if name.lower() == found[1].lower())
     return Claim(group, SAYINGS[" ".join(found[2].lower().split())])
 

@@ -84,6 +84,7 @@ class ArmModel:
         try:
             reply = await self._inner.reply(request, within_s=within_s)
         except (Unavailable, BudgetSpent) as error:
+            # The first one counts: the witness notes an error and goes on, and later ones follow from it.
             self.failure = self.failure or error
             raise
         self.calls += 1
@@ -107,6 +108,7 @@ class ArmModel:
             # The document is the last part before the question; its evidence may have grown, and the fence is the same.
             document = request.parts[-2]
             attempt = request.place.attempt if request.place else 1
+            # A call that is made again for its reply is no second look.
             if isinstance(document, str) and document in self._documents and attempt == 1:
                 return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}
             self._documents.add(str(document))

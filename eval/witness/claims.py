@@ -78,6 +78,7 @@ def read_claims(path: Path) -> tuple[GoldClaim, ...]:
                 claims.append(claim)
         except ValueError as error:
             faults.append(f"line {line:,}: {error}")
+    # The whole file is refused: half of it would be measured as if it were all.
     if faults:
         more = f"; and {len(faults) - _SHOWN:,} more lines" if len(faults) > _SHOWN else ""
         raise BadRequest(f"{path.name} can't be used: {'; '.join(faults[:_SHOWN])}{more}.", reason="CLAIMS_UNREADABLE")
@@ -130,6 +131,7 @@ def _claim(record: dict[str, Any], place: str, text: object, label: object) -> G
         raise ValueError("its id is no text")
     # An id names a line; where a line has several claims they are numbered as well.
     id_ = str(known) if known is not None and "claim" in record else place
+    # Data sets write the same label in several ways.
     word = " ".join(str(label).lower().replace("_", " ").replace("-", " ").split())
     if not isinstance(label, str | bool | None) or word not in _GOLD:
         raise ValueError(f"its label {str(label)[:30]!r} is none: give True, False or Unknown")

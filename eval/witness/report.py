@@ -82,4 +82,5 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
         notes=("Compare runs with --as-published alone: with abstentions the figures have another meaning.",),
     )
     figures = Section(key="figures", title="Figures", rows=tuple(rows), notes=notes)
+    # Beside a drawn world, published figures would invite a comparison that means nothing.
     return [figures] if manifest.demonstration else [figures, published]

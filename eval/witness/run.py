@@ -264,6 +264,7 @@ def _require_same(begun: WitnessManifest, now: WitnessManifest) -> None:
 
 
 def _write_lines(out: Path, lines: Sequence[CheckedClaim]) -> None:
+    # In one step, so that a crash leaves the old lines or the new ones.
     new = out / f"{CHECKED}.new"
     new.write_text("".join(one.model_dump_json(ensure_ascii=True) + "\n" for one in lines), "ascii")
     new.replace(out / CHECKED)

@@ -151,6 +151,7 @@ def draw_world(seed: int = 0) -> tuple[Fact, ...]:
     drawn.shuffle(pairs)
     facts = []
     for number, ((place, name), situation) in enumerate(zip(pairs, situations, strict=True), 1):
+        # Two that differ: the other one is what a false claim says.
         value, other = drawn.sample(PROPERTIES[name].values, 2)
         # By turns within a situation, so that each has as many true claims as false ones, or one more.
         facts.append(Fact(number, place, name, value=value, other=other, true=number % 2 == 0, situation=situation))
@@ -170,6 +171,7 @@ def nicknames_in(text: str) -> tuple[tuple[str, str, str], ...]:
 def claim_in(text: str) -> tuple[str, str, str] | None:
     """Property, place and value of a claim; None for one that is not of this world."""
     for name, one in PROPERTIES.items():
+        # The whole text: a sentence with anything more in it is no claim of this world.
         if (found := one.read(text)) and found[0][2] == text.rstrip("."):
             return name, found[0][0], found[0][1]
     return None
@@ -207,6 +209,7 @@ def _documents(fact: Fact) -> list[FactDocument]:
         case Situation.STATED:
             return [stated]
         case Situation.BURIED:
+            # The words of the claim more often than the register has them, so that a search by words ranks these first.
             question = f"{fact.place}! {fact.place} {one.words}? Who can say? {fact.place} {one.words}!"
             return [stated, *(_document(f"{key}-question-{number}", title, question, GOSSIP) for number in range(3))]
         case Situation.LINKED:

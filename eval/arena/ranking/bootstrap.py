@@ -47,6 +47,7 @@ class Spread:
 def draw_memes(memes: int, resamples: int, seed: int) -> Ints:
     """Draws memes; int of shape (resamples, memes), each row the count of each meme and adding up to ``memes``."""
     drawn = np.random.default_rng(seed).integers(0, memes, (resamples, memes), dtype=np.int32)
+    # Numbered apart by resample, so that one bincount counts all of them.
     place = drawn + np.arange(resamples, dtype=np.int64)[:, None] * memes
     return np.asarray(np.bincount(place.ravel(), minlength=resamples * memes).reshape(resamples, memes))
 
@@ -98,6 +99,7 @@ def spread_over_rows(table: Battles, *, anchor: int | None = None, resamples: in
 def spread_of_elo(table: Battles, *, k: float = K, resamples: int = RESAMPLES, seed: int = 0) -> Spread:
     """Computes the spread of Elo ratings: memes are drawn with replacement and come in the order of the draw."""
     rng = np.random.default_rng(seed)
+    # Memes without a battle are not drawn, as in `spread`.
     present = np.unique(table.meme)
     of_meme = [np.flatnonzero(table.meme == meme) for meme in present]
     step = max(1, _AT_ONCE // len(table))
@@ -137,6 +139,7 @@ def _spread_of(by_meme: Floats, anchor: int | None, resamples: int, seed: int) -
     memes, n, _ = by_meme.shape
     drawn = draw_memes(memes, resamples, seed).astype(np.float64)
     flat = by_meme.reshape(memes, n * n)
+    # One resample at least, even where a single table is above the bound.
     step = max(1, _AT_ONCE // (n * n))
     fitted = []
     for begin in range(0, resamples, step):

@@ -67,6 +67,7 @@ def fit(won: Floats) -> Floats:
         laplacian = -bend
         laplacian[:, np.arange(n), np.arange(n)] += bend.sum(axis=2)
         size = np.einsum("rii->r", laplacian)[:, None, None] / n
+        # Never 0, which would leave the matrix singular: bends may underflow.
         step = np.linalg.solve(laplacian + ones * np.maximum(size, 1e-300), slope[:, :, None])[:, :, 0]
         step -= step.mean(axis=1, keepdims=True)
         gain = (slope * step).sum(axis=1)
@@ -167,6 +168,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
         step[:n] -= step[:n].mean()
         gain, size_of_step = float(slope @ step), 1.0
         if gain > _CLOSE:
+            # Halved until the likelihood rises enough, by the rule of _damped.
             while (then := likelihood(at + size_of_step * step)) < now + 1e-4 * size_of_step * gain:
                 size_of_step /= 2
                 # A step this short is taken for a likelihood that rises only towards infinity.
@@ -180,6 +182,7 @@ def styled(table: Battles, covariates: Floats, *, anchor: int | None = None, wei
             effects = np.zeros(p)
             effects[columns] = SCALE * at[n:] / spread[columns]
             return Styled(rated(at[:n], anchor), effects)
+    # The likelihood is concave, and where it has a maximum Newton's method is there long before.
     raise _separated()
 
 
@@ -203,6 +206,8 @@ def _damped(tables: Floats, theta: Floats, step: Floats, gain: Floats) -> Floats
         now = _likelihood(tables[todo], theta[todo])
         while todo.size:
             tried = theta[todo] + size[todo, None] * step[todo]
+            # A ten-thousandth of the predicted rise: Armijo's rule with its usual constant (Nocedal & Wright 2006,
+            # section 3.1).
             short = _likelihood(tables[todo], tried) < now + 1e-4 * size[todo] * gain[todo]
             # Ends the halving where rounding hides the rise after all.
             short &= size[todo] > 1e-9

@@ -19,6 +19,7 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
         k: Points that a rating moves by at most.
         initial: Initial rating of every model.
     """
+    # A list and not an array: each battle needs the ratings after the one before, and single numbers of NumPy are slow.
     rating = [initial] * len(table.models)
     columns = (table.left.tolist(), table.right.tolist(), table.score.tolist(), table.weight.tolist())
     for left, right, score, weight in zip(*columns, strict=True):
@@ -44,6 +45,7 @@ def elo_of_orders(table: Battles, orders: Ints, *, k: float = K, initial: float 
     rating = np.full((len(orders), len(table.models)), initial)
     for battle in orders.T:
         left, right = table.left[battle], table.right[battle]
+        # Place -1 reads the last battle; without weight it moves nobody.
         weight = np.where(battle < 0, 0.0, table.weight[battle])
         chance = 1 / (1 + 10 ** ((rating[rows, right] - rating[rows, left]) / 400))
         move = k * weight * (table.score[battle] - chance)

@@ -42,6 +42,7 @@ class World:
         shift = nodes * self.meme_effect * np.sqrt(2)  # of the difference of two
         difference = theta[:, None] - theta[None, :]
         won = (weights / weights.sum() / (1 + np.exp(-(difference[:, :, None] + shift)))).sum(axis=2)
+        # A tie is half a win.
         won = (1 - self.ties) * won + self.ties / 2
         # The quadrature gives half a win of each model over itself, which is no battle.
         np.fill_diagonal(won, 0)
@@ -53,10 +54,12 @@ class World:
         n = len(self.strengths)
         left, right, score, meme = [], [], [], []
         for number in range(self.memes):
+            # Drawn once a meme: battles over the same meme go together, as in an arena.
             fit_ = np.array(self.strengths) + rng.normal(0, self.meme_effect, n)
             for _ in range(self.tasks):
                 three = rng.choice(n, 3, replace=False)
                 for i, j in ((0, 1), (0, 2), (1, 2)):
+                    # In either order, as judges are shown answers.
                     a, b = rng.permutation(three[[i, j]])
                     won = float(rng.random() < 1 / (1 + np.exp(fit_[b] - fit_[a])))
                     left.append(a)

@@ -70,6 +70,7 @@ def library(*, memes: int = 1_000_000, seconds: float = 15.0) -> Result:
         figures: dict[str, float] = {"memes": memes, "write_s": seconds_of(lambda: _write(root, memes))}
         for part in ("checked", "answer", "scanned", "memory", "changes"):  # the first also makes the fast stage
             print(f"measuring: {part}", file=sys.stderr)
+            # In a process of its own: what one part has allocated is not in the figures of the next.
             measured = [run_module(__name__, [part, root, seconds]) for _ in range(_REPEATED.get(part, 1))]
             figures |= {name: statistics.median(each[name] for each in measured) for name in measured[0]}
     return Result(
@@ -102,6 +103,7 @@ def _opened(root: Path) -> LibraryFinder:
 
 
 def _ask(finder: LibraryFinder, number: int = 0) -> None:
+    # A search that finds too little would pass for a fast one.
     assert len(asyncio.run(find(finder, number)).tally) == TALLY
 
 
@@ -163,6 +165,7 @@ def memory(root: Path) -> dict[str, float]:
     """Resident memory once all rows were searched, and with the fast stage."""
     finder = _opened(root)
     vectors = finder.searched.manifest.files[VECTORS].size
+    # Each search scans all rows, so that every page of the vectors is in memory when it is read.
     for number in range(5):
         _ask(finder, number)
     resident = _rollup()
@@ -304,6 +307,7 @@ class _Work:
         def work() -> None:
             while not stop.is_set():
                 with self._lock:
+                    # Taken together, or a later number could be due before an earlier one.
                     number, due = next(self._numbers), next(asked) / self.offered if self.offered else 0.0
                 # Waits until it is due, and ends at once when the block does.
                 if stop.wait(max(0.0, began + due - time.perf_counter())):

@@ -99,6 +99,7 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
     def __init__(self, known: int, picture: Hash) -> None:
         self._known = known
         rng = np.random.default_rng(0)
+        # So few that each of them has a hundred captions.
         self._pictures = rng.integers(0, 256, (known // _CAPTIONS, BYTES), dtype=np.uint8)
         self._pictures[0] = picture
 

@@ -51,6 +51,7 @@ TALLY = 25
 _CLUSTERS = 5000
 _NOISE = 0.8
 _BLOCK = 16_384
+# Both ends too, where one half counts for nothing.
 _ALPHAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _REAL_QUERIES = 100
 _K = 3
@@ -69,6 +70,7 @@ def drawn(count: int, seed: int, into: Floats | None = None) -> Floats:
         seed: Another seed, other rows around the same centres.
         into: Target of the vectors, such as a file in memory; a new array if None.
     """
+    # The same centres for every seed, or queries would lie elsewhere than rows.
     centres = np.random.default_rng(1).standard_normal((2, _CLUSTERS, DIM), dtype=np.float32)
     random = np.random.default_rng([2, seed])
     rows = np.empty((count, 2 * DIM), dtype=np.float32) if into is None else into
@@ -131,6 +133,7 @@ def drawn_library(root: Path, rows: Floats, encoder: EncoderIdentity) -> Library
 
 async def find(finder: LibraryFinder | PgvectorFinder, number: int, alpha: float | None = None) -> Findings:
     """A search as a trial asks for it, for the meme that the encoder knows by this number."""
+    # The encoder takes the number for the meme: no picture is decoded.
     frames = (Frame(str(number).encode(), 1, 1),)
     return await finder.find(text=str(number), frames=frames, pixels_sha256="", exhibits=3, tally=TALLY, alpha=alpha)
 
@@ -147,6 +150,7 @@ def search(*, memes: int = 1_000_000, queries: int = 6) -> Result:
     """
     rows, asked = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
     figures = _among_some(rows[: memes // 10], asked[:queries]) | _among_many(rows, asked)
+    # 4 GB, which the next part does without.
     del rows
     figures |= _among_real()
     recalls = [name for name in figures if name.startswith(("recall_", "real_recall_"))]
@@ -258,6 +262,7 @@ def _of_harmeme(split: str) -> Floats:
     from retrieval.library.sources import Source
 
     texts = {row.text for path in sorted(_REAL.glob(f"*/{split}.jsonl")) for row in read_source(Source(path)).good}
+    # Sorted: a set of texts has another order in each process.
     vectors = BuiltinEncoder().embed_texts(sorted(texts)).vectors
     vectors = np.random.default_rng(3).permutation(vectors[vectors.any(axis=1)])
     return np.hstack([vectors, np.roll(vectors, 1, axis=0)])
@@ -279,6 +284,7 @@ def _knn(rows: Floats, query: Floats, alpha: float) -> object:
     import faiss
 
     with one_thread():
+        # As ours is asked: one query gives a second thread nothing to do.
         return faiss.knn(_weighted(query, alpha)[np.newaxis, :], rows, _K, faiss.METRIC_INNER_PRODUCT)
 
 
@@ -342,6 +348,7 @@ async def _query_both(
             ended = time.perf_counter()
             # Ids, labels, order and every bit of every similarity.
             same.append(here == there)
+            # The first of each weight is for warming up.
             if number % queries:
                 took.append((between - began, ended - between))
     finally:

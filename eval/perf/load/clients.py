@@ -118,6 +118,7 @@ def echo(size: int) -> Iterator[tuple[str, int]]:
 
 def with_field(number: int, value: bytes) -> bytes:
     """A field of a message on the wire, of less than 128 bytes."""
+    # Wire type 2 of protobuf is a length and so many bytes; below 128 the length is one byte itself.
     return bytes((number << 3 | 2, len(value))) + value
 
 
@@ -145,6 +146,7 @@ class _Clients:
         number = next(self._numbers)
         name = f"{self._run}-{number}"
         message = self.messages[number % len(self.messages)]
+        # Fields of protobuf may come in any order, so that these can be put behind the others.
         if self.job.named:
             message += with_field(REQUEST_ID, name.encode())
         if self.job.text:

@@ -143,6 +143,7 @@ def _disturbed(percentile: str, before: LoadOutcome, beside: LoadOutcome, after:
     """A percentile of normal load, such as ``p95``, beside the hostile one and over that without it."""
     first, disturbed, last = (getattr(outcome, f"{percentile}_ms") for outcome in (before, beside, after))
     return {
+        # Over the mean of before and after: a machine that slows down meanwhile is no work of the hostile load.
         f"{percentile}_over_undisturbed": 2 * disturbed / (first + last),
         f"{percentile}_ms": disturbed,
         f"before_{percentile}_ms": first,
@@ -175,6 +176,7 @@ async def throw(address: str, rate: float, seconds: float) -> Counter[str]:
 def _unseen(place: Path, turn: int, count: int) -> list[str]:
     """Files with a request each, about pictures that are in no other."""
     paths = [place / f"fresh-{turn}-{number}" for number in range(count)]
+    # Each turn has numbers of its own, which no known meme has.
     for number, path in enumerate(paths):
         unseen = wire.JudgeRequest(image=picture(10_000 * (turn + 1) + number), text=f"Meme {number} of turn {turn}")
         path.write_bytes(unseen.SerializeToString())
@@ -205,6 +207,7 @@ def _pixels_that_never_come(chance: random.Random) -> bytes:
     return _head(_SIDE, _SIDE) + _noted(chance) + _chunk(b"IDAT", _most_lines()) + _chunk(b"IEND", b"")
 
 
+# The same in all files, and slow to compress.
 @cache
 def _most_lines() -> bytes:
     # Without its last four bytes, zlib's checksum: the stream just breaks off.
@@ -391,10 +394,12 @@ class _Callers:
             self._counts.there += 1
             self._counts.most = max(self._counts.most, self._counts.there)
             try:
+                # To be sent away is what they are here for: it is counted below.
                 with suppress(grpc.aio.AioRpcError, OSError):
                     await caller(number)
             finally:
                 self._counts.there -= 1
+            # Reached only where the server ended the call: at the end the task is cancelled.
             self._counts.ended += 1
             await asyncio.sleep(_BACK_S)
 

@@ -114,6 +114,7 @@ class _Callers:
         self.began = time.monotonic()
         async with AsyncClient(self.address, metadata=self._attempt) as client, asyncio.TaskGroup() as group:
             for number in range(round(rate * seconds)):
+                # What is late leaves at once, so that the rate stays.
                 await asyncio.sleep(max(0.0, self.began + number / rate - time.monotonic()))
                 group.create_task(self._one(client))
 
@@ -300,6 +301,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
     async def sample_usage() -> None:
         while time.monotonic() < end:
             looks.append(server.resources())
+            # Twenty samples at least, however short the soak.
             await asyncio.sleep(min(_LOOK_S, seconds / 20))
 
     # No repeats: an error that a second attempt makes good would not be counted.

@@ -96,6 +96,7 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
         RuntimeError: The server ended before it was ready, or did not end by itself.
     """
     home.mkdir(parents=True, exist_ok=True)
+    # Port 0: the system gives a free one, so that benchmarks and tests can run side by side.
     command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", *map(str, options)]
     # Settings of whoever runs the benchmark must not change what is measured.
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}

@@ -70,6 +70,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
     """
     with (
         served_known(memes) as (server, requests, answer_bytes),
+        # As many bytes as an answer of the service has.
         echo(answer_bytes) as (address, pid),
     ):
         bare = Process(address, pid, server.home)
@@ -80,6 +81,7 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
             lambda _: _rate(bare, replace(job, address=address)),
         ]
         rates = medians(
+            # Without a turn for it: each job warms up by itself.
             in_turns(ways, range(turns), warm_up=False),
             of_echo=lambda ours, _, echo: ours.requests_s / echo.requests_s,
             named_of_echo=lambda _, named, echo: named.requests_s / echo.requests_s,

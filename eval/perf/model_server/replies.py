@@ -34,6 +34,7 @@ def tokens_of(text: str) -> list[str]:
 
 def token_id(token: str) -> int:
     """The id of a token."""
+    # Within the size of a usual vocabulary.
     return int.from_bytes(hashlib.sha256(token.encode()).digest()[:4], "big") % 150_000
 
 
@@ -45,6 +46,7 @@ def prompt_tokens(messages: Sequence[Mapping[str, Any]], picture_tokens: int) ->
     """
     tokens: list[str] = []
     for message in messages:
+        # A mark for each role, as chat templates write one.
         tokens.append(f"<{message['role']}>")
         content = message["content"]
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -61,6 +63,7 @@ def picture_digest(part: Mapping[str, Any]) -> str:
     """Returns a stand-in for a picture: its id if it has one, else a digest of its bytes."""
     if part.get("uuid"):
         return str(part["uuid"])
+    # The address holds the picture's bytes, so that this is a digest of them.
     return hashlib.sha256(part["image_url"]["url"].encode()).hexdigest()
 
 
@@ -95,6 +98,7 @@ def _chain(tokens: Sequence[str]) -> list[bytes]:
     """A key for each full block, which stands for it and for all before it."""
     keys, before = [], b""
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        # The NUL keeps tokens from running into each other.
         block = "\0".join(tokens[start : start + BLOCK]).encode()
         before = hashlib.blake2b(before + block, digest_size=16).digest()
         keys.append(before)
@@ -207,6 +211,7 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("only references within the schema are followed")
     found: Any = root
     for step in reference[2:].split("/"):
+        # The escapes of a JSON pointer, in the order that undoes them.
         found = found[step.replace("~1", "/").replace("~0", "~")]
     assert isinstance(found, Mapping)
     return found
@@ -220,6 +225,7 @@ def first_token(odds: Mapping[str, float], payload: Mapping[str, Any]) -> tuple[
         payload: The request.
     """
     everything = dict(odds)
+    # What is left of the mass stands for all other tokens.
     everything.setdefault("…", max(1.0 - sum(odds.values()), 1e-9))
     ranked = sorted(everything.items(), key=lambda pair: -pair[1])
     chosen = ranked[0][0]

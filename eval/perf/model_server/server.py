@@ -167,6 +167,7 @@ class FakeModelServer:
     async def _before(self, request: web.Request, fault: InjectedFault) -> web.Response | None:
         """Faults that need no model."""
         if fault.kind is Kind.HANG:
+            # Nobody sets it: the call ends when its client goes away.
             await asyncio.Event().wait()
         if fault.kind is Kind.SLOW:
             await asyncio.sleep(fault.seconds)
@@ -322,6 +323,7 @@ class FakeModelServer:
     def _say(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
+            # A server without the ability passes over fields that name tokens by id.
             known = payload if "chosen_log_probs" in features else {"top_logprobs": payload.get("top_logprobs")}
             odds = self._odds(payload)
             if self._thinks(payload):  # next is the first word of a thought
@@ -348,6 +350,7 @@ class FakeModelServer:
         if fault.kind is Kind.CUT:
             await response.write(data[: len(data) // 2])
             assert request.transport is not None
+            # And not `abort`: the half that was written has to arrive.
             request.transport.close()
             return response
         if fault.kind is Kind.DRIP:
@@ -391,6 +394,7 @@ def _first_words(text: str, count: int) -> str:
     """The text up to and with its token number ``count``."""
     at = 0
     for token in tokens_of(text)[:count]:
+        # Searched for, as tokens leave out the white space between them.
         at = text.index(token, at) + len(token)
     return text[:at]
 

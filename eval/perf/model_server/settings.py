@@ -50,6 +50,7 @@ class Settings:
     """
 
     model: str = "stand-in"
+    # By this word clients take a server for a vLLM.
     owned_by: str = "vllm"
     api_key: str | None = None
     features: frozenset[str] = FEATURES

@@ -158,6 +158,7 @@ def _small_beside_large(choose: random.Random) -> _Drawn:
     _put(picture, large, (width // 25, height // 30), width // 16, outline=4)
     size = choose.randint(11, 15)
     place = (width // 10, height * 4 // 5)
+    # A white ground for the small letters, which have no outline.
     ImageDraw.Draw(picture).rectangle((place[0] - 8, place[1] - 8, width - 20, place[1] + 2 * size), fill=WHITE)
     _put(picture, small, place, size, fill=BLACK, font="DejaVuSans")
     return picture, [large, small], None
@@ -173,6 +174,7 @@ def _tilted(choose: random.Random) -> _Drawn:
     picture = _gradient(choose, choose.choice(_SIZES), light=True)
     width, height = picture.size
     line = _line(choose, 3, 4)
+    # Only the letters are turned: on a layer of their own, which is laid over the picture.
     patch = Image.new("RGBA", (width, height), (0, 0, 0, 0))
     _put(patch, line, (width // 6, height // 2), width // 26, fill=(120, 10, 10))
     tilted = patch.rotate(choose.choice([-25, -15, -8, 8, 15, 25]), resample=Image.Resampling.BICUBIC)
@@ -254,6 +256,7 @@ def _line(choose: random.Random, least: int, most: int) -> str:
     return " ".join(choose.choice(_WORDS) for _ in range(choose.randint(least, most)))
 
 
+# Once each: a font is read from its file.
 @cache
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(mpl.get_data_path(), "fonts", "ttf", f"{name}.ttf"), size)
@@ -286,6 +289,8 @@ def _background(choose: random.Random) -> Image.Image:
 def _gradient(choose: random.Random, size: tuple[int, int], *, light: bool = False) -> Image.Image:
     """Patches of colour that run into each other."""
     width, height = size
+    # numpy's generator is seeded by ours, so that a meme stays the same. Light values are for dark letters, the others
+    # for white ones.
     values = np.random.default_rng(choose.randrange(10**9)).integers(
         190 if light else 20, 256 if light else 200, (max(2, height // 160), max(2, width // 160), 3), dtype=np.uint8
     )
@@ -294,6 +299,7 @@ def _gradient(choose: random.Random, size: tuple[int, int], *, light: bool = Fal
 
 @cache
 def _photos() -> tuple[Image.Image, ...]:
+    # They come with scikit-learn: nothing is fetched.
     return tuple(map(Image.fromarray, load_sample_images().images))
 
 

@@ -50,6 +50,7 @@ def reading(*, a_group: int = 24, turns: int = 4) -> Result:
     unusual = [meme for meme in memes if meme.group in _UNUSUAL]
     bare = _bare()
     with _ours() as ours:
+        # Every so many memes and not a stretch of them: each turn has some of every group.
         taken = in_turns([ours, bare], [usual[turn::turns] for turn in range(turns)])
         for_errors = [*taken, (ours(unusual), bare(unusual))]
     texts = [{meme: text for turn in for_errors for meme, text in turn[way].texts.items()} for way in (0, 1)]
@@ -100,6 +101,7 @@ def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
         try:
             yield read
         finally:
+            # In the loop that they were used in.
             runner.run(close())
 
 
@@ -149,4 +151,5 @@ def _error_rate(texts: Mapping[DrawnMeme, str]) -> float:
 
 
 def _errors(texts: Mapping[DrawnMeme, str], memes: Iterable[DrawnMeme]) -> int:
+    # Where a line breaks is no error of reading: white space of any kind counts as one blank.
     return sum(Levenshtein.distance(" ".join(texts[meme].split()), meme.text) for meme in memes)

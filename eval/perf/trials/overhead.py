@@ -79,6 +79,7 @@ def trial_floor(*, trials: int = 7) -> Result:
 async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, float]]:
     taken = []
     async with bar(address, finder=KnownFinder(find_s=0.1, pictures_s=0.05)) as it:
+        # Connections are open, and what all prompts begin with has been read, before the clock starts.
         await it.court.hear(case("warming up", 2), unwatched)
         for number in range(trials):
             asked = case(f"number {number}", _ROUNDS)
@@ -140,6 +141,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
     proposer = Proposer(speaker(chairs.proposer), frames)
     description = (await proposer.describe()).value
     justifications, rounds = [], []
+    # One side after the other, and one call after the other: Algorithm 1 has nothing side by side.
     for side, chair in ((Side.ACCUSER, chairs.accuser), (Side.DEFENDER, chairs.defender)):
         brief = AdvocateBrief(policy=policy, fence=fence, text=text, description=description)
         advocate = Advocate(speaker(chair), side, brief)
@@ -150,6 +152,7 @@ async def naive(court: Court, case: TrialCase) -> tuple[int, ...]:
             history.append(Exchange(question, (await proposer.answer(question)).value))
             argument = (await advocate.summarise(history)).value
             bits = entropy(argument.summary)
+            # The stop as the paper prints it: two summaries whose entropies differ by less than epsilon.
             if number >= settings.rounds_min and previous is not None and abs(bits - previous) < settings.epsilon:
                 break
             previous = bits
@@ -254,6 +257,7 @@ async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
             "text_ms": text_ms,
             "picture_ms": picture_ms,
             "bare_post_ms": bare_ms,
+            # The bare post has the same body, so that this is what our client adds.
             "text_over_bare": text_ms / bare_ms,
         }
 
@@ -309,6 +313,7 @@ async def _medians(times: int, *calls: Callable[[], Awaitable[object]]) -> list[
     spent: list[list[float]] = [[] for _ in calls]
     for _ in range(times):
         for call, seconds in zip(calls, spent, strict=True):
+            # CPU time and no wall time: the wait for the server is not the client's.
             before = time.process_time()
             await call()
             seconds.append(time.process_time() - before)

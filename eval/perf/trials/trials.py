@@ -157,6 +157,7 @@ def times(record: TrialRecord, speed: Speed) -> Times:
         describe=_seconds(described.call, speed),
         sides=tuple(sides),
         judge=_seconds(given.call, speed),
+        # One event of several calls: one for each order of the options.
         score=speed.of(given.odds.call, len(given.odds.harmful)) if given.odds else 0.0,
     )
 
@@ -165,6 +166,7 @@ def _rounds(
     events: Iterable[QuestionAsked | AnswerGiven | Summarised], side: Side, rounds: int, speed: Speed
 ) -> tuple[float, ...]:
     calls = {event.round: event.call for event in events if event.side is side}
+    # Without those of later rounds, which the stop made superfluous.
     return tuple(_seconds(calls[number], speed) for number in range(1, rounds + 1))
 
 

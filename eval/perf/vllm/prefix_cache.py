@@ -71,6 +71,7 @@ async def _trials(trials: int) -> PromptTokens:
         queries, hits = (now - then for then, now in zip(before, await _counters(server), strict=True))
         prompts = await prompts_sent(server.root_url, server.model, model.asked)
     found = share(prompts[past:], prompts[:past], BLOCK)
+    # Counted in two ways, by the server's metrics and by what it says with each answer.
     assert (queries, hits) == (found.prompts, found.reached), "the server's counters are not what it said with answers"
     return found
 
@@ -200,6 +201,7 @@ def placed(tokens: Iterable[int], request: ChatRequest, picture_token: int) -> l
 
 def common(one: Sequence[Placed], other: Sequence[Placed]) -> int:
     """Length of what two begin with in common."""
+    # Of two lengths: what one has beyond the other is not in common.
     return sum(1 for _ in itertools.takewhile(_same, zip(one, other, strict=False)))
 
 

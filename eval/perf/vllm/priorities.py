@@ -85,6 +85,7 @@ async def _measured(turns: int, verdicts: int, batch: int) -> tuple[list[float],
             await court.hear(await drawn_case(reader, next(numbers)), unwatched)  # what all trials share is read once
             for turn in range(turns):
                 alone += await _single(court, reader, numbers, verdicts)
+                # The order changes with each turn: a machine that slows down favours neither.
                 for ranks in (True, False) if turn % 2 == 0 else (False, True):
                     _rank(model, ranks)
                     async with _batch(court, reader, numbers, batch):

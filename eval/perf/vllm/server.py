@@ -21,6 +21,7 @@ BLOCK = 32
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-logprobs", "20")
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The model is made here: a server that asks the hub for one would hide a fault.
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # vLLM has torch compile a function or two, eager or not, which takes a C++ compiler
     "PYTHONPATH": str(Path(__file__).parent / "patience"),
@@ -46,6 +47,7 @@ def vllm_python() -> Path:
             "MEMECOURT_VLLM_PYTHON, or work in a checkout of the repository.",
             reason="VLLM_MISSING",
         )
+    # Its errors go where ours go: the message below points to them.
     made = subprocess.run([sys.executable, _SCRIPT], stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
         raise NotLoaded("vLLM for the CPU could not be installed; what was said stands above.", reason="VLLM_MISSING")
@@ -86,6 +88,7 @@ async def tiny_vllm(python: Path, *flags: str) -> AsyncIterator[VllmServer]:
 
 async def metrics(server: VllmServer) -> str:
     """Returns the text of ``/metrics``."""
+    # A proxy in the environment has no place between two processes of one machine.
     async with httpx2.AsyncClient(trust_env=False, timeout=30) as client:
         answer = await client.get(f"{server.root_url}/metrics")
         answer.raise_for_status()

@@ -116,6 +116,7 @@ async def _pairs(count: int) -> list[Pair]:
     pairs = []
     async with tiny_vllm(vllm_python()) as server, court_before(server, _SETTINGS) as (court, _):
         await court.hear(cases.pop(), unwatched)  # what is the same in all trials has been seen from here on
+        # A meme for each trial: neither finds in the cache what the other left there.
         for one, other in zip(cases[::2], cases[1::2], strict=True):
             rounds, plain = await _counted(server, naive(court, one))
             assert rounds == (ROUNDS, ROUNDS), "not of the rounds that were meant"

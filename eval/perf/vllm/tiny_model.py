@@ -138,6 +138,7 @@ def _tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL),
+        # Sorted, as it comes in no certain order.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -235,6 +236,7 @@ def _pictures() -> dict[str, Any]:
         "patch_size": PATCH,
         "temporal_patch_size": FRAMES,
         "merge_size": MERGE,
+        # CLIP's mean and spread, as Qwen's own processor has them.
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
