@@ -42,7 +42,7 @@ def page(
             style=Markup(style),
             # The file's own policy allows this one style, by its digest, and no script at all.
             style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii"),
-            told=view_of(record),
+            view=view_of(record),
             record=record,
             receipt=kept.receipt,
             sides=tuple(Side),

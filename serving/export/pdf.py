@@ -181,18 +181,18 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictures, now: datetime) -> None:
+def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictures, now: datetime) -> None:
     record, opened = kept.record, kept.record.opened
-    paper.heading(told.outcome.title, 0)
+    paper.heading(view.outcome.title, 0)
     paper.fact("Trial", record.trial_id)
     paper.fact("Opened", f"{opened.at:%Y-%m-%d %H:%M:%S} UTC")
     paper.fact("Took", seconds(record.seconds))
-    paper.events(told.verdict_event, *told.told.failures)
+    paper.events(view.verdict_event, *view.transcript.failures)
     for event in record.events:
         if isinstance(event, VerdictReviewed | SecondOpinionAsked | AppealOpened):
             paper.heading(kind(event.kind).capitalize())
             paper.events(event)
-    for differences in told.differences.values():
+    for differences in view.differences.values():
         for one in differences:
             paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
     paper.heading("The meme")
@@ -203,36 +203,36 @@ def _tell(paper: _Paper, kept: ExportSource, told: TrialView, *, pictures: Pictu
     if pictures is Pictures.VEILED and kept.frames:
         paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
     source = {"CALLER": "given by the caller", "OCR": "read off the picture", "NONE": "there is none"}
-    paper.heading(f"Text, {source[told.told.source]}" if told.told.source else "Text", 2)
-    paper.quote(told.told.text or "–")
-    if told.told.description:
+    paper.heading(f"Text, {source[view.transcript.source]}" if view.transcript.source else "Text", 2)
+    paper.quote(view.transcript.text or "–")
+    if view.transcript.description:
         paper.heading("Description", 2)
-        paper.quote(told.told.description)
-    _sides(paper, told)
+        paper.quote(view.transcript.description)
+    _sides(paper, view)
     paper.heading("Precedents")
     for event in record.events:
         if isinstance(event, PrecedentsCited | NearDuplicatesFound):
             paper.events(event, pictures={} if pictures is Pictures.NONE else kept.precedents)
-    if told.told.claims_found:
+    if view.transcript.claims_found:
         paper.heading("Claims of fact, checked by an expert witness")
-        paper.events(told.told.claims_found, *(one.settled for one in told.claims))
-    if told.told.guard:
+        paper.events(view.transcript.claims_found, *(one.settled for one in view.claims))
+    if view.transcript.guard:
         paper.heading("A guard model")
-        paper.events(told.told.guard)
-    if told.told.ruling:
+        paper.events(view.transcript.guard)
+    if view.transcript.ruling:
         paper.heading("The Judge")
         for name, said in (
-            ("Evidence of harm", told.told.ruling.harmful_evidence),
-            ("Evidence of none", told.told.ruling.harmless_evidence),
+            ("Evidence of harm", view.transcript.ruling.harmful_evidence),
+            ("Evidence of none", view.transcript.ruling.harmless_evidence),
         ):
             paper.heading(name, 2)
             _messages_page(paper, said)
-        for id_, reading in told.readings.items():
+        for id_, reading in view.readings.items():
             paper.fact(f"Precedent {id_} supports", reading)
-    for ruled in told.told.panel:
+    for ruled in view.transcript.panel:
         paper.heading(f"Judge {ruled.judge} of the panel", 2)
         paper.events(ruled)
-    _costs(paper, told)
+    _costs(paper, view)
     paper.heading("What it was held with")
     paper.events(opened)
     if kept.receipt is not None:
@@ -255,17 +255,17 @@ def _messages_page(paper: _Paper, said: Iterable[str]) -> None:
         paper.quote("–")
 
 
-def _sides(paper: _Paper, told: TrialView) -> None:
-    if not any(told.told.arguments.values()) and not told.told.rounds:
+def _sides(paper: _Paper, view: TrialView) -> None:
+    if not any(view.transcript.arguments.values()) and not view.transcript.rounds:
         return
     paper.heading("The two sides")
     for side in Side:
-        argument = told.told.arguments[side]
+        argument = view.transcript.arguments[side]
         if argument:
             rested = f"; it rested: {argument.rested}" if argument.rested else ""
             paper.heading(f"{side.capitalize()}: what it went to the Judge with{rested}", 2)
             paper.quote(argument.justification)
-    for one in told.told.rounds:
+    for one in view.transcript.rounds:
         for side in Side:
             turn = one.turns[side]
             if turn is not None:
@@ -274,17 +274,17 @@ def _sides(paper: _Paper, told: TrialView) -> None:
                 paper.events(turn.asked, turn.answered, turn.summed)
 
 
-def _costs(paper: _Paper, told: TrialView) -> None:
-    if not told.steps:
+def _costs(paper: _Paper, view: TrialView) -> None:
+    if not view.steps:
         return
     paper.heading("What it took")
-    costs = told.costs
+    costs = view.costs
     paper.line(
         f"{costs.calls} model calls, {costs.tokens_in:,} tokens in ({costs.cached_share:.0%} cached), "
         f"{costs.tokens_out:,} out",
         soft=True,
     )
-    for step in told.steps:
+    for step in view.steps:
         call = step.call
         tokens = f"; {call.tokens_in:,} in, {call.tokens_cached:,} cached, {call.tokens_out:,} out" if call else ""
         paper.line(f"{step.seq:>3}  {step.name}: at {step.begin:.1f} s for {seconds(step.seconds)}{tokens}", soft=True)

@@ -126,7 +126,7 @@ class TrialView:
 
     Attributes:
         record: Stored record.
-        told: Laid out.
+        transcript: The record laid out by steps.
         outcome: Outcome of the trial.
         curves: Entropy by round, per side that was examined.
         steps: In order of time.
@@ -139,7 +139,7 @@ class TrialView:
     """
 
     record: TrialRecord
-    told: Transcript
+    transcript: Transcript
     outcome: TrialOutcome
     curves: Mapping[Side, Markup]
     steps: Sequence[Step]
@@ -163,18 +163,18 @@ class TrialView:
     @property
     def evidence(self) -> Mapping[Side, SideEvidence | None]:
         """Evidence of harm (the Accuser's side) and benign evidence (the Defender's); None where there is none."""
-        return {side: _evidence(self.record, self.told, side) for side in Side}
+        return {side: _evidence(self.record, self.transcript, side) for side in Side}
 
     @property
     def examined(self) -> bool:
         """True if any side asked a question."""
-        return bool(self.told.rounds)
+        return bool(self.transcript.rounds)
 
 
-def _evidence(record: TrialRecord, told: Transcript, side: Side) -> SideEvidence | None:
+def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideEvidence | None:
     """Returns what the Judge named for a side; else what the side itself argued; else the nearest precedent."""
     accuses = side is Side.ACCUSER
-    ruling, argument, cited = told.ruling, told.arguments.get(side), record.precedents
+    ruling, argument, cited = transcribed.ruling, transcribed.arguments.get(side), record.precedents
     # The Judge's own words come first: they are what the verdict rests on.
     if ruling is not None and (named := ruling.harmful_evidence if accuses else ruling.harmless_evidence):
         return SideEvidence(named, "judge")
@@ -186,7 +186,7 @@ def _evidence(record: TrialRecord, told: Transcript, side: Side) -> SideEvidence
 
 def view_of(record: TrialRecord) -> TrialView:
     """A record, finished or not."""
-    told = transcript(record)
+    transcribed = transcript(record)
     given = record.last(VerdictGiven)
     # Worked out at each view and never stored: a record that is altered later shows it too.
     amiss: dict[int, list[Difference]] = {}
@@ -195,13 +195,13 @@ def view_of(record: TrialRecord) -> TrialView:
     steering: dict[int, list[SteeringFound]] = {}
     for sign in given.steering if given else ():
         steering.setdefault(sign.event, []).append(sign)
-    ruling = told.ruling
+    ruling = transcribed.ruling
     steps = _steps(record)
     return TrialView(
         record=record,
-        told=told,
+        transcript=transcribed,
         outcome=outcome_of(record),
-        curves=_curves(told),
+        curves=_curves(transcribed),
         steps=steps,
         costs=_costs(record, steps),
         differences=amiss,
@@ -228,9 +228,9 @@ def outcome_of(record: TrialRecord) -> TrialOutcome:
     return TrialOutcome(title, kind, overruled, review)
 
 
-def _curves(told: Transcript) -> Mapping[Side, Markup]:
+def _curves(transcribed: Transcript) -> Mapping[Side, Markup]:
     points: dict[Side, list[Point]] = {}
-    for one in told.rounds:
+    for one in transcribed.rounds:
         for side, turn in one.turns.items():
             if turn is not None and turn.entropy is not None:
                 points.setdefault(side, []).append(Point(one.number, turn.entropy, not turn.ahead))

@@ -86,7 +86,7 @@ def test_steps_lie_where_they_were():
     told = view_of(record())
     assert [step.begin for step in told.steps] == sorted(step.begin for step in told.steps)
     judge = next(step for step in told.steps if step.name == "Judge rules")
-    given = told.given
+    given = told.verdict_event
     assert judge.begin + judge.seconds == pytest.approx((given.at - told.record.opened.at).total_seconds())
     assert told.costs.calls == len([step for step in told.steps if step.call]) + 1, "the odds are two calls"
     assert told.costs.tokens_in == sum(step.call.tokens_in for step in told.steps if step.call)

@@ -303,7 +303,7 @@ def test_two_trials_beside_each_other(record):
 def test_the_view_of_a_page_can_be_laid_out(record):
     told = view_of(record)
     assert not told.examined and not told.differences
-    assert all(argument for argument in told.told.arguments.values())
+    assert all(argument for argument in told.transcript.arguments.values())
 
 
 # Libraries of before

@@ -141,7 +141,7 @@ async def messages(request: Request) -> Response:
 async def _values(request: Request, record: TrialRecord) -> dict[str, Any]:
     console = console_of(request)
     return {
-        "told": view_of(record),
+        "view": view_of(record),
         "record": record,
         "harmful_now": record.label_in_force is Label.HARMFUL,
         "pictures": console.pictures is not None,

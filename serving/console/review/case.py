@@ -174,7 +174,7 @@ async def _page(
         **await listing(request, at_case=record.trial_id),
         status=_status(fault),
         record=record,
-        told=view_of(record),
+        view=view_of(record),
         pictures=console_of(request).pictures is not None,
         keys=_pictures(request, record),
         case=found,
