@@ -59,7 +59,7 @@ class DatasetPictures:
         self._data, self._patterns = data, tuple(patterns)
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
         self.folder: Path | None = None
-        """Folder that names are relative to, where :meth:`look` has found it."""
+        """Folder that names are relative to, where :meth:`find_folder` has found it."""
 
     def find_folder(self, pictures: Iterable[Named]) -> Path | None:
         """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
@@ -71,7 +71,7 @@ class DatasetPictures:
         if any("{" in pattern or "**" in pattern for pattern in self._patterns):
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
             return self.folder
-        likely = (base / pattern for base in self._bases for pattern in self._patterns)
+        likely = [base / pattern for base in self._bases for pattern in self._patterns]
         # Likely folders before all others, and none of them twice.
         for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
             if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name, _ in wanted)):

@@ -190,6 +190,7 @@ def test_names_of_pictures_are_found_but_for_case_ending_and_slashes(tmp_path):
     assert [path and path.relative_to(folder).as_posix() for path in found] == [
         *("A.JPG", "b.png", "sub/c.png", None, "b.png", "e.v2.png")
     ]
+    assert read.pictures.folder == folder, "a likely folder is found even if no name is there as it is written"
     with pytest.raises(BadRequest, match="The picture d could be any of"):
         read.picture_of(read.memes[-1])
 
