@@ -20,7 +20,7 @@ _DETAILS = "google/rpc/error_details.proto"
 
 def main() -> None:
     """Installs and generates."""
-    same = (FOLDER / "node_modules").is_dir() and (FOLDER / _LOCK).read_bytes() == _given(_LOCK).read_bytes()
+    same = (FOLDER / "node_modules").is_dir() and (FOLDER / _LOCK).read_bytes() == _client_file(_LOCK).read_bytes()
     if not same:
         shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def main() -> None:
             shutil.copy(file, FOLDER)
     if not same:
         npm = shutil.which("npm") or sys.exit("There is no npm here; install Node and npm (Debian: nodejs, npm).")
-        shutil.copy(_given(_LOCK), FOLDER)
+        shutil.copy(_client_file(_LOCK), FOLDER)
         # No package may run code of its own because it is installed.
         _run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
     generate()
@@ -47,7 +47,7 @@ def generate() -> None:
         _run(str(buf), "generate", str(source))
 
 
-def _given(name: str) -> Path:
+def _client_file(name: str) -> Path:
     return ROOT / "docs/calling" / name
 
 

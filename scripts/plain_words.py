@@ -1,13 +1,17 @@
-"""Checks that docstrings open plainly: with a verb or a noun phrase, and no description of an argument with a fragment.
+"""Checks the words of the code: openings of docstrings, names of classes and functions, and the share of comments.
 
-A first line such as "What came of it." tells nothing, and "Of the meme." only beside the name that it explains.
+A first line such as "What came of it." tells nothing, and "Of the meme." only beside the name that it explains. Neither
+does a name such as ``told`` or ``kept``, or one that three classes share.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +27,53 @@ ENTRY = re.compile(r"^\s+(?P<name>\w+(?: \([^)]*\))?): (?P<text>\S.*)$")
 FRAGMENT = re.compile(r"(?:Of|That|What|Whether|Who|Whose|How|Where|When|Those|As|By|It|For|With|So)\b")
 """Words that no description of an argument, attribute or error begins with."""
 
+VAGUE = re.compile(
+    r"(?<![a-z])(?:told|said|telling|asked|asking|heard|given|kept|held|seen|lately|untold|unneeded|nobody|whose|tally|"
+    r"rests?|looks?|near(?!_(?:duplicate|meme))|alike|twin)(?![a-z])"
+)
+"""Words in a name that leave open who did what to what."""
+STORED_NAMES = {"court/events.py", "court/precedents.py"}
+"""Files whose classes are named as the records that stand in dockets name them."""
+MOST_CLASSES = 2
+"""Classes at most that share a name."""
+LEAST_COMMENTS = 5.0
+"""Comments at least on 100 lines that are not blank."""
 
-def faults(path: Path) -> Iterator[str]:
+
+def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yields a line for each vague name of a class or function, and for each name that too many classes share."""
+    classes = defaultdict(list)
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
+            if file not in STORED_NAMES and VAGUE.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", node.name).lower()):
+                yield f"{file}:{node.lineno}: the name {node.name} is vague"
+    for name, places in classes.items():
+        if len(places) > MOST_CLASSES:
+            yield f"{', '.join(places)}: {len(places)} classes are named {name}"
+
+
+def comment_share(texts: Iterator[str]) -> float:
+    """Returns the number of comments on 100 lines that are not blank."""
+    comments = lines = 0
+    for text in texts:
+        comments += sum(
+            token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        )
+        lines += sum(1 for line in text.splitlines() if line.strip())
+    return 100 * comments / lines
+
+
+def faults(file: str, tree: ast.Module) -> Iterator[str]:
     """Yields a line for each docstring and each description in a file that opens so."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         lines = (ast.get_docstring(node) or "").splitlines()
-        place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+        place = f"{file}:{getattr(node, 'lineno', 1)}"
         if lines and OPENING.match(lines[0].lstrip("`*")):
             yield f"{place}: {lines[0]}"
         for line in lines:
@@ -42,9 +85,14 @@ def faults(path: Path) -> Iterator[str]:
 def main() -> None:
     """Ends with 1 and the lines where there are any."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
-    found = [fault for path in paths for fault in faults(path)]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    trees = {file: ast.parse(text) for file, text in texts.items()}
+    found = [fault for file, tree in trees.items() for fault in faults(file, tree)] + list(name_faults(trees))
+    share = comment_share(text for file, text in texts.items() if not file.startswith("scripts/"))
+    if share < LEAST_COMMENTS:
+        found.append(f"{share:.2f} comments on 100 lines, fewer than {LEAST_COMMENTS:g}: say why, not what")
     if found:
-        sys.exit("\n".join([*found, "Open with a verb or a noun phrase: CONTRIBUTING.md, section Habits."]))
+        sys.exit("\n".join([*found, "How to write: CONTRIBUTING.md, section Habits."]))
 
 
 if __name__ == "__main__":

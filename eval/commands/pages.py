@@ -84,7 +84,7 @@ def show_report(
         as_json: True for the figures.
 
     Raises:
-        NotLoaded: As :func:`show_sections`.
+        NotLoaded: jinja2 or matplotlib is not installed, which a page needs.
     """
     show_sections(title, [], sections, page=page, figures=figures if as_json else None, command=command_line())
     if not as_json:
