@@ -334,7 +334,7 @@ def description() -> dict[str, Any]:
         "post": {
             "operationId": "CreateModeration",
             "tags": ["OpenAI"],
-            "summary": "Tries memes, in the shape of OpenAI's moderations.",
+            "summary": "Judges memes, in the shape of OpenAI's moderations.",
             "requestBody": {"required": True, "content": {"application/json": {"schema": MODERATION_REQUEST}}},
             "responses": {
                 "200": {

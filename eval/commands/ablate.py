@@ -36,33 +36,37 @@ def _list(context: click.Context, _: click.Parameter, arms: str | None) -> str |
     # Eager, so that `list` needs none of the required options.
     is_eager=True,
     callback=_list,
-    help="Which, parted by commas; `list` tells them. [default: all that alter anything in the procedure, without "
-    "translate]",
+    help=(
+        "Arms, separated by commas; `list` shows them. [default: all that change anything in the procedure, "
+        "except translate]"
+    ),
 )
 @click.option(
     "--with-model",
     "models",
     multiple=True,
     metavar="[ROLE=]NAME[@URL]",
-    help="One more arm, with another model in all roles or in one. May be given again.",
+    help="Add an arm with another model in all roles or in one. Repeatable.",
 )
 @click.option(
     "--with-prompts",
     "prompts",
     multiple=True,
     metavar="SET",
-    help="One more arm, in the words of another set of prompts: a packaged version, or a folder (`memecourt prompts`). "
-    "Without --arms, the two are compared alone. May be given again.",
+    help=(
+        "Add an arm with another prompt set: a packaged version or a folder (`memecourt prompts`). Without "
+        "--arms only these are compared. Repeatable."
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="The table as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as one JSON object.")
 def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Judges a split once a way (arm), each with one thing altered, and compares each with the arm `full`.
+    """Judges a split once per arm, each with one part of the procedure changed, and compares each arm with `full`.
 
-    Arms share one store of calls and one library of precedents: what they have in common is asked once. Called again
-    with the same --out, it goes on where it was, and takes more arms in.
+    Arms share one call store and one library of precedents, so that common calls are made once. Running the command
+    again with the same --out continues, and can add arms.
 
-    Differences are the arm less `full`, paired meme by meme, with 95 % intervals by bootstrap (10,000 resamples); p is
-    the exact McNemar test's. A meme without a class counts as wrong.
+    Differences are the arm minus `full`, paired by meme, with 95 % intervals by bootstrap (10,000 resamples); p is from
+    the exact McNemar test. A meme without a class counts as wrong.
     """
     from court.errors import CourtError
     from court.events import Procedure

@@ -38,10 +38,12 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     help="The file of models (TOML), with the table [arena]: who judges, who writes the questions, and all settings.",
 )
 @vllm_turns_options
-@click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
+@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
 @click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
-@click.option("--split", help="[default: the first one that is for testing]")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Its folder.")
+@click.option("--split", help="Split. [default: the first test split]")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Folder to write to."
+)
 @click.option("--name", help="What to call it. [default: the folder's name]")
 @click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
 @click.option(
@@ -74,7 +76,7 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     type=click.Path(path_type=Path),
     help="What people said of battles (JSON lines: meme, task, one, other, who, better), to hold the panel against.",
 )
-@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that arenas share.")
+@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by arenas.")
 @click.option(
     "--by",
     metavar="KEY,KEY,…",
@@ -148,11 +150,11 @@ def arena(context: click.Context, /, **given: Any) -> None:
 
 
 @arena.command("export")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The arena's folder.")
-@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="The file of boards to write.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the arena.")
+@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="Parquet file of boards to write.")
 @publisher_options
 def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
-    """Writes an arena's boards in the forms of other tools: a table as Parquet, a record of Every Eval Ever a model."""
+    """Exports an arena's boards: a Parquet table, or an Every Eval Ever record per model."""
     from court.errors import CourtError
     from eval.arena.leaderboard import leaderboard
 
@@ -181,14 +183,14 @@ def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
     type=click.Choice(["both", "accuser", "defender"]),
     default="both",
     show_default=True,
-    help="Whose questions.",
+    help="Side that asked the questions.",
 )
-@click.option("--mixed", is_flag=True, help="Begin ids of memes with their data set's, for an arena over several.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The file of tasks, for --tasks.")
+@click.option("--mixed", is_flag=True, help="Prefix meme ids with the data set's id, for an arena over several.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Task file to write, for --tasks.")
 def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
-    """Makes tasks of the questions that Accuser and Defender put in the trials of a RUN.
+    """Makes arena tasks of the questions that Accuser and Defender asked in the trials of a RUN.
 
-    An arena about them (--tasks) finds the better witness. The Proposer's answers are left out.
+    An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
     from court.errors import CourtError
     from court.events import Side

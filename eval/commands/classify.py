@@ -22,50 +22,58 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dataset", required=True, metavar="ID|FILE.toml", help="The data set's id, or its card.")
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="The directory that it was unpacked in.")
-@click.option("--task", required=True, help="The task of its card, such as stance.")
-@click.option("--split", help="[default: the first one that is for testing]")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder of the run, or of the grid.")
-@click.option("--name", help="What to call the run. [default: the folder's name]")
+@click.option("--dataset", required=True, metavar="ID|FILE.toml", help="Id of the data set, or its card.")
+@click.option("--data", required=True, type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
+@click.option("--task", required=True, help="Task of the card, such as stance.")
+@click.option("--split", help="Split. [default: the first test split]")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run or of the grid.")
+@click.option("--name", help="Name of the run. [default: the folder's name]")
 @click.option(
     "--model",
     metavar="NAME",
-    help="The model to ask at --llm-url; precedents for the vote of labelled memes, which asks none. [default: "
-    "precedents, unless --llm-url or --vllm is given]",
+    help=(
+        'Model at --llm-url, or "precedents" for the vote of labelled memes without a model. [default: '
+        "precedents, unless --llm-url or --vllm is given]"
+    ),
 )
-@click.option("--llm-url", metavar="URL", help="A chat-completions server: …/v1.")
+@click.option("--llm-url", metavar="URL", help="Chat-completions server (…/v1).")
 @vllm_options
 @click.option(
     "--inputs",
     multiple=True,
     metavar="WORDS",
-    help="What is shown of a meme: picture, text, ocr, caption, description (the Proposer's), gold:TASK, parted by "
-    "commas. Given again, another row of a grid. [default: picture,text]",
+    help=(
+        "Parts of a meme to show, separated by commas: picture, text, ocr, caption, description (the "
+        "Proposer's), gold:TASK. Repeat the option for a grid. [default: picture,text]"
+    ),
 )
 @click.option(
     "--shots",
     default="0",
     show_default=True,
     metavar="N,…",
-    help="Labelled memes of the train split that are shown first, the nearest ones; several numbers make a grid.",
+    help=("Number of nearest labelled memes of the train split to show as examples; several numbers make a grid."),
 )
 @click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
-@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Repeats with other draws.")
-@click.option("--limit", type=click.IntRange(min=1), help="Ask about a sample of so many memes, stratified by label.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of that sample, and of draws.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of trials, such as call_s=60.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), help="Memes at once. [default: 4 precedents, 16 else]")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
-@click.option("--encoder", metavar="NAME", help="What labelled memes are searched by. [default: builtin]")
-@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that runs share.")
-@click.option("--server-name", default="", metavar="NAME", help="What to call the model servers in the store of calls.")
-@click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
-@click.option("--retry-failed", is_flag=True, help="Try again what failed for a reason that may pass.")
+@click.option(
+    "--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of repeats with other draws."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Use a sample of this size, stratified by label.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the sample and of draws.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of trials, such as call_s=60.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), help="Maximum concurrent memes. [default: 4 for precedents, else 16]"
+)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
+@click.option("--encoder", metavar="NAME", help="Encoder of the labelled memes. [default: builtin]")
+@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by runs.")
+@click.option("--server-name", default="", metavar="NAME", help="Name of the model servers in the call store.")
+@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
+@click.option("--retry-failed", is_flag=True, help="Retry memes that failed for a transient reason.")
 @patience_option
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures as a page, too.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as an HTML page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def classify(**given: Any) -> None:
     """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.
 

@@ -20,14 +20,17 @@ _SHOWN = 20  # flipped memes that are listed; --json lists all
 @click.command()
 @click.argument("run_a", type=click.Path(path_type=Path))
 @click.argument("run_b", type=click.Path(path_type=Path))
-@click.option("--protocol", help="How labels become two classes, parted by commas. [default: all that both runs have]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object, every flipped meme listed.")
+@click.option(
+    "--protocol",
+    help="Protocols that map labels to two classes, separated by commas. [default: all that both runs have]",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every flipped meme.")
 def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: bool) -> None:
-    """Says whether RUN_A or RUN_B is better, and whether the memes are enough to tell.
+    """Shows whether RUN_A or RUN_B is better, and whether there are enough memes to tell.
 
-    Only memes that both were asked about are compared; a meme without a class counts as wrong. Differences are A less B
-    with 95 % intervals by paired bootstrap over memes (10,000 resamples); the p-value is the exact McNemar test's.
+    Only memes of both runs are compared; a meme without a class counts as wrong. Differences are A minus B with 95 %
+    intervals by paired bootstrap over memes (10,000 resamples); the p-value is from the exact McNemar test.
     """
     from court.errors import BadRequest, CourtError
     from eval.commands.options import protocols_of

@@ -20,7 +20,7 @@ _SHOWN = 5  # cases of a finding that are listed one by one; --json lists all
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def datasets(context: click.Context, as_json: bool) -> None:
     """Lists the data sets that are known: which files are expected, and where their authors hand them out.
@@ -65,13 +65,17 @@ def datasets(context: click.Context, as_json: bool) -> None:
 
 @datasets.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--dataset", "id_", help="Which it is. [default: told from folders, layout and number of rows]")
-@click.option("--pictures", is_flag=True, help="Decode every picture, under guard; without it, see if they are there.")
-@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object, every case listed.")
+@click.option("--dataset", "id_", help="Data set. [default: recognised by folders, layout and number of rows]")
+@click.option(
+    "--pictures",
+    is_flag=True,
+    help="Decode every picture in a guarded process; without this option only check that the files exist.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every finding.")
 def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
-    """Checks the data sets in DIR: what is missing, damaged, doubled, mislabelled or not as published.
+    """Checks the data sets in DIR for missing, damaged, duplicate or mislabelled memes, and against publication.
 
-    Exit code: 0 if nothing was found, 1 if something was, 2 if it could not be checked.
+    Exit code: 0 if nothing was found, 1 if something was, 2 if the check could not be done.
     """
     from court.errors import CourtError
 
@@ -112,14 +116,14 @@ def show(id_: str) -> None:
 
 @card.command()
 @click.argument("data", type=click.Path(path_type=Path), metavar="DIR|FILE")
-@click.option("--id", "id_", default="", help="Id of the data set. [default: the name of the directory]")
+@click.option("--id", "id_", default="", help="Id of the data set. [default: the directory's name]")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it there. [default: standard output]"
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: standard output]"
 )
 def new(data: Path, id_: str, out: Path | None) -> None:
-    """Drafts a card for the files in DIR: columns, labels and splits as they look.
+    """Drafts a card for the files in DIR, guessing columns, labels and splits.
 
-    Every guess is marked # CHECK, and none is right because it is there. Try it with
+    Every guess is marked # CHECK and has to be checked. Try the card with
 
     memecourt-eval datasets check DIR --dataset FILE.toml
     """
@@ -141,12 +145,12 @@ def new(data: Path, id_: str, out: Path | None) -> None:
 
 @datasets.command()
 @click.argument("id_", metavar="ID|FILE.toml")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory for its files.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory to write to.")
 def fetch(id_: str, out: Path) -> None:
     """Downloads a data set from the Hugging Face hub: the files that its card names, and its pictures.
 
-    The card has to name the repository (layout.hub). Whether you may use the data set, and may have a copy of it, is
-    between you and its authors: the terms that the card knows of are shown.
+    The card has to name the repository (layout.hub). Whether you may copy and use the data set is between you and its
+    authors; the terms that the card states are shown.
     """
     from court.errors import CourtError
     from eval.datasets.hub import download

@@ -20,10 +20,10 @@ PAGE = "detection.html"
 @click.command()
 @follow_up_options
 def detect(**given: Any) -> None:
-    """Asks every target for a bare label of the arena's memes: do those who explain best also detect best?
+    """Asks every target for a bare label of the arena's memes, to compare detection with explanation.
 
-    Accuracy stands beside the battles that each won, with their rank correlation. What was said stands in the arena's
-    record; called again, nothing is asked again.
+    The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
+    the arena's record and reused when the command runs again.
     """
     from court.errors import CourtError
     from eval.arena.detection import detection_report
@@ -56,11 +56,12 @@ async def _detect(one: FollowUp, concurrency: int) -> None:
 
 @click.command()
 @follow_up_options
-@click.option("--annotator", metavar="NAME", help="Who rates: a model of the file, best one that is no target.")
+@click.option("--annotator", metavar="NAME", help="Annotator: a model of the models file, preferably not a target.")
 def difficulty(**given: Any) -> None:
-    """Has the arena's questions rated, 0 to 10, by how hard words, picture and reasoning are: for --by difficulty.
+    """Has an annotator rate the arena's questions from 0 to 10 by difficulty of words, picture and reasoning.
 
-    The annotator sees the meme, the question and the guideline, and no answer of a target. From 6 on it is hard.
+    `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
+    and the guideline, and no answer of a target.
     """
     from court.errors import CourtError
     from eval.arena.events import DifficultyRated, TaskFormulated

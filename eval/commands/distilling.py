@@ -25,18 +25,18 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command("export-judge")
-@click.option("--arena", "out", type=_PATH, required=True, help="The arena's folder.")
-@click.option("--models", type=_PATH, help="The file of models whose [arena] names several data sets.")
-@click.option("--data", type=_PATH, help="The arena's data set.")
-@click.option("--to", "folder", type=_PATH, required=True, help="The folder for the examples; it is made.")
-@click.option("--hold-out", required=True, metavar="FAMILY,…", help="Families of models that are for testing alone.")
-@click.option("--teacher", metavar="NAME,…", default="", help="Judges whose verdicts are learned. [default: all]")
+@click.option("--arena", "out", type=_PATH, required=True, help="Folder of the arena.")
+@click.option("--models", type=_PATH, help="Models file with an [arena] that names several data sets.")
+@click.option("--data", type=_PATH, help="Data set of the arena.")
+@click.option("--to", "folder", type=_PATH, required=True, help="Folder to create for the examples.")
+@click.option("--hold-out", required=True, metavar="FAMILY,…", help="Model families reserved for the test part.")
+@click.option("--teacher", metavar="NAME,…", default="", help="Judges to learn from. [default: all]")
 def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path, hold_out: str, teacher: str) -> None:
-    """Writes an arena's judgements as chat examples for training a judge of one's own.
+    """Writes an arena's judgements as chat examples, to train a judge of your own.
 
-    Each comparison stands there in both orders, the verdict mirrored. Models of the families held out, and a tenth of
-    the memes, are in the test part alone. The folder holds texts and pictures of memes: keep it, and what is trained on
-    it, as you keep the data set. python -m eval.arena.train_judge trains on it.
+    Each comparison is written in both orders with mirrored verdicts. Held-out model families and a tenth of the memes
+    appear only in the test part. The folder holds texts and pictures of memes: protect it, and what is trained on it,
+    as you protect the data set. Train with python -m eval.arena.train_judge.
     """
     from court.errors import BadRequest, CourtError
     from eval.arena.folder import ArenaFolder
@@ -76,16 +76,18 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
 
 @click.command("distil-check")
 @click.argument("folder", metavar="EXAMPLES", type=_PATH)
-@click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="The file of models.")
-@click.option("--student", required=True, metavar="NAME", help="The judge that was trained: a model of the file.")
-@click.option("--base", metavar="NAME", help="The model that it was made of, untrained: what it has to beat.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Comparisons at once.")
-@click.option("--calls", type=_PATH, help="A store of model calls that arenas share.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="Models file.")
+@click.option("--student", required=True, metavar="NAME", help="Trained judge: a model of the models file.")
+@click.option("--base", metavar="NAME", help="Untrained base model, as a baseline.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Maximum concurrent comparisons."
+)
+@click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **given: Any) -> None:
-    """Sets a trained judge beside its teacher on the test part of EXAMPLES, and beside what it has to beat.
+    """Compares a trained judge with its teacher and with baselines on the test part of EXAMPLES.
 
-    The baselines are the longer answer, and the untrained model (--base).
+    The baselines are "the longer answer wins" and the untrained model (--base).
     """
     from court.errors import CourtError
     from eval.arena.distilled import distil_report

@@ -22,15 +22,17 @@ PAGE = "losses.html"
 
 @click.command()
 @follow_up_options
-@click.option("--explainer", metavar="NAME", help="Who says why: a model of the file; a cheap one will do.")
-@click.option("--second", metavar="NAME", help="Who is heard too on a tenth of the losses, and on the first one's own.")
-@click.option("--most", default=50, show_default=True, type=click.IntRange(1), help="Losses of a model, at most.")
+@click.option("--explainer", metavar="NAME", help="Explainer: a model of the models file; a cheap one suffices.")
+@click.option(
+    "--second", metavar="NAME", help="Second explainer for a tenth of the losses, and for the losses of the first."
+)
+@click.option("--most", default=50, show_default=True, type=click.IntRange(1), help="Maximum losses per model.")
 def explain(**given: Any) -> None:
-    """Asks why battles were lost: in what an answer fell behind, and by which error.
+    """Finds out why battles were lost: by which aspect and which error.
 
-    Battles are those that the vote of their judges decided, or against the anchor where everybody meets it. Where the
-    verdicts tell in which dimension an answer lost most, nobody is asked that. No model explains a battle of its own.
-    What was said stands in the arena's record; called again, nothing is asked again.
+    It covers battles that the judges' vote decided; where every target meets the anchor, battles against it. Where the
+    verdicts already tell the aspect of the loss, no model is asked for it. No model explains its own battles. Replies
+    are stored in the arena's record and reused when the command runs again.
     """
     from court.errors import CourtError
     from eval.arena.folder import ArenaFolder

@@ -27,16 +27,21 @@ def publisher_options(command: C) -> C:
                 "database",
                 type=_PATH,
                 metavar="DIR",
-                help="Write it for Every Eval Ever (schema 0.3.0) below this folder.",
+                help="Folder to write Every Eval Ever records (schema 0.3.0) below.",
             ),
-            click.option("--organization", default="", metavar="NAME", help="Who evaluated, as others will read it."),
+            click.option(
+                "--organization",
+                default="",
+                metavar="NAME",
+                help="Name of the evaluating organization, as readers will see it.",
+            ),
             click.option("--organization-url", default="", metavar="URL", help="Address of the organization."),
             click.option(
                 "--relationship",
                 type=click.Choice(["first_party", "third_party", "collaborative", "other"]),
                 default="third_party",
                 show_default=True,
-                help="Of the evaluator to the makers of the models.",
+                help="Relationship of the evaluator to the makers of the models.",
             ),
         )
     ):
@@ -55,16 +60,18 @@ def publisher_of(given: dict[str, Any]) -> Publisher:
 
 @click.command()
 @click.argument("run", type=_PATH)
-@click.option("--inspect", type=_PATH, metavar="FILE", help="The log for Inspect AI to write, ….eval or ….json.")
-@click.option("--parquet", type=_PATH, metavar="FILE", help="The file of predictions to write, a row a meme.")
+@click.option("--inspect", type=_PATH, metavar="FILE", help="Inspect AI log to write (….eval or ….json).")
+@click.option("--parquet", type=_PATH, metavar="FILE", help="Parquet file of predictions to write, one row per meme.")
 @publisher_options
-@click.option("--developer", default="", metavar="NAME", help="Maker of the model. [default: by its name]")
-@click.option("--with-texts", is_flag=True, help="Write the memes' texts into samples for Every Eval Ever.")
+@click.option(
+    "--developer", default="", metavar="NAME", help="Developer of the model. [default: derived from its name]"
+)
+@click.option("--with-texts", is_flag=True, help="Include the memes' texts in samples for Every Eval Ever.")
 def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) -> None:
-    """Writes RUN in the forms of other tools; several may be asked for.
+    """Exports RUN for other tools, in one or several formats.
 
-    The log for Inspect AI has a sample a meme, each trial's events in its transcript: it holds the texts of the memes
-    and everything that was said of them. The others hold ids, gold labels and predictions, texts only with
+    The log for Inspect AI has one sample per meme, with the trial's events as transcript: it holds texts of memes and
+    everything said about them. The other formats hold ids, gold labels and predictions, and texts only with
     --with-texts. Pictures stay in the run. Open the log with ``inspect view --log-dir FOLDER``.
     """
     from court.errors import BadRequest, CourtError

@@ -46,21 +46,21 @@ def follow_up_options(command: C) -> C:
     # Decorators apply from the bottom up; reversed, --help shows the options in this order.
     for option in reversed(
         (
-            click.option("--out", type=path, required=True, help="The arena's folder."),
-            click.option(
-                "--models", type=path, default=Path("arena.toml"), show_default=True, help="The file of models."
-            ),
-            click.option("--data", type=path, help="The arena's data set, where [arena] does not name it."),
+            click.option("--out", type=path, required=True, help="Folder of the arena."),
+            click.option("--models", type=path, default=Path("arena.toml"), show_default=True, help="Models file."),
+            click.option("--data", type=path, help="Data set of the arena, if [arena] does not name it."),
             click.option(
                 "--concurrency",
                 type=click.IntRange(1, 1000),
                 default=4,
                 show_default=True,
-                help="Questions at once.",
+                help="Maximum concurrent questions.",
             ),
-            click.option("--calls", type=path, help="A store of model calls that arenas share."),
-            click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what was said before."),
-            click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text."),
+            click.option("--calls", type=path, help="Store of model calls, shared by arenas."),
+            click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."
+            ),
         )
     ):
         command = option(command)

@@ -22,8 +22,8 @@ def functional() -> None:
 
 @functional.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--cases", default=12, show_default=True, help="Cases of each functionality.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Another seed, other cases.")
+@click.option("--cases", default=12, show_default=True, help="Number of cases per functionality.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the cases.")
 def make(out: Path, cases: int, seed: int) -> None:
     """Draws and writes the tests into OUT, a new directory, as the data set synthetic-functional.
 
@@ -52,14 +52,14 @@ def make(out: Path, cases: int, seed: int) -> None:
     "--predictions",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Another system's predictions, as `memecourt-eval score` takes them. May be given again.",
+    help="Predictions of another system, as `memecourt-eval score` reads them. Repeatable.",
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], html: Path | None, as_json: bool) -> None:
-    """Shows which tests in DIR each RUN passes, a rate for each functionality, and which contrast sets it gets right.
+    """Shows each RUN's pass rate in DIR per functionality, and which contrast sets it gets right.
 
-    A case passes if it is given its label; one without a class has not passed. Rates have Wilson's 95 % intervals.
+    A case passes if it gets its label; one without a class fails. Rates have 95 % Wilson intervals.
     """
     from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections, unfinished_in_words

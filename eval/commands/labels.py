@@ -20,10 +20,10 @@ def labels() -> None:
 @labels.command()
 @click.argument("votes", type=click.Path(path_type=Path))
 @click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
-@click.option("--harmful", metavar="LABEL,…", help="Labels that are harmful, where their words don't say so.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, soft labels included.")
+@click.option("--harmful", metavar="LABEL,…", help="Labels that count as harmful, if their names do not say so.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, including soft labels.")
 def annotators(
     votes: Path, runs: tuple[Path, ...], harmful: str | None, seed: int, html: Path | None, as_json: bool
 ) -> None:
@@ -88,19 +88,23 @@ def annotators(
 
 @labels.command()
 @click.argument("runs", nargs=-1, metavar="[RUN...]", type=click.Path(path_type=Path))
-@click.option("--library", type=click.Path(path_type=Path), help="Instead: the labels of this library's precedents.")
-@click.option("--protocol", help="By which the runs' labels become two classes. [default: the first of the run]")
-@click.option("--show", default=20, show_default=True, type=click.IntRange(0), help="List so many in the terminal.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object, all labels listed.")
+@click.option(
+    "--library", type=click.Path(path_type=Path), help="Check the labels of this library's precedents instead of runs."
+)
+@click.option("--protocol", help="Protocol that maps the runs' labels to two classes. [default: the run's first]")
+@click.option(
+    "--show", default=20, show_default=True, type=click.IntRange(0), help="Number of labels to list in the terminal."
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists all labels.")
 def noise(
     runs: tuple[Path, ...], library: Path | None, protocol: str | None, show: int, html: Path | None, as_json: bool
 ) -> None:
     """Lists gold labels that are likely wrong, by confident learning (cleanlab).
 
-    Of RUNs of the same split, the mean of their scores is the probability of harm: none of them has seen the labels. Of
-    a library, it is the vote of the other precedents, without what shares picture or words. By ids alone: no text of a
-    meme is shown.
+    For RUNs of the same split, the probability of harm is the mean of their scores; no run has seen the labels. For a
+    library, it is the vote of the other precedents, excluding those that share picture or words. The list holds ids
+    only and no text of a meme.
     """
     from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections

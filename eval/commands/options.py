@@ -163,7 +163,7 @@ patience_option = click.option(
     show_default=True,
     type=FiniteRange(0),
     metavar="MINUTES",
-    help="How long a meme waits for a model server that is busy or away; in Ray workers each is tried once.",
+    help="Seconds that a meme waits for a busy or absent model server; Ray workers try once.",
 )
 
 
@@ -172,7 +172,7 @@ _vllm_flag = click.option(
     "vllm_flags",
     multiple=True,
     metavar="FLAG",
-    help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8.",
+    help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.",
 )
 
 
@@ -181,8 +181,10 @@ def vllm_options(command: F) -> F:
     return click.option(
         "--vllm",
         metavar="MODEL|PRESET",
-        help="Start a vLLM with this model here, ask it, and end it; `memecourt vllm --preset list` shows presets. In "
-        "place of --llm-url and --model.",
+        help=(
+            "Start vLLM with this model here and stop it at the end, instead of --llm-url and --model; `memecourt"
+            " vllm --preset list` lists presets."
+        ),
     )(_vllm_flag(command))
 
 
@@ -192,8 +194,10 @@ def vllm_turns_options(command: F) -> F:
         "--vllm",
         multiple=True,
         metavar="MODEL|PRESET",
-        help="Start a vLLM here for the model of the file that has this name as `model` and no `url`. May be given "
-        "again: one runs at a time, and whoever asks another waits for its turn.",
+        help=(
+            "Start vLLM here for the model of the models file that has this name as `model` and no `url`. "
+            "Repeatable; the servers run one at a time."
+        ),
     )
     return models(_vllm_flag(command))
 
@@ -226,63 +230,69 @@ def vllm_choice(
 def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
     """Options that say what is judged and how, with these defaults."""
     options = (
-        click.option(
-            "--dataset", "dataset", required=True, help="Which data set; `memecourt-eval datasets` lists them."
-        ),
+        click.option("--dataset", "dataset", required=True, help="Data set; `memecourt-eval datasets` lists them."),
         click.option(
             "--data",
             type=click.Path(path_type=Path, exists=True, file_okay=False),
             required=True,
-            help="Where it lies.",
+            help="Folder of the data set.",
         ),
-        click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Its folder."),
-        click.option("--split", default=split, show_default=True, help="Which part of the data set."),
+        click.option(
+            "--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Folder to write to."
+        ),
+        click.option("--split", default=split, show_default=True, help="Split of the data set."),
         click.option(
             "--procedure",
             type=click.Choice(["summary", "full", "cascade"]),
             default=procedure,
             show_default=True,
-            help="How memes are tried.",
+            help="Procedure of the trials.",
         ),
-        click.option("--protocol", help="How labels become two classes, parted by commas. [default: all there are]"),
-        click.option("--limit", type=click.IntRange(1), help="Judge so many memes, drawn by label."),
+        click.option(
+            "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all]"
+        ),
+        click.option("--limit", type=click.IntRange(1), help="Judge a sample of this size, stratified by label."),
         click.option(
             "--seed",
             default=0,
             show_default=True,
             type=click.IntRange(0),
-            help="Of the sample, of controls and of the bootstrap.",
+            help="Seed of the sample, the controls and the bootstrap.",
         ),
         click.option(
-            "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Memes on trial at once."
+            "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Maximum concurrent trials."
         ),
-        click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="A setting of all trials. Repeatable."),
-        click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1."),
-        click.option("--model", help="The model to ask there."),
+        click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Setting of all trials. Repeatable."),
+        click.option("--llm-url", metavar="URL", help="Chat-completions server for full trials (…/v1)."),
+        click.option("--model", help="Model to use on that server."),
         vllm_options,
         click.option(
             "--encoder",
             metavar="NAME",
-            help="What precedents are searched by, as for memecourt precedents build. [default: MEMECOURT_ENCODER, "
-            "else builtin]",
+            help=(
+                "Encoder of the precedents, as for `memecourt precedents build`. [default: MEMECOURT_ENCODER, else "
+                "builtin]"
+            ),
         ),
         click.option(
             "--server-name",
             default="",
             metavar="NAME",
-            help="What to call the model servers in the store of calls, so that one that moved to another address is "
-            "the same.",
+            help=(
+                "Name of the model servers in the call store, so that a server keeps its stored calls when its "
+                "address changes."
+            ),
         ),
         click.option(
             "--drop-precedents",
             is_flag=True,
-            help="With --protocol extreme: memes that it drops are neither precedents nor judged.",
+            help="With --protocol extreme: use memes that it drops neither as precedents nor for judging.",
         ),
         click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART),
         click.option("--language", metavar="TAG|detect|card", help=LANGUAGE),
-        click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself."),
+        click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on."),
         patience_option,
-        click.option("--retry-failed", is_flag=True, help="Try memes again that failed for a passing reason."),
+        click.option("--retry-failed", is_flag=True, help="Retry memes that failed for a transient reason."),
     )
 
     def decorated(command: F) -> F:

@@ -10,7 +10,7 @@ import click
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def perf(name: str | None, as_json: bool) -> None:
     """Runs the benchmark NAME; without a name, lists what there is.
 

@@ -43,9 +43,9 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     help="The file of models (TOML): where their servers are, what they cost, what they may be asked.",
 )
 @vllm_turns_options
-@click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
+@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
 @click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
-@click.option("--split", help="[default: the first one that is for testing]")
+@click.option("--split", help="Split. [default: the first test split]")
 @click.option("--out", type=click.Path(path_type=Path), help="The probe's folder. [default: probe-TARGET]")
 @click.option(
     "--calls",
@@ -165,14 +165,14 @@ def probe(context: click.Context, /, **given: Any) -> None:
     type=click.IntRange(0, 10),
     default=4,
     show_default=True,
-    help="Up to which score an explanation has failed.",
+    help="Highest score at which an explanation counts as failed.",
 )
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json: bool) -> None:
-    """Compares targets that were probed alike, a folder each: scores and failure rates by category.
+    """Compares probed targets, one folder each: scores and failure rates by category.
 
-    They must have been probed with the same memes, references and seeds; what keeps them from being compared is named.
+    The targets must have been probed with the same memes, references and seeds; any difference is named.
     """
     from dataclasses import asdict
 
@@ -195,28 +195,28 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
 
 @probe.command()
 @click.argument("folder", metavar="PROBE", type=click.Path(path_type=Path))
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="The exam's folder, a new one.")
-@click.option("--data", type=click.Path(path_type=Path), help="The directory of the data set that was probed.")
-@click.option("--dataset", default="", metavar="CARD", help="Its card, where it is one of your own.")
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to create for the exam.")
+@click.option("--data", type=click.Path(path_type=Path), help="Directory of the probed data set.")
+@click.option("--dataset", default="", metavar="CARD", help="Card of the data set, if it is your own.")
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
-    help="The file of models whose table [probe] names the data sets, where there are several.",
+    help="Models file with a [probe] table that names several data sets.",
 )
 @click.option(
     "--threshold",
     type=click.IntRange(0, 10),
     default=4,
     show_default=True,
-    help="Up to which score an explanation has failed.",
+    help="Highest score at which an explanation counts as failed.",
 )
-@click.option("--without-train", is_flag=True, help="Leave the train split out: runs then need --library.")
+@click.option("--without-train", is_flag=True, help="Leave out the train split; runs then need --library.")
 def export_exam(folder: Path, target: Path, **given: Any) -> None:
-    """Writes the memes that the target of PROBE failed to explain as a data set, so that trials are held on them.
+    """Writes the memes that the target of PROBE failed to explain as a data set, to run trials on them.
 
-    Its folder has the rows (exam.jsonl), the pictures, the train split for precedents (train.jsonl; its pictures are
-    links where the disk has them) and a card (exam.toml). The memes are the data set's own, with their gold labels;
-    rewritten texts never leave the probe.
+    The folder has the rows (exam.jsonl), the pictures, the train split for precedents (train.jsonl; its pictures are
+    links where the disk has them) and a card (exam.toml). The memes are original, with their gold labels; rewritten
+    texts never leave the probe.
     """
     from court.errors import CourtError
     from eval.commands.options import arena_samples

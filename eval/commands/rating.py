@@ -29,25 +29,33 @@ def _sheet_options(command: F) -> F:
     # Decorators apply from the bottom up; reversed, --help shows the options in the order of this list.
     for option in reversed(
         (
-            click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to draw from."),
+            click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to draw from."),
             click.option(
-                "--sheet", type=click.Path(path_type=Path), help="Draw a sheet, and write it under this name."
+                "--sheet", type=click.Path(path_type=Path), help="Draw a rating sheet and write it under this name."
             ),
-            click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="Items of a sheet."),
             click.option(
-                "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the draw and the order."
+                "--count", default=50, show_default=True, type=click.IntRange(1), help="Number of items on a sheet."
+            ),
+            click.option(
+                "--seed",
+                default=0,
+                show_default=True,
+                type=click.IntRange(0),
+                help="Seed of the draw and of the order.",
             ),
             click.option(
                 "--ratings",
                 type=click.Path(path_type=Path),
                 multiple=True,
-                help="What people rated (JSON lines: item, who, criterion, score); may be given again.",
+                help="Ratings (JSON lines: item, who, criterion, score). Repeatable.",
             ),
-            click.option("--key", type=click.Path(path_type=Path), help="The key of the sheet that they rated."),
+            click.option("--key", type=click.Path(path_type=Path), help="Key file of the rated sheet."),
             click.option(
-                "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file."
+                "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file."
             ),
-            click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text."),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."
+            ),
         )
     ):
         command = option(command)
@@ -61,22 +69,25 @@ def _sheet_options(command: F) -> F:
     metavar="N-M|last",
     default="last",
     show_default=True,
-    help="Guidelines after which rounds of the fusion.",
+    help="Fusion rounds to take guidelines from.",
 )
-@click.option("--per-round", default=10, show_default=True, type=click.IntRange(1), help="Guidelines of each round.")
-@click.option("--data", type=click.Path(path_type=Path), help="The arena's data set: raters are then shown the memes.")
+@click.option(
+    "--per-round", default=10, show_default=True, type=click.IntRange(1), help="Number of guidelines per round."
+)
+@click.option("--data", type=click.Path(path_type=Path), help="Data set of the arena, to show raters the memes.")
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
-    help="Instead, the file of models whose [arena] names several data sets.",
+    help="Models file with an [arena] that names several data sets, instead of --data.",
 )
 @_sheet_options
 def rate_arena(**given: Any) -> None:
-    """Has people rate guidelines, or people and questions, blindly; and reports on what they rated.
+    """Prepares blind human ratings of guidelines, or of simulated people and questions, and reports on them.
 
-    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which is not for them. With
-    --ratings FILE --key NAME.key.json it shows means, agreement and, of guidelines of several rounds, from which one on
-    nothing is gained. With neither it shows what can be measured for nothing: length, and what stays between rounds.
+    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
+    With --ratings FILE --key NAME.key.json it shows means, agreement and, for guidelines of several rounds, the round
+    after which nothing is gained. With neither it shows what needs no raters: length, and how much stays between
+    rounds.
     """
     from court.errors import CourtError
     from eval.arena import rating
@@ -141,15 +152,15 @@ def rate_arena(**given: Any) -> None:
     type=click.IntRange(0, 10),
     default=4,
     show_default=True,
-    help="Up to which score an explanation has failed.",
+    help="Highest score at which an explanation counts as failed.",
 )
 @_sheet_options
 def rate_probe(**given: Any) -> None:
-    """Has people rate what the agents of a probe did, blindly; and reports on what they rated.
+    """Prepares blind human ratings of a probe's agents, and reports on them.
 
-    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which is not for them. With
-    --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and the
-    Scorer's. A sheet of rewritten texts is marked like the probe's own files.
+    With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
+    With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
+    the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
     from court.errors import CourtError
     from eval.probe import rating

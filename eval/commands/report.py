@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write Markdown to this file.")
-@click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, which makes it smaller.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option(
+    "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write a Markdown report to this file."
+)
+@click.option("--no-pictures", is_flag=True, help="Leave pictures out of the page, to make it smaller.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser; needs --html.")
 @click.option(
     "--by",
     metavar="TASK|PROPERTY",
-    help="Split the figures, too, by the gold labels of another task of the data set's card, or as subgroups does.",
+    help=(
+        "Also split the figures by the gold labels of another task of the card, or by a property as `subgroups` does."
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, instead of the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object instead of tables.")
 def report(
     runs: tuple[Path, ...],
     html: Path | None,

@@ -30,76 +30,85 @@ _SIZES = ("3b", "7b", "32b")
     "--data",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     required=True,
-    help="The directory that the data sets were unpacked in.",
+    help="Directory of the unpacked data sets.",
 )
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Its folder.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STUDY", help="Folder to write to.")
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     type=click.Choice([*_SIZES, "all"]),
-    help="Of the model. [default: as --llm-url]",
+    help="Size of the model. [default: the sizes of --llm-url]",
 )
 @click.option(
     "--llm-url",
     "urls",
     multiple=True,
     metavar="[SIZE=]URL",
-    help="The server of a size, or of all; several of one model with commas. May be given again.",
+    help="Server of one size or of all sizes; separate several servers of one model with commas. Repeatable.",
 )
 @click.option(
-    "--model", "models", multiple=True, metavar="[SIZE=]NAME", help="The model there. [default: Qwen2.5-VL of the size]"
+    "--model",
+    "models",
+    multiple=True,
+    metavar="[SIZE=]NAME",
+    help="Model on that server. [default: Qwen2.5-VL of that size]",
 )
-@click.option(
-    "--vllm", is_flag=True, help="Start a vLLM here for each size when its turn comes. In place of --llm-url."
-)
+@click.option("--vllm", is_flag=True, help="Start vLLM here for each size in turn, instead of --llm-url.")
 @click.option(
     "--vllm-flag",
     "vllm_flags",
     multiple=True,
     metavar="FLAG",
-    help="Hand a flag on to vLLM: --vllm-flag=--gpu-memory-utilization=0.8.",
+    help="Pass a flag to vLLM: --vllm-flag=--gpu-memory-utilization=0.8.",
 )
-@click.option("--tables", default="1,2,3", show_default=True, help="Which of the paper's tables.")
-@click.option("--figures", default="3,4,5", show_default=True, help="Which of its figures.")
-@click.option("--limit", type=click.IntRange(1), help="Judge so many memes of each split, drawn by label.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of samples, controls, bootstraps.")
+@click.option("--tables", default="1,2,3", show_default=True, help="Tables of the paper to reproduce.")
+@click.option("--figures", default="3,4,5", show_default=True, help="Figures of the paper to reproduce.")
+@click.option("--limit", type=click.IntRange(1), help="Judge a sample of this size of each split, stratified by label.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of samples, controls and bootstraps."
+)
 @click.option(
     "--as-published/--as-served",
     default=True,
-    help="With the paper's settings, as far as it gives any, or as the court is served. [default: as published]",
+    help="Use the paper's settings as far as it states them, or the court's defaults. [default: as published]",
 )
-@click.option("--balanced", is_flag=True, help="Score balanced draws of each split too; asks nothing more.")
-@click.option("--controls/--no-controls", default=True, help="The arms that the paper lacks. [default: with them]")
+@click.option("--balanced", is_flag=True, help="Also score balanced draws of each split; needs no further calls.")
+@click.option(
+    "--controls/--no-controls", default=True, help="Include the control arms that the paper lacks. [default: included]"
+)
 @click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
 @click.option(
     "--dataset",
     type=click.Choice(["public", "synthetic-harmeme"]),
     default="public",
     show_default=True,
-    help="The paper's data sets, or drawn ones (folders harm-c, harm-p, fhm) with the oracle's figures as published.",
+    help=(
+        "Data sets of the paper, or drawn ones (folders harm-c, harm-p, fhm) with the oracle's figures as the"
+        " published ones."
+    ),
 )
-@click.option("--encoder", metavar="NAME", help="What precedents are searched by, in the place of the preset's.")
+@click.option("--encoder", metavar="NAME", help="Encoder of the precedents, instead of the preset's.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=16, show_default=True, help="Memes on trial at once."
+    "--concurrency", type=click.IntRange(1, 1000), default=16, show_default=True, help="Maximum concurrent trials."
 )
-@click.option("--allow-missing", is_flag=True, help="Memes without a picture fail, each by itself.")
+@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
 @patience_option
-@click.option("--resume", is_flag=True, help="Go on with what was begun in this folder, or add to it.")
-@click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
-@click.option("--dry-run", is_flag=True, help="Show the plan, and end.")
+@click.option("--resume", is_flag=True, help="Continue the reproduction in this folder, or add to it.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: retry memes that failed for a transient reason.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and exit.")
 @click.option(
     "--calls-per-minute",
     type=FiniteRange(0, min_open=True),
-    help="Of your server: the plan says how long it takes.",
+    help="Throughput of your server in calls per minute, to estimate the duration in the plan.",
 )
-@click.option("--yes", is_flag=True, help="Begin without asking.")
-@click.option("--json", "as_json", is_flag=True, help="The figures, or the plan, as one JSON object.")
+@click.option("--yes", is_flag=True, help="Start without asking for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures or the plan as one JSON object.")
 def reproduce(paper: str, **given: Any) -> None:
-    """Reproduces a PAPER: published figures beside ours, its claims as tests, its figures.
+    """Reproduces a PAPER: its tables beside the published figures, its claims as tests, and its figures.
 
-    One size of the model is held at a time, the largest first. The plan is shown before anything is asked; what is
-    there is taken up with --resume. The folder gets reproduction.json, .md and .html.
+    Model sizes run one after another, the largest first. The plan is shown before any call; --resume continues from
+    what exists. The folder gets reproduction.json, .md and .html.
 
     Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
     could not go on, 130 if it was interrupted.

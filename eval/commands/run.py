@@ -52,59 +52,70 @@ _BEGUN = (
 
 
 @click.command()
-@click.option("--dataset", metavar="ID", help="What to judge; memecourt-eval datasets lists them.")
-@click.option("--data", type=click.Path(path_type=Path), help="The directory that the data set was unpacked in.")
-@click.option("--split", help="[default: the first one that is for testing]")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder of the run; one that is not there yet.")
-@click.option("--name", help="What to call the run. [default: the folder's name]")
-@click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="[default: summary]")
-@click.option("--protocol", help="Under which it is scored, parted by commas. [default: all that the data set has]")
-@click.option("--limit", type=click.IntRange(min=1), help="Judge a sample of so many memes, stratified by label.")
+@click.option("--dataset", metavar="ID", help="Data set; `memecourt-eval datasets` lists them.")
+@click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
+@click.option("--split", help="Split. [default: the first test split]")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to create for the run.")
+@click.option("--name", help="Name of the run. [default: the folder's name]")
 @click.option(
-    "--seed", type=click.IntRange(0), help="Of that sample, and of replies where a temperature is set. [default: 0]"
+    "--procedure", type=click.Choice(["summary", "full", "cascade"]), help="Procedure of the trials. [default: summary]"
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of trials, e.g. rounds_max=6.")
+@click.option("--protocol", help="Protocols to score under, separated by commas. [default: all of the data set]")
+@click.option("--limit", type=click.IntRange(min=1), help="Judge a sample of this size, stratified by label.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 1000), help="Memes on trial at once. [default: 4 summary, 16 else]"
+    "--seed", type=click.IntRange(0), help="Seed of the sample, and of replies if a temperature is set. [default: 0]"
 )
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
-@click.option("--llm-url", metavar="URL", help="A chat-completions server for full trials: …/v1.")
-@click.option("--model", help="The model to ask there; each role may have its own, in the file of settings.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of trials, such as rounds_max=6.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), help="Maximum concurrent trials. [default: 4 for summary, else 16]"
+)
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
+@click.option("--llm-url", metavar="URL", help="Chat-completions server for full trials (…/v1).")
+@click.option("--model", help="Model to use on that server. The settings file can name one per role.")
 @vllm_options
-@click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML).")
+@click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML).")
 @click.option(
     "--encoder",
     metavar="NAME",
-    help="What precedents are searched by, as for memecourt precedents build; what is too near is told by the built-in "
-    "one all the same. [default: MEMECOURT_ENCODER, else what made the library of --library, else builtin]",
+    help=(
+        "Encoder of the precedents, as for `memecourt precedents build`; near-duplicates are always found "
+        "with the built-in one. [default: MEMECOURT_ENCODER, else that of --library, else builtin]"
+    ),
 )
-@click.option("--calls", type=click.Path(path_type=Path), help="A store of model calls that runs share.")
-@click.option("--library", type=click.Path(path_type=Path), help="Precedents that another run prepared: its library/.")
+@click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by runs.")
+@click.option(
+    "--library", type=click.Path(path_type=Path), help="Library of precedents that another run prepared (its library/)."
+)
 @click.option(
     "--server-name",
     metavar="NAME",
-    help="What to call the model servers in the store of calls, so that one that moved to another address is the same.",
+    help=(
+        "Name of the model servers in the call store, so that a server keeps its stored calls when its address changes."
+    ),
 )
-@click.option("--ray", metavar="HOST:PORT", help="Have the workers of a Ray cluster judge; this is its head's address.")
-@click.option("--ray-workers", type=click.IntRange(min=1), help="Workers there. [default: one on each node]")
+@click.option("--ray", metavar="HOST:PORT", help="Address of a Ray cluster's head, to judge on its workers.")
+@click.option("--ray-workers", type=click.IntRange(min=1), help="Number of workers. [default: one per node]")
 @click.option(
     "--drop-precedents",
     is_flag=True,
-    help="With --protocol extreme: memes that it drops are neither precedents nor judged, as in the court's paper.",
+    help=(
+        "With --protocol extreme: use memes that it drops neither as precedents nor for judging, as in the "
+        "court's paper."
+    ),
 )
 @click.option("--templates-apart", is_flag=True, help=TEMPLATES_APART)
-@click.option("--allow-missing", is_flag=True, help="Memes without a picture count as failed, and the run goes on.")
-@click.option("--text-only", is_flag=True, help="Judge by the texts alone, without pictures.")
+@click.option("--allow-missing", is_flag=True, help="Count memes without a picture as failed and go on.")
+@click.option("--text-only", is_flag=True, help="Judge texts only, without pictures.")
 @click.option("--language", metavar="TAG|detect|card", help=LANGUAGE)
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Take this run up again.")
-@click.option("--retry-failed", is_flag=True, help="With --resume: try again what failed for a reason that may pass.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume this run.")
+@click.option("--retry-failed", is_flag=True, help="With --resume: retry memes that failed for a transient reason.")
 @patience_option
-@click.option("--json", "as_json", is_flag=True, help="What came of it as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def run(**given: Any) -> None:
-    """Tries every meme of a split and keeps what came of each, with records, in a folder of plain files.
+    """Judges every meme of a split and stores predictions and records in a folder of plain files.
 
-    Precedents come from the train split, without those that are too near to what is judged. A run can be ended at any
-    moment, by Ctrl-C or otherwise: --resume goes on where it was, and no model is asked again for what it has said.
+    Precedents come from the train split, without near-duplicates of judged memes. A run can be stopped at any moment,
+    by Ctrl-C or otherwise: --resume continues it and repeats no model call.
 
     Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 3 if some have no answer yet for
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.

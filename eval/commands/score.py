@@ -11,16 +11,21 @@ import click
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dataset", "id_", required=True, help="Which data set the predictions are of.")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="The directory that it lies in.")
-@click.option("--split", required=True, help="Which split of it.")
-@click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the data set]")
+@click.option("--dataset", "id_", required=True, help="Data set of the predictions.")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set.")
+@click.option("--split", required=True, help="Split of the predictions.")
 @click.option(
-    "--scorer", default="", metavar="NAME", help="Of a log of Inspect AI: whose answers. [default: the first]"
+    "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all of the data set]"
 )
-@click.option("--name", help="What to call the system. [default: the file's name]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option(
+    "--scorer",
+    default="",
+    metavar="NAME",
+    help="Scorer of an Inspect AI log to take answers from. [default: the first]",
+)
+@click.option("--name", help="Name of the system. [default: the file's name]")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def score(
     file: Path,
     id_: str,

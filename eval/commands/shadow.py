@@ -25,20 +25,20 @@ _SHOWN = 20  # pairs of different labels that are listed; --json lists all
 
 @click.command()
 @click.argument("shadow_docket", metavar="SHADOW", callback=changed_place)
-@click.option("--since", type=click.DateTime(), help="Only what the candidate tried then or later, UTC.")
-@click.option("--until", type=click.DateTime(), help="Only what it tried before then, UTC.")
-@click.option("--namespace", help="Only of this namespace.")
+@click.option("--since", type=click.DateTime(), help="Only trials of the candidate at this time or later (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only trials of the candidate before this time (UTC).")
+@click.option("--namespace", help="Only trials of this namespace.")
 @click.option(
     "--sampled",
     is_flag=True,
-    help="Only trials that chance brought to the desk: reviews of the others are of what was doubtful.",
+    help="Only trials drawn at random for review; other reviews are of doubtful cases.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write what people reviewed as two runs, OUT/court and OUT/shadow, for `memecourt-eval compare`.",
+    help="Write reviewed trials as two runs, OUT/court and OUT/shadow, for `memecourt-eval compare`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object, every difference listed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object that lists every difference.")
 @docket_option
 def shadow(
     shadow_docket: Path | Address,
@@ -50,9 +50,9 @@ def shadow(
     as_json: bool,
     docket: Path | Address | None,
 ) -> None:
-    """Sets what a candidate said, in the docket SHADOW, beside what the court said of the same memes.
+    """Compares a candidate's verdicts in the docket SHADOW with the court's on the same memes.
 
-    SHADOW may be the court's own docket: then it is about what was judged anew (`memecourt rejudge`).
+    SHADOW may be the court's own docket, to compare memes that `memecourt rejudge` judged again.
     """
     from eval.runs.tried_again import write_runs
     from serving.docket.ports import TrialFilter

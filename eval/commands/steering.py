@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE…")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def steering(files: tuple[Path, ...], as_json: bool) -> None:
     """Counts the texts in each FILE, all together, that read like an attempt to steer the court.
 

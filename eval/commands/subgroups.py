@@ -13,17 +13,21 @@ import click
 @click.option(
     "--by",
     metavar="TASK|PROPERTY",
-    help="What memes are grouped by: a task of the data set's card, or group (of the card), label (the data set's own "
-    "words), language (the card's, or detected), script, split or target.",
+    help=(
+        "Property to group by: a task of the card, or group (of the card), label (the data set's own words), "
+        "language (of the card, else detected), script, split or target."
+    ),
 )
 @click.option(
     "--groups",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Instead, a file of groups: CSV or JSON a line with id and group, a line for each group that a meme is of.",
+    help="File of groups instead of --by: CSV or JSON lines with id and group, one line per group of a meme.",
 )
-@click.option("--protocol", help="How labels become two classes, parted by commas. [default: all of the run]")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page to this file.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option(
+    "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all of the run]"
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def subgroups(
     runs: tuple[Path, ...], by: str | None, groups: Path | None, protocol: str | None, html: Path | None, as_json: bool
 ) -> None:

@@ -23,20 +23,20 @@ _SHOWN = 10  # settings that are listed; --json lists all
     "axes",
     multiple=True,
     metavar="NAME=V1,V2,…",
-    help="A setting of trials and its values; every combination is judged. May be given again.",
+    help="Setting of trials and its values; every combination is judged. Repeatable.",
 )
 @click.option(
     "--thresholds",
     default="",
     metavar="T1,T2,…",
-    help="Scores from which on a meme counts as harmful; tried on every combination, no meme is judged again.",
+    help="Score thresholds for harmful, applied to every combination without judging again.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any) -> None:
-    """Tries settings of trials on a validation split and says which is best, and how little that may mean.
+    """Judges a validation split with each combination of settings, and shows the best and how uncertain that is.
 
-    Ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A split that is for
-    testing is refused. Called again with the same --out, it goes on where it was, and takes more combinations in.
+    Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
+    split is refused. Running the command again with the same --out continues, and can add combinations.
     """
     from court.errors import CourtError
     from eval.commands.options import dataset_of, hold, study_of

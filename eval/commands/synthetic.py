@@ -15,13 +15,13 @@ import click
     type=click.Choice(["harmeme", "fhm"]),
     default="harmeme",
     show_default=True,
-    help="Whose files they look like: three labels, or two.",
+    help="Layout to imitate: with three labels or with two.",
 )
 @click.option("--train", default=200, show_default=True, help="Memes in the train split.")
 @click.option("--val", default=40, show_default=True, help="Memes in the validation split.")
 @click.option("--test", default=80, show_default=True, help="Memes in the test split.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Another seed, other memes.")
-@click.option("--plant", default="", help="leakage, defects, or both with a comma: faults that are put in on purpose.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the memes.")
+@click.option("--plant", default="", help="Faults to plant: leakage, defects, or both with a comma.")
 def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int, plant: str) -> None:
     """Draws and writes a benchmark into OUT, a new directory.
 

@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 @click.option(
     "--pictures",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder that the file's picture names are in.",
+    help="Folder that the file's picture names are relative to.",
 )
-@click.option("--leave-one-out", is_flag=True, help="Ask about the library's own memes instead, each left out in turn.")
-@click.option("--keep-twins", is_flag=True, help="When leaving one out, leave in what shares its picture or words.")
+@click.option("--leave-one-out", is_flag=True, help="Use the library's own memes instead, leaving each out in turn.")
+@click.option(
+    "--keep-twins", is_flag=True, help="With --leave-one-out: keep memes that share the picture or the words."
+)
 @click.option(
     "--split",
     type=click.Choice(["meme", "template"]),
     default="meme",
     show_default=True,
-    help="With --leave-one-out: what is left out at a time, a meme or all memes whose pictures are nearly its own.",
+    help="With --leave-one-out: leave out one meme, or all memes with near-duplicate pictures, at a time.",
 )
 @click.option(
     "--protocol",
     type=click.Choice(["merged", "extreme"]),
     default="merged",
     show_default=True,
-    help="How HarMeme's three labels become two: somewhat harmful is harmful, or is not judged.",
+    help="Mapping of HarMeme's three labels to two: somewhat harmful counts as harmful, or is not judged.",
 )
 @click.option(
-    "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful give no vote either."
+    "--drop-precedents", is_flag=True, help="With extreme: precedents that are somewhat harmful do not vote either."
 )
-@click.option("--k", "ks", metavar="K,K,…", help="Instead: by the majority of the K nearest, for each (odd) K.")
+@click.option("--k", "ks", metavar="K,K,…", help="Use the majority of the K nearest instead, for each (odd) K.")
 @click.option(
-    "--without-near-duplicates", is_flag=True, help="With --k: what is nearly the meme gives no vote; see the help."
+    "--without-near-duplicates", is_flag=True, help="With --k: near-duplicates of the meme do not vote; see the help."
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def vote(
     library: Path,
     file: Path | None,
@@ -64,15 +66,15 @@ def vote(
 ) -> None:
     """Measures the vote of a LIBRARY of precedents on the labelled memes in FILE.
 
-    Every meme is judged by the vote alone, however far its precedents are; how many the court would leave undecided for
-    that is said beside it. Intervals are 95 %, by bootstrap over memes (10,000 resamples).
+    Every meme is judged by the vote alone, however distant its precedents; the report also counts the memes that the
+    court would leave undecided for that reason. Intervals are 95 %, by bootstrap over memes (10,000 resamples).
 
-    Under the protocol extreme, precedents that are somewhat harmful still vote, as harmful: that is what a court would
-    know. The court's paper drops the label altogether; --drop-precedents does, and calibrates the rest anew.
+    Under the protocol extreme, somewhat harmful precedents still vote, as harmful, as they would in a court. The
+    court's paper drops the label altogether; so does --drop-precedents, which recalibrates the library.
 
-    With --k precedents count the same, near or far, and nothing is calibrated but alpha: a plain vote, to see what
-    more voters bring. Near-duplicates share the picture or the words, or are near in both halves; where no pictures are
-    compared, a text at a cosine of .95 is near.
+    With --k every precedent has one vote, near or far, and only alpha is calibrated: a plain vote, to measure what more
+    voters bring. Near-duplicates share the picture or the words, or are near in both halves; if no pictures are
+    compared, a text at a cosine of .95 is a near-duplicate.
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.

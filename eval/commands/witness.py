@@ -23,68 +23,84 @@ PAGE = "witness.html"
 
 
 @click.command()
-@click.option("--claims", type=click.Path(path_type=Path), help="Claims whose truth is known, JSON a line; see docs.")
-@click.option("--corpus", type=click.Path(path_type=Path), help="The corpus to check them by (memecourt facts build).")
-@click.option("--encoder", metavar="NAME", help="What the corpus was built with, where that is onnx:FOLDER.")
-@click.option("--search-url", metavar="URL", help="A search endpoint to check them by, in place of a corpus.")
+@click.option(
+    "--claims", type=click.Path(path_type=Path), help="Claims with known truth (JSON lines; see docs/witness.md)."
+)
+@click.option(
+    "--corpus", type=click.Path(path_type=Path), help="Corpus to check the claims with (`memecourt facts build`)."
+)
+@click.option("--encoder", metavar="NAME", help="Encoder of the corpus, if it is onnx:FOLDER.")
+@click.option("--search-url", metavar="URL", help="Search endpoint to use instead of a corpus.")
 @click.option(
     "--search-shape",
     type=click.Choice(["searxng", "serper"]),
     default="searxng",
     show_default=True,
-    help="How that endpoint is asked.",
+    help="Protocol of the search endpoint.",
 )
-@click.option("--search-key-env", metavar="NAME", help="The environment variable with its key.")
-@click.option("--fetch", is_flag=True, help="Read the pages that it finds, and not their snippets alone.")
-@click.option("--model", "name", metavar="NAME", help="Who checks: a model of the file of models.")
+@click.option("--search-key-env", metavar="NAME", help="Environment variable that holds the endpoint's key.")
+@click.option("--fetch", is_flag=True, help="Read the pages found, not only their snippets.")
+@click.option("--model", "name", metavar="NAME", help="Model that checks claims, from the models file.")
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
     default=Path("models.toml"),
     show_default=True,
-    help="The file of models (TOML), as for the arena.",
+    help="Models file (TOML), as for the arena.",
 )
 @vllm_turns_options
 @click.option(
     "--citations-by",
     metavar="NAME",
-    help="Who says whether a cited passage bears a finding: a model of that file, or none. [default: the same model]",
+    help="Model that checks whether a cited passage supports a finding, or none. [default: the same model]",
 )
-@click.option("--drawn", is_flag=True, help="Check the drawn world with a stand-in: no claims, corpus or model needed.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The evaluation's folder.")
+@click.option("--drawn", is_flag=True, help="Use the drawn world and a stand-in; needs no claims, corpus or model.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the evaluation.")
 @click.option(
-    "--arm", "arms", multiple=True, type=click.Choice([*ARMS, "all"]), help="May be given again. [default: witness]"
+    "--arm",
+    "arms",
+    multiple=True,
+    type=click.Choice([*ARMS, "all"]),
+    help="Arm to evaluate. Repeatable. [default: witness]",
 )
-@click.option("--queries", type=click.IntRange(1, 20), default=4, show_default=True, help="For a claim, at most.")
-@click.option("--results", type=click.IntRange(1, 10), default=2, show_default=True, help="Of a query, read at most.")
+@click.option("--queries", type=click.IntRange(1, 20), default=4, show_default=True, help="Maximum queries per claim.")
+@click.option(
+    "--results", type=click.IntRange(1, 10), default=2, show_default=True, help="Maximum results to read per query."
+)
 @click.option(
     "--steps",
     type=click.Choice(["merged", "apart"]),
     default="merged",
     show_default=True,
-    help="All questions about a document in one call, or each in its own.",
+    help="Ask all questions about a document in one call, or each in its own call.",
 )
-@click.option("--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True, help="Of the witness's calls.")
+@click.option(
+    "--temperature", type=FiniteRange(0, 2), default=0.0, show_default=True, help="Temperature of the witness's calls."
+)
 @click.option(
     "--as-published",
     is_flag=True,
-    help="As EMULATE: questions apart, temperature 1, four queries of two results, and true or false asked for once "
-    "more where the evidence is not enough; what is named besides goes before it.",
+    help=(
+        "Use EMULATE's settings: separate questions, temperature 1, four queries with two results, and a "
+        "forced true or false where evidence is insufficient. Other options override them."
+    ),
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Check so many claims, drawn by seed.")
+@click.option("--limit", type=click.IntRange(min=1), help="Check a random sample of this size.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sample, draws and bootstrap."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the sample, draws and bootstrap."
 )
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Claims at once.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Maximum concurrent claims."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 @click.pass_context
 def witness(context: click.Context, /, **options: Any) -> None:
-    """Checks claims whose truth is known, and says how often the witness is right, abstains, and cites what bears it.
+    """Measures the expert witness on claims with known truth: accuracy, abstention, and support by its citations.
 
-    The witness is the one of a trial, given each claim by itself. Arms leave out one of its steps, or check a claim in
-    a simpler way. The folder holds a line for each check, and a page (witness.html).
+    The witness is that of a trial, given each claim by itself. Arms leave out one of its steps, or check claims in a
+    simpler way. The folder holds a line per check and a page (witness.html).
 
-    Called again in the same way, it goes on where it was: no model is asked again for what it has said.
+    Running the command again continues, and repeats no model call.
     """
     from court.errors import CourtError
     from eval.witness.report import witness_lead, witness_sections

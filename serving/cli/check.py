@@ -27,20 +27,23 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
     metavar="LIBRARY",
 )
 @click.option(
-    "--against", type=click.Path(path_type=Path), metavar="FILE", help="Labelled memes that are to be judged with it."
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Labelled memes that the library will be used to judge.",
 )
 @click.option(
-    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="The folder of that file's pictures."
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Folder of the pictures of --against."
 )
 @click.option(
     "--sure",
     default=0.1,
     show_default=True,
     type=FiniteRange(0, 0.5, min_open=True, max_open=True),
-    help="A label is suspicious where its neighbours give it at most this probability.",
+    help="Report a label as suspicious if its neighbours give it at most this probability.",
 )
-@click.option("--encoder", metavar="NAME", help="With --against, as for build. [default: what made the library]")
-@click.option("--json", "as_json", is_flag=True, help="All that was found as one JSON object.")
+@click.option("--encoder", metavar="NAME", help="Encoder for --against, as for `build`. [default: the library's own]")
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as one JSON object.")
 def check(
     place: Path, against: Path | None, pictures: Path | None, sure: float, encoder: str | None, as_json: bool
 ) -> None:

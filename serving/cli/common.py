@@ -91,28 +91,34 @@ library_option = click.option(
     "--library",
     metavar="PATH",
     callback=_library_place,
-    help="The library of precedents: a folder, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_LIBRARY, else "
-    "the starter library]",
+    help=(
+        "Library of precedents: a folder or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_LIBRARY, "
+        "else the starter library]"
+    ),
 )
 reader_option = click.option(
     "--reader",
     metavar="NAME",
-    help="What reads text off pictures: rapidocr[:LANGUAGE], tesseract[:LANGUAGES], a server's http://HOST:PORT/ocr, "
-    "or none. [default: MEMECOURT_READER, else rapidocr]",
+    help=(
+        "Text reader: rapidocr[:LANGUAGE], tesseract[:LANGUAGES], the http://HOST:PORT/ocr of a server, or "
+        "none. [default: MEMECOURT_READER, else rapidocr]"
+    ),
 )
 insecure_option = click.option(
     "--insecure",
     multiple=True,
     type=click.Choice(["tls", "auth"]),
     callback=lambda context, parameter, value: value or None,
-    help="Listen beyond this machine without TLS, or without knowing who calls: for behind a proxy that does that.",
+    help="Listen beyond loopback without TLS or tokens, for use behind a proxy that provides them.",
 )
 docket_option = click.option(
     "--docket",
     metavar="PATH",
     callback=_docket_place,
-    help="Where records are kept: a file, or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_DOCKET, else in "
-    "MEMECOURT_HOME]",
+    help=(
+        "Docket of the records: a file or postgresql://USER@HOST/DATABASE. [default: MEMECOURT_DOCKET, else "
+        "in MEMECOURT_HOME]"
+    ),
 )
 _PEM_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -143,17 +149,17 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, tls=given, **others)
 
     options = (
-        click.option("--tls", is_flag=True, help="Speak TLS with the server; the options below imply it."),
+        click.option("--tls", is_flag=True, help="Connect with TLS; implied by the options below."),
+        click.option("--server-ca", type=_PEM_FILE, help="Trust this certificate (PEM) as the server's, and no other."),
         click.option(
-            "--server-ca", type=_PEM_FILE, help="Whose certificate to trust as the server's (PEM), and nobody else's."
+            "--server-name", default="", help="Name in the server's certificate, if it differs from the address."
         ),
-        click.option("--server-name", default="", help="The name in its certificate, where that is not the address's."),
         click.option(
             "--certificate",
             type=_PEM_FILE,
-            help="Your own certificate (PEM), where the server wants one; with --key.",
+            help="Client certificate (PEM), if the server requires one; needs --key.",
         ),
-        click.option("--key", type=_PEM_FILE, help="The private key of that certificate (PEM)."),
+        click.option("--key", type=_PEM_FILE, help="Private key of the client certificate (PEM)."),
     )
     decorated: Callable[..., Any] = with_tls
     for option in reversed(options):  # as in trial_options
@@ -163,7 +169,7 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def trial_options(command: F) -> F:
     """Options that say how a trial is held, and by which models."""
-    how = click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="How to try a meme.")
+    how = click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="Procedure of the trial.")
     return how(settled_trial_options(command))
 
 
@@ -173,45 +179,43 @@ def settled_trial_options(command: F) -> F:
         click.option(
             "--llm-url",
             metavar="URL[,URL…]",
-            help="A chat-completions server for full trials: …/v1; of several with one model each trial keeps to one.",
+            help="Chat-completions server for full trials (…/v1). Several servers of one model share the trials.",
         ),
-        click.option("--model", help="The model to ask there; each role may have its own, in the file of settings."),
-        click.option("--max-tokens", type=int, help="Of a model's reply, at most. [default: by trial.reply_chars]"),
+        click.option("--model", help="Model to use on that server. The settings file can name one per role."),
+        click.option(
+            "--max-tokens", type=int, help="Maximum tokens of a model's reply. [default: from trial.reply_chars]"
+        ),
         click.option(
             "--thinking",
             metavar="off|on|TOKENS",
-            help="Have models think before they reply, in so many tokens at most; on: 4,096. [default: off]",
+            help='Let models think before they reply, for at most this many tokens; "on" means 4,096. [default: off]',
         ),
         click.option(
             "--risk",
             "review_risk",
             type=FiniteRange(0, 1, min_open=True, max_open=True),
-            help="Share of memes whose label may be wrong without a person looking, in a summary. [default: 0.1]",
+            help="Share of unreviewed labels of summary trials that may be wrong. [default: 0.1]",
         ),
         click.option(
             "--review-rate",
             type=FiniteRange(0, 1),
-            help="Share of memes to send to a person for their risk, in place of --risk; 0 sends none.",
+            help="Share of memes to send to review, riskiest first, instead of --risk; 0 sends none for risk.",
         ),
         click.option(
             "--harm-cost",
             type=FiniteRange(0.01, 100),
-            help="How many false alarms a missed harmful meme is worth, in a summary. [default: 1]",
+            help="Cost of a missed harmful meme in false alarms, in a summary trial. [default: 1]",
         ),
-        click.option(
-            "--prompts", metavar="SET", help="The words in which models are asked: a packaged version, or a folder."
-        ),
-        click.option("--policy", type=click.Path(path_type=Path), help="The file of the policy (TOML)."),
+        click.option("--prompts", metavar="SET", help="Prompt set: a packaged version or a folder."),
+        click.option("--policy", type=click.Path(path_type=Path), help="Policy file (TOML)."),
         click.option(
             "--without",
             multiple=True,
             type=click.Choice(["precedents", "advocates", "captioner"]),
-            help="Leave out a part of the full trial, to measure what it is worth.",
+            help="Leave out a part of the full trial, to measure its contribution.",
         ),
-        click.option("--dull-judge", is_flag=True, default=None, help="One call of the Judge with the meme alone."),
-        click.option(
-            "--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate is given its side."
-        ),
+        click.option("--dull-judge", is_flag=True, default=None, help="Make one call of the Judge with only the meme."),
+        click.option("--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate learns its side."),
     )
     # Decorators apply from the bottom up: so --help lists them in the order above.
     for option in reversed(options):

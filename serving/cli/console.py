@@ -21,34 +21,36 @@ _FILE = click.Path(path_type=Path)
     default="127.0.0.1:8080",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen; port 0 for a free one. Beyond this machine it needs tokens, and a certificate.",
+    help=("Address to listen on; port 0 picks a free one. An address beyond loopback needs tokens and a certificate."),
 )
-@click.option("--tokens", type=_FILE, help="The file of tokens of those who may sign in: see `memecourt tokens`.")
+@click.option("--tokens", type=_FILE, help="Token file of the people who may sign in; see `memecourt tokens`.")
 @click.option(
-    "--console-origin", metavar="URL", help="How people reach it, where that is another name: https://console.example."
+    "--console-origin",
+    metavar="URL",
+    help="Public origin, if it differs from the address, such as https://console.example.",
 )
-@click.option("--tls-certificate", type=_FILE, help="The certificate chain (PEM); browsers must speak TLS then.")
-@click.option("--tls-key", type=_FILE, help="The private key of the certificate (PEM).")
-@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which browsers must show a certificate.")
+@click.option("--tls-certificate", type=_FILE, help="Certificate chain (PEM); browsers must then use TLS.")
+@click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
+@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) that must have issued the browser's certificate.")
 @click.option(
     "--blind-first/--no-blind-first", default=None, help="Whether reviewers decide before they see the verdict."
 )
 @click.option(
     "--overrulings",
     type=click.Choice(["never", "chosen", "always"]),
-    help="Which overruled verdicts become precedents: none, those of which the reviewer says so (the default), or all.",
+    help=("Which overruled verdicts become precedents: none, those that the reviewer chooses (the default), or all."),
 )
-@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds how many verdicts were reviewed here.")
+@click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics of reviews on.")
 @insecure_option
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @library_option
 @docket_option
 def console(address: str, **options: Any) -> None:
-    """Serves pages on which trials are read, searched and reviewed, until SIGTERM or Ctrl-C.
+    """Serves web pages to read, search and review trials, until SIGTERM or Ctrl-C.
 
-    It is a process of its own beside a court, or without one, over the same docket: it reads, and writes nothing but
-    reviews and who looked at which picture. Without --tokens it is for this machine alone. `memecourt serve --console`
-    serves the same beside gRPC.
+    The console is a process of its own on the court's docket, and also works without a court. It writes only reviews
+    and who viewed which picture. Without --tokens it accepts connections from this machine only. `memecourt serve
+    --console` serves the same pages beside gRPC.
     """
     from serving.telemetry.logs import set_up
 

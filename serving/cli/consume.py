@@ -18,42 +18,52 @@ _SECONDS = FiniteRange(1, 86_400)
 
 @click.command()
 @click.argument("queue", metavar="ADDRESS", envvar="MEMECOURT_QUEUE")
-@click.option("--stream", default="memes", show_default=True, help="Where memes come from.")
-@click.option("--group", default="memecourt", show_default=True, help="Name under which consumers share them.")
-@click.option("--answers", metavar="NAME", help="Where verdicts go.  [default: STREAM.answers]")
+@click.option("--stream", default="memes", show_default=True, help="Stream or subject to read memes from.")
+@click.option("--group", default="memecourt", show_default=True, help="Consumer group that shares the memes.")
+@click.option("--answers", metavar="NAME", help="Destination of verdicts. [default: STREAM.answers]")
 @click.option(
-    "--dead", metavar="NAME", help="Where goes what gets no verdict, with the reason.  [default: STREAM.dead]"
+    "--dead", metavar="NAME", help="Destination of memes without a verdict, with the reason. [default: STREAM.dead]"
 )
-@click.option("--server", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="Court to ask.")
+@click.option(
+    "--server", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="Address of the court."
+)
 @click.option(
     "--token",
     envvar="MEMECOURT_TOKEN",
     show_envvar=True,
-    help="What the court knows you by. Better in the environment.",
+    help="Bearer token for the court. Safer in the environment.",
 )
 @tls_options
 @click.option(
-    "--at-once", default=8, show_default=True, type=click.IntRange(1, 1000), help="Memes on their way to the court."
+    "--at-once",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Maximum memes in flight to the court.",
 )
-@click.option("--timeout", default=120.0, show_default=True, type=_SECONDS, help="Seconds that one meme may take.")
+@click.option("--timeout", default=120.0, show_default=True, type=_SECONDS, help="Seconds allowed for one meme.")
 @click.option(
     "--again-after",
     default=60.0,
     show_default=True,
     type=_SECONDS,
-    help="Seconds until another consumer gets what one has left.",
+    help="Seconds after which another consumer takes over an unacknowledged meme.",
 )
 @click.option(
     "--deliveries",
     default=5,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Deliveries after which a meme without a verdict is put aside.",
+    help="Deliveries after which a meme without a verdict is dead-lettered.",
 )
 @click.option(
-    "--grace", default=20.0, show_default=True, type=FiniteRange(0, 3600), help="Seconds to finish in, when stopped."
+    "--grace",
+    default=20.0,
+    show_default=True,
+    type=FiniteRange(0, 3600),
+    help="Seconds to finish work in flight after a stop signal.",
 )
-@click.option("--remove", is_flag=True, help="Take messages out of the stream once they are answered or put aside.")
+@click.option("--remove", is_flag=True, help="Delete messages from the stream once they are answered or dead-lettered.")
 def consume(
     queue: str,
     stream: str,
@@ -70,13 +80,13 @@ def consume(
     grace: float,
     remove: bool,
 ) -> None:
-    """Has a running court judge the memes of a queue, until SIGTERM or Ctrl-C.
+    """Sends the memes of a queue to a running court, until SIGTERM or Ctrl-C.
 
-    ADDRESS is redis://HOST:PORT/DATABASE or nats://HOST:PORT (with TLS rediss:// or tls://); with a password in it,
-    better in MEMECOURT_QUEUE. A message is acknowledged only together with its answer. What is delivered again gets the
-    verdict that the court has, and is not tried again.
+    ADDRESS is redis://HOST:PORT/DATABASE or nats://HOST:PORT (with TLS rediss:// or tls://); an address with a password
+    is safer in MEMECOURT_QUEUE. A message is acknowledged in the same step in which its answer is stored. A meme that
+    is delivered again gets its existing verdict and no second trial.
 
-    Pictures that messages name by an address are fetched from the hosts of the setting http_fetch_hosts alone.
+    Pictures that messages name by URL are fetched only from the hosts of the setting http_fetch_hosts.
     """
     from serving.queue.source import QueueSettings
     from serving.telemetry.logs import set_up

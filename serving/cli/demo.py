@@ -30,9 +30,9 @@ _MEMES = (
 @click.command()
 @docket_option
 def demo(docket: Path | Address | None) -> None:
-    """Starts a server, draws three memes, asks it for a verdict on each, and says how to open the records.
+    """Starts a server, draws three memes, requests a verdict on each, and prints how to open the records.
 
-    One meme is harmful, one is harmless, and one is like nothing in the library of precedents.
+    One meme is harmful, one is harmless, and one resembles nothing in the library of precedents.
     """
     kept = settings_of(docket=docket).docket_place
     with _server(docket) as address, Client(address) as court:

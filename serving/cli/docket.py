@@ -47,17 +47,19 @@ docket.add_command(hashes)
     "keys",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The docket's public key, as `memecourt docket key` printed it, from somewhere else than beside the docket. "
-    "Several lines for several keys.",
+    help=(
+        "Public key of the docket, as `memecourt docket key` printed it, from a place apart from the docket. "
+        "One key per line."
+    ),
 )
 @click.option(
     "--anchor",
     "anchors",
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
-    help="Checkpoints kept outside: what the server pushed, or receipts and bundles as JSON. May be given often.",
+    help=("Checkpoints stored elsewhere: those that the server pushed, or receipts and bundles as JSON. Repeatable."),
 )
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @docket_option
 @click.pass_context
 def verify(
@@ -85,25 +87,24 @@ def verify(
 @docket.command()
 @click.argument("trial_id", metavar="ID")
 @click.option(
-    "--out", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file. [default: ID.bundle.json]"
+    "--out", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: ID.bundle.json]"
 )
-@click.option("--with-access", is_flag=True, help="Also tell who looked at its picture, not only how often.")
+@click.option("--with-access", is_flag=True, help="Include who viewed the picture, not only how often.")
 @click.option(
     "--anchor",
     "anchors",
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
-    help="Checkpoints that whoever receives it has: the bundle then shows that the log continues those. May be given "
-    "often.",
+    help="Checkpoints that the recipient has; the bundle then proves that the log extends them. Repeatable.",
 )
 @docket_option
 def bundle(
     trial_id: str, out: Path | None, with_access: bool, anchors: tuple[Path, ...], docket: Path | Address | None
 ) -> None:
-    """Writes one trial with its proofs to a file, to hand it over.
+    """Writes one trial with its proofs to a file, for a third party.
 
-    Whoever has it checks it with `python -m memecourt.verify FILE --key KEY`, without the docket and without us. It
-    holds everything that was said in the trial and the texts of the precedents that it quotes, and no picture.
+    The recipient checks it with `python -m memecourt.verify FILE --key KEY`, without the docket and without trusting
+    this court. It holds everything said in the trial and the texts of quoted precedents, and no picture.
     """
     text = run(_bundled(docket, trial_id, with_access, anchors))
     path = out or Path(f"{trial_id}.bundle.json")
@@ -119,7 +120,7 @@ def bundle(
 @docket.command()
 @docket_option
 def checkpoint(docket: Path | Address | None) -> None:
-    """Prints the newest signed checkpoint. Kept elsewhere (`>> FILE`), it is an anchor."""
+    """Prints the newest signed checkpoint. Stored elsewhere (`>> FILE`), it is an anchor."""
     click.echo(run(_checkpoint(docket)), nl=False)
 
 
@@ -128,12 +129,12 @@ def checkpoint(docket: Path | Address | None) -> None:
     "--new",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Make a private key instead, for a docket that is not there yet, and print its public key.",
+    help="Make a private key for a docket that does not exist yet, and print its public key.",
 )
-@click.option("--all", "every", is_flag=True, help="Also those before it, the first one first: a file for --key.")
+@click.option("--all", "every", is_flag=True, help="Also print the earlier keys, oldest first, as a file for --key.")
 @docket_option
 def key(new: Path | None, every: bool, docket: Path | Address | None) -> None:
-    """Prints the public key of the docket. Keep it elsewhere: it is what everything is checked against."""
+    """Prints the public key of the docket. Store it elsewhere: everything is verified against it."""
     click.echo(_new_key(new) if new else "\n".join(run(_keys(docket, every=every))))
 
 
@@ -152,18 +153,18 @@ def _new_key(path: Path) -> str:
 
 @docket.command()
 @click.argument("trial_id", metavar="ID")
-@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
-@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
+@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
 @library_option
 def erase(
     trial_id: str, who: str, why: str, yes: bool, docket: Path | Address | None, library: Path | Address | None
 ) -> None:
-    """Erases a trial: all that was said in it, its picture, and the precedent that its overruling became.
+    """Erases a trial: its content, its picture, and the precedent that a correction of it became.
 
-    It can't be brought back. What stays is that there was a trial, when, and who erased it; everything that is left
-    still verifies. Copies that were handed out, exports and backups are not reached.
+    This can't be undone. The log still shows that there was a trial, when, and who erased it; everything that remains
+    still verifies. Copies handed out, exports and backups are not reached.
     """
     if not yes:
         click.confirm(f"Erase trial {printable(trial_id)} for ever?", abort=True)
@@ -178,17 +179,17 @@ docket.add_command(expire)
 
 @docket.command("erase-precedent")
 @click.argument("precedent_id", metavar="ID")
-@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
-@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
+@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
 @library_option
 def erase_precedent(
     precedent_id: str, who: str, why: str, yes: bool, docket: Path | Address | None, library: Path | Address | None
 ) -> None:
-    """Erases a precedent: its text from all trials that quote it, and the meme from the library.
+    """Erases a precedent: its text in all trials that quote it, and the meme in the library.
 
-    It can't be brought back. The trials stand; where they quoted it, they say that it was erased.
+    This can't be undone. The trials remain and mark the quotations as erased.
     """
     if not yes:
         click.confirm(f"Erase the precedent {printable(precedent_id)} for ever?", abort=True)
@@ -199,15 +200,15 @@ def erase_precedent(
 
 @docket.command("erase-document")
 @click.argument("document_id", metavar="ID")
-@click.option("--who", required=True, help="Who erases it; stands in the log for ever.")
-@click.option("--why", required=True, help="Why; stands in the log for ever. Name no person here.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
+@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
 def erase_document(document_id: str, who: str, why: str, docket: Path | Address | None, *, yes: bool) -> None:
-    """Erases a document that an expert witness read: its text and quotations go from all records.
+    """Erases a document that an expert witness read: its text, and its quotations in all records.
 
-    It can't be brought back. The trials stand; where they quoted it, they say that it was erased. What a model wrote of
-    it in its own reply goes with the trial alone.
+    This can't be undone. The trials remain and mark the quotations as erased. A model's own reply about the document is
+    erased only with its trial.
     """
     if not yes:
         click.confirm(f"Erase the document {printable(document_id)} for ever?", abort=True)
@@ -219,9 +220,9 @@ def erase_document(document_id: str, who: str, why: str, docket: Path | Address 
 @click.argument("folder", type=click.Path(path_type=Path))
 @docket_option
 def backup(folder: Path, docket: Path | Address | None) -> None:
-    """Backs the docket up into FOLDER, which is made, and checks the copy.
+    """Backs the docket up into a new FOLDER and checks the copy.
 
-    It holds one moment of the docket, also while a server writes. The private key is not in it: keep that elsewhere.
+    The copy is consistent even while a server writes. It lacks the private key: back that up elsewhere.
     """
     made = run(_backed_up(folder, docket))
     click.echo(f"{folder}: {made.entries:,} entries, {made.trials:,} trials, {made.pictures:,} pictures; clean")
@@ -231,9 +232,9 @@ def backup(folder: Path, docket: Path | Address | None) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @docket_option
 def restore(folder: Path, docket: Path | Address | None) -> None:
-    """Restores the backup in FOLDER to where --docket or the settings say, and checks it.
+    """Restores the backup in FOLDER to the docket that --docket or the settings name, and checks it.
 
-    Nothing that is there is written over.
+    Existing data is never overwritten.
     """
     from serving.docket.backup import restore as bring_back
 

@@ -22,15 +22,19 @@ EXIT_DRIFTED = 3
 
 
 @click.command()
-@click.option("--weeks", default=12, show_default=True, type=click.IntRange(1, 520), help="How many, up to today.")
-@click.option("--namespace", help="Only of this namespace.")
+@click.option(
+    "--weeks", default=12, show_default=True, type=click.IntRange(1, 520), help="Number of weeks, up to today."
+)
+@click.option("--namespace", help="Only trials of this namespace.")
 @click.option(
     "--risk",
     type=FiniteRange(0, 1, min_open=True, max_open=True),
-    help="Share of memes whose label may be wrong without a person looking, for the proposed cut-off. [default: "
-    "MEMECOURT_TRIAL__REVIEW_RISK, else 0.1]",
+    help=(
+        "Share of unreviewed labels that may be wrong, for the proposed cut-off. [default: "
+        "MEMECOURT_TRIAL__REVIEW_RISK, else 0.1]"
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @docket_option
 @click.pass_context
 def drift(
@@ -41,10 +45,10 @@ def drift(
     as_json: bool,
     docket: Path | Address | None,
 ) -> None:
-    """Shows how often people found another label than the court, of the verdicts that chance drew.
+    """Shows how often people disagreed with the court on randomly sampled verdicts, week by week.
 
-    These alone stand for all content (`review_share`). Below stands the cut-off of risk that follows from them. Exit
-    code: 3 if the error of the last 28 days is surely more than the verdicts' own risks say, 0 otherwise.
+    Only these (`review_share`) are representative of all content. Below stands the cut-off of risk that they imply.
+    Exit code: 3 if the error rate of the last 28 days is significantly above the verdicts' own risks, else 0.
     """
     settings = settings_of(docket=docket)
     report = run(_measured(settings, weeks, risk or settings.trial.review_risk, namespace))

@@ -36,13 +36,13 @@ _on_disk = click.argument(
     metavar="LIBRARY",
 )
 _id = click.argument("id_", metavar="ID")
-_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 
 
 # A change of what verdicts rest on is never anonymous: name and reason stand in the history for good.
 def _signed(command: F) -> F:
-    why = click.option("--why", required=True, help="For what reason; it stands in the history.")
-    who = click.option("--who", required=True, help="Who makes the change; it stands in the history.")
+    why = click.option("--why", required=True, help="Reason for the change; recorded in the history.")
+    who = click.option("--who", required=True, help="Person who makes the change; recorded in the history.")
     return who(why(command))
 
 
@@ -50,15 +50,15 @@ def _signed(command: F) -> F:
 @_place
 @_id
 @click.argument("label", type=_LABELS)
-@click.option("--text", default="", help="Its text.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Its picture.")
-@click.option("--category", "categories", multiple=True, help="What kind of harm it is; may be given several times.")
-@click.option("--source", default="", help="Where it comes from. [default: whoever adds it]")
-@click.option("--split", default="", help="Of its data set.")
-@click.option("--namespace", default="", help="Whose content it is.")
-@click.option("--language", default="", help="Of its text, as a BCP 47 tag.")
-@click.option("--policy", default="", help="The policy that it was labelled by.")
-@click.option("--encoder", metavar="NAME", help="As for build. [default: what made the library]")
+@click.option("--text", default="", help="Text of the meme.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture of the meme.")
+@click.option("--category", "categories", multiple=True, help="Category of harm. Repeatable.")
+@click.option("--source", default="", help="Source of the meme. [default: the person who adds it]")
+@click.option("--split", default="", help="Split of its data set.")
+@click.option("--namespace", default="", help="Namespace that the content belongs to.")
+@click.option("--language", default="", help="Language of its text (BCP 47 tag).")
+@click.option("--policy", default="", help="Policy that it was labelled under.")
+@click.option("--encoder", metavar="NAME", help="Encoder, as for `build`. [default: the library's own]")
 @_signed
 @_json
 def add_one(
@@ -71,9 +71,9 @@ def add_one(
     as_json: bool,
     **known: Any,
 ) -> None:
-    """Adds one meme as a precedent: ID, which nothing in the LIBRARY ever had, and LABEL. It counts as verified.
+    """Adds one meme as a verified precedent, with LABEL and an ID that the LIBRARY has never used.
 
-    A server that searches the library on disk finds it a second later, one that searches the database at once.
+    A server finds it within a second in a library on disk, and at once in a database.
     """
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
@@ -89,7 +89,7 @@ def add_one(
 @_signed
 @_json
 def remove(place: Path | Address, id_: str, who: str, why: str, as_json: bool) -> None:
-    """Takes the precedent ID out of a LIBRARY. It can be brought back until `compact --forget`."""
+    """Removes the precedent ID from a LIBRARY. The removal can be revoked until `compact --forget`."""
     _print_change(_done(place, lambda writer: writer.remove(id_, who=who, why=why)), as_json)
 
 
@@ -110,7 +110,7 @@ def relabel(place: Path | Address, id_: str, label: str, who: str, why: str, as_
 @_signed
 @_json
 def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool) -> None:
-    """Undoes a CHANGE of a LIBRARY, named by its number in the history, by another change."""
+    """Reverts a CHANGE of a LIBRARY, given by its number in the history, with a further change."""
     _print_change(_done(place, lambda writer: writer.revoke(number, who=who, why=why)), as_json)
 
 
@@ -119,7 +119,7 @@ def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool
 @click.argument("id_", metavar="[ID]", required=False)
 @_json
 def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
-    """Tells every change of a LIBRARY, or of the precedent ID in it: who made it, why, when, and whether it holds."""
+    """Lists every change of a LIBRARY, or of its precedent ID: who made it, why, when, and whether it is in force."""
     told = _done(place, lambda writer: writer.history(id_))
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in told]))
@@ -136,11 +136,11 @@ def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
 @click.option(
     "--forget",
     is_flag=True,
-    help="Lose what was removed for good: nothing of it stays but its id, and who removed it, when and why.",
+    help="Delete removed precedents for good; only their ids and who removed them, when and why remain.",
 )
 @_json
 def compact(place: Path, forget: bool, as_json: bool) -> None:
-    """Writes a LIBRARY anew without what was removed. The history stays, and what it needs to bring things back."""
+    """Rewrites a LIBRARY without removed precedents. The history stays, with what it needs to restore them."""
     library = run(_compact(place, forget))
     if as_json:
         click.echo(json.dumps({"digest": library.digest, "memes": library.counts.memes}))

@@ -36,58 +36,64 @@ _MOST_NAMED = 20
     "form",
     type=click.Choice([*_OF_ONE, *_OF_MANY]),
     required=True,
-    help="html, json, pdf and dsa are of one trial; jsonl and parquet of a selection.",
+    help="Format: html, json, pdf and dsa hold one trial; jsonl and parquet a selection.",
 )
 @click.option(
     "-o",
     "--out",
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
-    help="The file to write; - for standard output. [default: ID.html and so on]",
+    help="File to write; - for standard output. [default: ID.html, ID.json …]",
 )
 @click.option(
     "--with-picture",
     "pictures",
     type=click.Choice(["none", "veiled", "sharp"]),
-    help="How pictures go into html, json and pdf: small, grey and without detail, or as they were judged. "
-    "[default: veiled; none in json]",
+    help=(
+        "Pictures in html, json and pdf: veiled (small, grey, without detail) or as judged. [default: veiled;"
+        " none in json]"
+    ),
 )
 @click.option(
     "--messages/--without-messages",
     default=None,
-    help="The messages that were sent to models. [default: in html only]",
+    help="Include the messages sent to models. [default: in html only]",
 )
 @click.option(
     "--library",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The library on disk from which pictures of precedents are taken. [default: without them]",
+    help="Library on disk to take pictures of precedents from. [default: no such pictures]",
 )
 @click.option(
     "--font",
     "fonts",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A font file for pdf, of scripts that the packaged fonts lack. [default: the setting fonts]",
+    help="Font file for pdf, for scripts that the packaged fonts lack. [default: the setting fonts]",
 )
 @click.option(
     "--filled",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="For dsa: a JSON object of the fields that the platform fills in.",
+    help="For dsa: JSON object of the fields that the platform fills in.",
 )
 @click.option(
     "--label",
     "labels",
     multiple=True,
     type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
-    help="Select: by label.",
+    help="Select trials with this label.",
 )
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(["OPEN", "DECIDED", "FAILED"]), help="Select: by state."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["OPEN", "DECIDED", "FAILED"]),
+    help="Select trials in this state.",
 )
-@click.option("--since", type=click.DateTime(), help="Select: opened then or later, UTC.")
-@click.option("--until", type=click.DateTime(), help="Select: opened before then, UTC.")
-@click.option("--namespace", help="Select: whose content it is.")
-@click.option("--reviewed/--not-reviewed", default=None, help="Select: by whether a person has reviewed it.")
-@click.option("--needs-review", is_flag=True, help="Select: where a person should look.")
+@click.option("--since", type=click.DateTime(), help="Select trials opened at this time or later (UTC).")
+@click.option("--until", type=click.DateTime(), help="Select trials opened before this time (UTC).")
+@click.option("--namespace", help="Select trials of this namespace.")
+@click.option("--reviewed/--not-reviewed", default=None, help="Select trials that were, or were not, reviewed.")
+@click.option("--needs-review", is_flag=True, help="Select trials that need human review, or do not.")
 @docket_option
 @click.pass_context
 def export(

@@ -19,9 +19,9 @@ _folder = click.Path(path_type=Path, file_okay=False)
 _encoder = click.option(
     "--encoder",
     metavar="NAME",
-    help="What turns passages into vectors: builtin, onnx:FOLDER, or none to search by words alone.",
+    help="Encoder of passages: builtin, onnx:FOLDER, or none to search by words only.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 
 
 @click.group()
@@ -32,18 +32,18 @@ def facts() -> None:
 @facts.command()
 @click.argument("place", type=_folder, metavar="DIR")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]")
-@click.option("--starter", is_flag=True, help="Instead of FILEs: the demonstration corpus that comes with MemeCourt.")
+@click.option("--starter", is_flag=True, help="Use the demonstration corpus of MemeCourt instead of FILEs.")
 @_encoder
 @click.option(
     "--trust",
     type=click.Path(path_type=Path, dir_okay=False),
-    help='A TOML file with a table [trust]: "who.int" = 3. Of the hits of one search the more trusted come first.',
+    help='TOML file with a table [trust], such as "who.int" = 3. More trusted hits of a search come first.',
 )
-@click.option("--source", default="", help="Who says what stands in files that do not say it. [default: site, or file]")
-@click.option("--date", default="", metavar="YYYY-MM-DD", help="Of what date files are that do not say it.")
-@click.option("--name", help="What to call the corpus. [default: its folder's name]")
-@click.option("--replace", is_flag=True, help="Put it in the place of a corpus that is there, in one step.")
-@click.option("--skip-bad", is_flag=True, help="Leave out what can't be read, and list it, instead of writing nothing.")
+@click.option("--source", default="", help="Source of documents that do not name one. [default: the site or the file]")
+@click.option("--date", default="", metavar="YYYY-MM-DD", help="Date of documents that do not state one.")
+@click.option("--name", help="Name of the corpus. [default: its folder's name]")
+@click.option("--replace", is_flag=True, help="Replace an existing corpus, atomically.")
+@click.option("--skip-bad", is_flag=True, help="Skip and list unreadable documents instead of stopping.")
 @_json
 def build(
     place: Path,
@@ -126,10 +126,10 @@ def build(
 
 @facts.command()
 @click.argument("place", type=_folder, metavar="DIR")
-@click.option("--id", "id_", metavar="ID", help="Show this document, or the passage of it with #NUMBER.")
+@click.option("--id", "id_", metavar="ID", help="Show this document, or one of its passages with #NUMBER.")
 @_json
 def show(place: Path, id_: str | None, as_json: bool) -> None:
-    """Describes the corpus in DIR after checking every byte of it, or shows one document."""
+    """Describes the corpus in DIR after checking every byte, or shows one document."""
     corpus = run(_open(place, None, search=False))
     manifest = corpus.manifest
     if id_ is None:
@@ -161,11 +161,13 @@ def show(place: Path, id_: str | None, as_json: bool) -> None:
 @facts.command()
 @click.argument("place", type=_folder, metavar="DIR")
 @click.argument("query")
-@click.option("-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="How many to show.")
+@click.option(
+    "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
+)
 @_encoder
 @_json
 def search(place: Path, query: str, most: int, encoder: str | None, as_json: bool) -> None:
-    """Finds the passages of the corpus in DIR that speak about QUERY, as the expert does."""
+    """Finds the passages of the corpus in DIR that match QUERY, as the expert witness does."""
     corpus = run(_open(place, encoder, search=True))
     found = corpus.search(query, most)
     if as_json:

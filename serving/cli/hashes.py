@@ -21,14 +21,14 @@ _PAGE = 100
 
 
 @click.command()
-@click.option("--namespace", help="Of this namespace's content alone.")
+@click.option("--namespace", help="Only pictures of this namespace.")
 @docket_option
 def hashes(namespace: str | None, docket: Path | Address | None) -> None:
-    """Prints a JSON line for each picture whose trial a person's last review found harmful.
+    """Prints a JSON line for each picture whose last review by a person found it harmful.
 
     Fields: verdict_id, frame, namespace, content_id, reviewed_at, pdq (64 hex digits), quality. The last line is
-    {"end": true}: without it, something broke off. What a person overruled since, and what was erased, is not among
-    them. Pictures with too little to go by are counted on standard error alone.
+    {"end": true}; if it is missing, the output is incomplete. Pictures that were overruled since or erased are left
+    out. Pictures with too little detail to hash are only counted, on standard error.
     """
     settings = settings_of(docket=docket)
 

@@ -23,7 +23,7 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
     "--service",
     default="",
     metavar="NAME",
-    help="liveness, or memecourt.v1.Court, .Docket or .Precedents. [default: as memecourt.v1.Court]",
+    help=("Service to check: liveness, memecourt.v1.Court, .Docket or .Precedents. [default: memecourt.v1.Court]"),
 )
 @tls_options
 @click.option(
@@ -31,7 +31,7 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
     default=4.0,
     show_default=True,
     type=FiniteRange(0, min_open=True),
-    help="Seconds that the answer may take.",
+    help="Seconds to wait for the answer.",
 )
 def health(
     address: str,
@@ -39,9 +39,9 @@ def health(
     tls: Tls | None,
     timeout: float,
 ) -> None:
-    """Asks a server whether it serves, and prints its answer.
+    """Asks a server for its health and prints the answer.
 
-    Exit code: 0 if it says SERVING, 1 if it says anything else, 3 if it does not answer, 2 for wrong usage.
+    Exit code: 0 if it answers SERVING, 1 if it answers anything else, 3 if it does not answer, 2 for wrong usage.
     """
     if not all(word.isprintable() for word in (address, service, tls.server_name if tls else "")):
         raise click.UsageError("An address, a service or a name holds characters that can't stand in one.")

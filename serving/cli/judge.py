@@ -65,17 +65,21 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
 @click.argument("pictures", nargs=-1, type=click.Path(path_type=Path, allow_dash=True), metavar="[PICTURE…]")
 @click.option(
     "--text",
-    help='The text of the meme ("" if it has none). Without it, the text is read off the picture; without a picture, '
-    "it is judged alone.",
+    help=(
+        'Text of the meme ("" if it has none). Without this option the text is read off the picture; without '
+        "a picture the text is judged alone."
+    ),
 )
 @click.option("--language", default="", help='BCP 47 tag of the text, such as "en".')
-@click.option("--namespace", default="", help="Whose content it is; kept in the record.")
-@click.option("--server", metavar="ADDRESS", help="Ask the server at host:port instead of judging here.")
+@click.option("--namespace", default="", help="Namespace that the content belongs to; stored in the record.")
+@click.option(
+    "--server", metavar="ADDRESS", help="Send the memes to the server at host:port instead of judging them here."
+)
 @click.option(
     "--token",
     envvar="MEMECOURT_TOKEN",
     show_envvar=True,
-    help="With --server: what it knows you by. Better in the environment.",
+    help="Bearer token for --server. Safer in the environment.",
 )
 @tls_options
 @click.option(
@@ -83,9 +87,14 @@ _Judge = Callable[[wire.JudgeRequest], Awaitable[wire.JudgeResponse | _JudgeFail
     default=120.0,
     show_default=True,
     type=FiniteRange(0, min_open=True),
-    help="Seconds that one meme may take.",
+    help="Seconds allowed for one meme.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a picture and line: file, and verdict or error.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per line and picture: the file, and its verdict or error.",
+)
 @click.option("--watch", is_flag=True, help="Show every event of the trial as it happens, on standard error.")
 @trial_options
 @reader_option
@@ -107,10 +116,10 @@ def judge(
     docket: Path | Address | None,
     **options: Any,
 ) -> None:
-    """Tries memes and says what each is: JPEG, PNG, WebP or GIF files, "-" for standard input; or --text alone.
+    """Judges memes: JPEG, PNG, WebP or GIF files, "-" for standard input; or --text alone.
 
-    Exit code: 0 not harmful, 10 harmful, 11 undecided (a person must look), 1 error, 2 wrong usage. Of several pictures
-    the gravest counts: an error before harmful, harmful before undecided, undecided before not harmful.
+    Exit code: 0 not harmful, 10 harmful, 11 undecided (a person must decide), 1 error, 2 wrong usage. With several
+    pictures the most severe counts: error, harmful, undecided, not harmful.
     """
     if not pictures and not (text and text.strip()):
         raise click.UsageError("Name a picture, or give a text to be judged alone: --text TEXT.")

@@ -60,7 +60,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="memecourt")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A TOML file of settings.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
 def cli(config: str | None) -> None:
     """MemeCourt puts memes on trial: two sides argue, precedents are cited, a judge rules, every step is kept.
 

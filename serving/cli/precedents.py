@@ -36,11 +36,13 @@ _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
 _sources = (
     click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]"),
-    click.option("--dataset", metavar="ID", help="Instead of FILEs: a data set that `memecourt-eval datasets` lists."),
+    click.option(
+        "--dataset", metavar="ID", help="Data set to use instead of FILEs; `memecourt-eval datasets` lists them."
+    ),
     click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
-        help="The folder that its files lie in, as its authors lay them out; pictures are found there too.",
+        help="Folder of the data set in its authors' layout, pictures included.",
     ),
 )
 _place = click.argument(
@@ -51,49 +53,49 @@ _place = click.argument(
 _pictures = click.option(
     "--pictures",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder that the files' picture names are relative to. Without it, texts alone are used.",
+    help="Folder that picture names in the files are relative to. Without it, only texts are used.",
 )
 _format = click.option(
     "--format",
     "layout",
     type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
-    help="How the files are laid out. [default: told from their content]",
+    help="Format of the files. [default: detected from their content]",
 )
-_source = click.option(
-    "--source", default="", help="What to call where the memes come from. [default: the file's name]"
-)
+_source = click.option("--source", default="", help="Name of the memes' source. [default: the file's name]")
 _encoder = click.option(
     "--encoder",
     metavar="NAME",
-    help="What turns memes into vectors: builtin, onnx:FOLDER, open_clip:MODEL/TAG, open_clip:MODEL/ and the path "
-    "of a checkpoint, hf-hub:ORG/NAME or local-dir:DIRECTORY. [default: MEMECOURT_ENCODER, else what made the "
-    "library, else builtin]",
+    help=(
+        "Encoder: builtin, onnx:FOLDER, open_clip:MODEL/TAG, open_clip:MODEL/ followed by the path of a "
+        "checkpoint, hf-hub:ORG/NAME or local-dir:DIRECTORY. [default: MEMECOURT_ENCODER, else the library's "
+        "own, else builtin]"
+    ),
 )
 _provenance = (
-    click.option("--split", default="", help="The split of their data set that the memes are of."),
-    click.option("--namespace", default="", help="Whose content they are."),
-    click.option("--language", default="", help="Of their texts, as a BCP 47 tag."),
-    click.option("--policy", default="", help="The policy that they were labelled by."),
-    click.option("--verified", is_flag=True, help="People have confirmed the labels for this court."),
+    click.option("--split", default="", help="Split of their data set that the memes belong to."),
+    click.option("--namespace", default="", help="Namespace that they belong to."),
+    click.option("--language", default="", help="Language of their texts (BCP 47 tag)."),
+    click.option("--policy", default="", help="Policy that they were labelled under."),
+    click.option("--verified", is_flag=True, help="Mark the labels as confirmed by people for this court."),
 )
 _filters = (
-    click.option("--source", "sources", multiple=True, help="Only precedents from there; may be given several times."),
-    click.option("--split", "splits", multiple=True, help="Only of this split; may be given several times."),
-    click.option("--namespace", "namespaces", multiple=True, help="Only of this content; may be given several times."),
-    click.option("--language", "languages", multiple=True, help="Only in this language; may be given several times."),
-    click.option("--policy", "policies", multiple=True, help="Only labelled by it; may be given several times."),
-    click.option("--since", type=click.DateTime(), help="Only what came into the library then or later (UTC)."),
-    click.option("--until", type=click.DateTime(), help="Only what came into the library before (UTC)."),
-    click.option("--verified", is_flag=True, help="Only precedents whose label a person has confirmed."),
+    click.option("--source", "sources", multiple=True, help="Only precedents of this source. Repeatable."),
+    click.option("--split", "splits", multiple=True, help="Only precedents of this split. Repeatable."),
+    click.option("--namespace", "namespaces", multiple=True, help="Only precedents of this namespace. Repeatable."),
+    click.option("--language", "languages", multiple=True, help="Only precedents in this language. Repeatable."),
+    click.option("--policy", "policies", multiple=True, help="Only precedents labelled under this policy. Repeatable."),
+    click.option("--since", type=click.DateTime(), help="Only precedents added at this time or later (UTC)."),
+    click.option("--until", type=click.DateTime(), help="Only precedents added before this time (UTC)."),
+    click.option("--verified", is_flag=True, help="Only precedents with a label that a person confirmed."),
 )
 _max_lost = click.option(
     "--max-lost",
     default=0.1,
     show_default=True,
     type=FiniteRange(0, 1),
-    help="The share of the rows that may be unusable; with more, nothing is written.",
+    help="Maximum share of unusable rows; above it nothing is written.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 
 
 def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
@@ -118,40 +120,44 @@ for _command in (*COMMANDS, check, push):
 @precedents.command()
 @_place
 @_with(_sources)
-@click.option("--name", help="What to call the library. [default: its folder's name]")
-@click.option("--replace", is_flag=True, help="Put it in the place of a library that is there, in one step.")
+@click.option("--name", help="Name of the library. [default: its folder's name]")
+@click.option("--replace", is_flag=True, help="Replace an existing library, atomically.")
 @click.option(
     "--settle-error",
     default=0.05,
     show_default=True,
     type=FiniteRange(0, 0.5, min_open=True, max_open=True),
-    help="The share of wrong labels that a cascade may settle by the vote alone, on held-out memes of the library.",
+    help=("Maximum error rate, on held-out memes of the library, at which a cascade may settle a label by the vote."),
 )
 @click.option(
-    "--per-source", type=click.IntRange(1), help="Hear at most so many precedents of one source. [default: any number]"
+    "--per-source", type=click.IntRange(1), help="Maximum precedents of one source in a vote. [default: no maximum]"
 )
 @click.option(
     "--per-cluster",
     default=1,
     show_default=True,
     type=click.IntRange(0),
-    help="Hear at most so many precedents of one label that are nearly the same; 0 for any number.",
+    help="Maximum near-duplicate precedents of one label in a vote; 0 for no maximum.",
 )
 @click.option(
-    "--verified-only", is_flag=True, help="Leave out precedents that nobody has confirmed, once any is confirmed."
+    "--verified-only", is_flag=True, help="Leave out unconfirmed precedents as soon as the library has a confirmed one."
 )
 @click.option(
     "--sole-acquittal/--no-sole-acquittal",
     default=True,
-    help="Let the vote acquit on account of a single precedent, which the verdict then says and counts as a risk; or "
-    "leave that precedent out.",
+    help=(
+        "Let the vote acquit on a single precedent, which the verdict names and counts as a risk; otherwise "
+        "leave that precedent out."
+    ),
 )
 @_encoder
 @click.option(
     "--text-encoder",
     type=click.Choice(["builtin", "clip"]),
-    help="What embeds texts beside a CLIP model: the sentence encoder or the model itself. [default: the former where "
-    "CLIP reads fewer than 256 tokens of a text]",
+    help=(
+        "Text encoder beside a CLIP model: the sentence encoder or CLIP itself. [default: the sentence "
+        "encoder if CLIP reads fewer than 256 tokens]"
+    ),
 )
 @_pictures
 @_format
@@ -248,7 +254,7 @@ def add(
     as_json: bool,
     **provenance: Any,
 ) -> None:
-    """Adds the labelled memes in FILEs to a LIBRARY, which is calibrated anew; ids that it has already are refused."""
+    """Adds the labelled memes in FILEs to a LIBRARY and recalibrates it; ids that it already has are refused."""
     library, report = run(
         _add(
             place,
@@ -271,13 +277,17 @@ def add(
 @precedents.command()
 @click.option("--text", help="Text to look for.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture to look for.")
-@click.option("-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="How many to show.")
 @click.option(
-    "--alpha", type=FiniteRange(0, 1), help="Weight of the text against the picture. [default: the library's own]"
+    "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
+)
+@click.option(
+    "--alpha",
+    type=FiniteRange(0, 1),
+    help="Weight of the text against the picture, 0 to 1. [default: the library's own]",
 )
 @_with(_filters)
 @click.option(
-    "--leave-out-duplicates", "no_twins", is_flag=True, help="Leave out the meme itself and what is nearly the same."
+    "--leave-out-duplicates", "no_twins", is_flag=True, help="Leave out the meme itself and its near-duplicates."
 )
 @library_option
 @_encoder
@@ -293,7 +303,7 @@ def search(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Finds the precedents most like a text, a picture, or both."""
+    """Finds the precedents most similar to a text, a picture, or both."""
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
     found = run(
@@ -327,7 +337,7 @@ def search(
 @library_option
 @_json
 def info(library: Path | None, as_json: bool) -> None:
-    """Describes a library after checking every byte of it: what is in it, how it votes, what that vote is worth."""
+    """Describes a library after checking every byte: its contents, its vote, and the measured quality of that vote."""
     opened = run(_info(library))
     if as_json:
         said = opened.manifest.model_dump(mode="json") | {"counts": opened.counts.model_dump(mode="json")}

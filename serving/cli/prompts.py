@@ -30,7 +30,7 @@ def prompts() -> None:
 
 @prompts.command("list")
 def list_prompts() -> None:
-    """Lists the packaged sets, and the one that the settings name."""
+    """Lists the packaged prompt sets and the one that the settings name."""
     from court.prompts.sets import packaged, packaged_versions
 
     chosen = _open(settings_of().trial.prompts)
@@ -44,9 +44,11 @@ def list_prompts() -> None:
 
 @prompts.command("show")
 @click.argument("role", type=click.Choice(_FILES))
-@click.option("--from", "place", metavar="SET", help="A packaged version, or a folder. [default: trial.prompts]")
+@click.option(
+    "--from", "place", metavar="SET", help="Prompt set: a packaged version or a folder. [default: trial.prompts]"
+)
 def show_prompt(role: str, place: str | None) -> None:
-    """Prints the file of one prompt, as it stands: a beginning for one's own."""
+    """Prints the file of one prompt, as a start for your own."""
     from court.errors import CourtError
     from court.prompts.sets import source
 
@@ -60,9 +62,9 @@ def show_prompt(role: str, place: str | None) -> None:
 @prompts.command("check")
 @click.argument("folder", metavar="DIR")
 def check_prompts(folder: str) -> None:
-    """Says all that is wrong with the set in a folder, and holds one trial of an invented meme with a stand-in.
+    """Lists every fault of the prompt set in a folder, and runs one trial of an invented meme with a stand-in.
 
-    No model is asked. Exit code: 0 if nothing is wrong, 1 if something is.
+    No model is called. Exit code: 0 if there is no fault, 1 if there is one.
     """
     from serving.models.rehearsal import rehearse
 
@@ -81,7 +83,7 @@ def check_prompts(folder: str) -> None:
 @click.argument("first", metavar="SET")
 @click.argument("second", metavar="SET")
 def diff_prompts(first: str, second: str) -> None:
-    """Shows in which words two sets differ, part by part. Exit code: 0 if in none, 1 if in some."""
+    """Shows the differences between two prompt sets, part by part. Exit code: 0 if there are none, 1 otherwise."""
     lines = list(_differences(_open(first), _open(second)))
     click.echo("\n".join(lines) if lines else "The two sets have the same words.")
     sys.exit(EXIT_DIFFERENT if lines else 0)

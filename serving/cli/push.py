@@ -19,15 +19,13 @@ _STEP = 20  # of how many times it is told how far a push is
 @click.command()
 @click.argument("place", type=click.Path(path_type=Path), metavar="LIBRARY")
 @click.argument("database", metavar="postgresql://…")
-@click.option(
-    "--replace", is_flag=True, help="Put it in the place of a library that is there, and lose what was changed there."
-)
-@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+@click.option("--replace", is_flag=True, help="Replace an existing library and lose the changes made to it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def push(place: Path, database: str, replace: bool, as_json: bool) -> None:
-    """Copies a LIBRARY into a PostgreSQL database with pgvector: all of it in one step, or nothing.
+    """Copies a LIBRARY into a PostgreSQL database with pgvector, in one transaction.
 
-    Courts with `--library postgresql://…` search it from then on, without being restarted. Keep the password out of the
-    command line: PGPASSWORD and password files are read.
+    Courts with `--library postgresql://…` then search it without a restart. Keep the password out of the command line:
+    PGPASSWORD and password files are read.
     """
     pushed = run(_push(place, database, replace))
     if as_json:

@@ -48,8 +48,8 @@ records.add_command(replay_records)
 
 
 @records.command("list")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="How many, the latest first.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), help="Number of trials to list.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option
 def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> None:
     """Lists trials, the last opened first."""
@@ -70,7 +70,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
 
 @records.command("show")
 @click.argument("trial_id", metavar="ID")
-@click.option("--json", "as_json", is_flag=True, help="The record as JSON: every event as it is kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON: every event as stored.")
 @docket_option
 def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> None:
     """Shows the whole trial, step by step."""
@@ -91,9 +91,9 @@ def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> 
 def resume_record(
     trial_id: str, watch: bool, library: Path | None, docket: Path | Address | None, **options: Any
 ) -> None:
-    """Takes a trial up where it was cut off, or where it failed for a reason that has passed.
+    """Resumes a trial that was interrupted, or that failed for a transient reason.
 
-    Nobody is asked again for what was said. Settings, models, precedents and policy must be those it was begun with.
+    Recorded replies are reused. Settings, models, precedents and policy must be those that the trial began with.
     """
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     click.echo(render(run(_resumed(settings, trial_id, watch))))
@@ -101,14 +101,19 @@ def resume_record(
 
 @records.command("appeal")
 @click.argument("trial_id", metavar="ID")
-@click.option("--by", required=True, help="Who hands it in; stands in the record.")
-@click.option("--statement", required=True, help="What those say who contest the verdict.")
-@click.option("--reference", default="", help="What you call the appeal; opened again under it, it is the same.")
+@click.option("--by", required=True, help="Person who files the appeal; recorded.")
+@click.option("--statement", required=True, help="Statement of the appellant.")
+@click.option(
+    "--reference",
+    default="",
+    help="Your reference for the appeal; opening it again with the same reference has no effect.",
+)
 @docket_option
 def appeal_record(trial_id: str, by: str, statement: str, reference: str, docket: Path | Address | None) -> None:
-    """Opens an appeal against the verdict of a trial: it comes to the desk as the most urgent.
+    """Opens an appeal against the verdict of a trial, as the most urgent case of the review queue.
 
-    Whoever has reviewed the verdict can't decide on it, and whoever does sees it only afterwards.
+    A person who has reviewed the verdict can't decide the appeal, and the one who decides sees the verdict only
+    afterwards.
     """
     event = run(_appealed(docket, trial_id, by=by, statement=statement, reference=reference))
     click.echo(f"Event {event.seq} of trial {printable(trial_id)}, opened {event.at:%Y-%m-%d %H:%M:%S}Z.")

@@ -32,21 +32,27 @@ EXIT_FAILED = 1
 
 
 @click.command()
-@click.option("--since", type=click.DateTime(), help="Trials that were opened then or later, UTC.")
-@click.option("--until", type=click.DateTime(), help="Trials that were opened before then, UTC.")
-@click.option("--namespace", help="Trials of this namespace's content.")
+@click.option("--since", type=click.DateTime(), help="Only trials opened at this time or later (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only trials opened before this time (UTC).")
+@click.option("--namespace", help="Only trials of this namespace.")
 @click.option(
     "--label",
     "labels",
     multiple=True,
     type=click.Choice(["HARMFUL", "NOT_HARMFUL", "UNDECIDED"]),
-    help="Trials of this label. May be given often.",
+    help="Only trials with this label. Repeatable.",
 )
-@click.option("--reviewed/--not-reviewed", default=None, help="Trials that a person has reviewed, or has not.")
-@click.option("--everything", is_flag=True, help="All trials, where none of these is given.")
-@click.option("--dry-run", is_flag=True, help="Try nothing; say how many trials would be held.")
-@click.option("--timeout", default=600.0, show_default=True, type=click.FloatRange(1, 86_400), help="Of each, seconds.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
+@click.option("--reviewed/--not-reviewed", default=None, help="Only trials that a person reviewed, or did not.")
+@click.option("--everything", is_flag=True, help="All trials; required if no other selection is given.")
+@click.option("--dry-run", is_flag=True, help="Judge nothing; print the number of trials.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(1, 86_400),
+    help="Seconds allowed for each trial.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @settled_trial_options
 @library_option
 @docket_option
@@ -62,13 +68,13 @@ def rejudge(
     docket: Path | Address | None,
     **options: Any,
 ) -> None:
-    """Tries memes of stored trials once more by what the settings name now, and lists what comes out differently.
+    """Judges memes of stored trials again with the current settings, and lists what comes out differently.
 
-    Each gets a new trial that names the old one; nothing of that is changed. A trial whose policy, library, prompts,
-    models and settings are those of now is passed over. The same command once more holds no trial twice and takes up
-    what was cut off. What asks for a person comes to the desk like any verdict.
+    Each meme gets a new trial that names the old one, which stays unchanged. Trials that already have the current
+    policy, library, prompts, models and settings are skipped. Running the command again judges no meme twice and
+    resumes interrupted trials. Verdicts that need review enter the review queue as usual.
 
-    Exit code: 0 if all have a verdict, 1 if some have none.
+    Exit code: 0 if every meme has a verdict, 1 otherwise.
     """
     names = ("since", "until", "namespace", "labels", "reviewed")
     chosen = {name: options.pop(name) for name in names}

@@ -30,13 +30,13 @@ class _NotReplayed(click.ClickException):
 
 @click.command("replay")
 @click.argument("trial_ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every trial of the docket.")
+@click.option("--all", "everything", is_flag=True, help="All trials of the docket.")
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Trials in files in place of a docket's: *.json and *.jsonl, as `memecourt records export` writes them.",
+    help=("Read trials from files (*.json, *.jsonl, as `memecourt records export` writes them) instead of the docket."),
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a trial and line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option
 @click.pass_context
 def replay_records(
@@ -48,13 +48,13 @@ def replay_records(
     as_json: bool,
     docket: Path | Address | None,
 ) -> None:
-    """Holds recorded trials again with the answers that models gave then, and says what comes out differently.
+    """Replays recorded trials with the recorded replies of models, and lists what comes out differently.
 
-    No model, reader or library is asked, and nothing is kept: evidence and answers are the record's, all else is
-    today's code. A trial whose models would be asked in other words than then is not replayable.
+    No model, reader or library is called and nothing is stored: evidence and replies come from the record, everything
+    else is today's code. A trial whose models would get other messages than recorded is not replayable.
 
-    Exit code 0: no difference. 1: differences. 2: none, and a trial is not replayable. With --all and --folder, trials
-    without an outcome (cut off, or failed for want of a model) are passed over, as erased ones are.
+    Exit code 0: no difference. 1: differences. 2: no difference, and a trial is not replayable. With --all and
+    --folder, trials without an outcome (interrupted, or failed for want of a model) and erased trials are skipped.
     """
     if sum((bool(trial_ids), everything, folder is not None)) != 1:
         raise click.UsageError("Name trials (`memecourt records list`), or use either --all or --folder.")

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Erase nothing; say how many trials of which namespace would be.")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--dry-run", is_flag=True, help="Erase nothing; print the number of trials by namespace.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
 @library_option
 def expire(dry_run: bool, yes: bool, docket: Path | Address | None, library: Path | Address | None) -> None:
-    """Erases the trials that are older than the settings let them be, as the server does every hour.
+    """Erases trials past their retention period, as the server does every hour.
 
-    The periods are `retention_days`, and that of a table `[namespaces.NAME]`. Of each trial goes what `memecourt docket
-    erase` takes, and what stays stays.
+    The periods are `retention_days` and that of a table `[namespaces.NAME]`. Each trial is erased as by `memecourt
+    docket erase`.
     """
     settings = settings_of(docket=docket, library=library)
     # A mistyped setting must not look like a docket in which nothing has expired.

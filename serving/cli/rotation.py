@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 @click.command("rotate-key")
-@click.option("--who", help="Who has it changed; stands in the log for ever.")
-@click.option("--why", help="Why; stands in the log for ever. Name no person here.")
-@click.option("--compromised", is_flag=True, help="Others may have the old key; the log says so.")
+@click.option("--who", help="Person who rotates the key; stays in the log permanently.")
+@click.option("--why", help="Reason; stays in the log permanently, so name no person.")
+@click.option("--compromised", is_flag=True, help="Record in the log that others may have the old key.")
 @click.option(
     "--prepare",
     is_flag=True,
-    help="Only make the new key, beside the old one as FILE.next: to be copied to other machines of this docket.",
+    help="Only make the new key (FILE.next beside the old one), to copy it to the docket's other machines.",
 )
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
 def rotate_key(
     who: str | None, why: str | None, compromised: bool, prepare: bool, yes: bool, docket: Path | Address | None

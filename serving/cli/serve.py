@@ -54,38 +54,34 @@ _SERVING = (
     default="127.0.0.1:50051",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen; port 0 for a free one. Beyond this machine, give it a certificate and tokens.",
+    help=("Address to listen on; port 0 picks a free one. An address beyond loopback needs a certificate and tokens."),
 )
-@click.option("--concurrent-trials", type=int, help="Trials held at once; beyond, callers wait their turn.")
-@click.option("--waiting-trials", type=int, help="Callers that wait; beyond, they are asked to come again.")
+@click.option("--concurrent-trials", type=int, help="Maximum concurrent trials; further callers wait.")
+@click.option("--waiting-trials", type=int, help="Maximum waiting callers; further ones are told to retry later.")
 @click.option(
     "--reuse",
     type=click.Choice(["off", "namespace", "everywhere"]),
-    help="Whose verdicts on the same meme are given again without a trial.",
+    help="Which earlier verdicts on the same meme are reused without a new trial.",
 )
-@click.option(
-    "--tls-certificate", type=_FILE, help="The server's certificate chain (PEM): callers must speak TLS then."
-)
-@click.option("--tls-key", type=_FILE, help="The private key of the certificate (PEM).")
-@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) of which callers must show a certificate.")
-@click.option("--tokens", type=_FILE, help="The file of the callers' tokens: see `memecourt tokens`.")
+@click.option("--tls-certificate", type=_FILE, help="Certificate chain of the server (PEM); clients must then use TLS.")
+@click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
+@click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) that must have issued the client's certificate.")
+@click.option("--tokens", type=_FILE, help="Token file; see `memecourt tokens`.")
 @insecure_option
-@click.option("--http", metavar="HOST:PORT", help="Where to serve HTTP and JSON too: docs/http.md.")
-@click.option("--console", metavar="HOST:PORT", help="Where to serve the console too: see `memecourt console`.")
-@click.option("--console-origin", metavar="URL", help="How people reach the console, where that is another name.")
-@click.option("--reflection/--no-reflection", default=None, help="Whether the server tells what calls there are.")
-@click.option("--metrics", metavar="HOST:PORT", help="Where Prometheus finds metrics.")
+@click.option("--http", metavar="HOST:PORT", help="Also serve HTTP and JSON on this address; see docs/http.md.")
+@click.option("--console", metavar="HOST:PORT", help="Also serve the console on this address; see `memecourt console`.")
+@click.option("--console-origin", metavar="URL", help="Public origin of the console, if it differs from the address.")
+@click.option("--reflection/--no-reflection", default=None, help="Whether the server offers gRPC reflection.")
+@click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics on.")
 @click.option("--traces/--no-traces", default=None, help="Whether OpenTelemetry traces are exported.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log is written.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @click.option(
     "--vllm",
     metavar="MODEL|PRESET",
-    help="Start a vLLM with this model too, and ask it in full trials; `memecourt vllm --preset list` shows presets.",
+    help=("Also start vLLM with this model and use it for full trials; `memecourt vllm --preset list` lists presets."),
 )
-@click.option(
-    "--vllm-flag", multiple=True, metavar="FLAG", help="Hand a flag on to vLLM: --vllm-flag=--quantization=fp8."
-)
-@click.option("--resume", is_flag=True, help="Take up the trials that were cut off when a server ended.")
+@click.option("--vllm-flag", multiple=True, metavar="FLAG", help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.")
+@click.option("--resume", is_flag=True, help="Resume trials that were interrupted when a server stopped.")
 @trial_options
 @reader_option
 @library_option
@@ -99,11 +95,11 @@ def serve(
 ) -> None:
     """Serves memecourt.v1 over gRPC, with health checks, until SIGTERM or Ctrl-C.
 
-    Says "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. A
-    model server that is not there yet is waited for. One line is logged for every event of a trial, once it is kept;
-    nothing of a meme is ever logged. With --http the same methods are served over HTTP and JSON too.
+    Prints "listening on ADDRESS" once it listens and "ready" once it judges; until then its health is NOT_SERVING. It
+    waits for a model server that is not up yet. It logs one line for every event of a trial after storing it, and never
+    logs content of a meme. With --http it serves the same methods over HTTP and JSON too.
 
-    Whatever else can be set stands in the file of settings or in the environment: see `memecourt settings`.
+    All other settings are in the settings file or in the environment: see `memecourt settings`.
     """
     from serving.app import serve as serve_until_stopped
     from serving.telemetry.logs import set_up

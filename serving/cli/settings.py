@@ -56,14 +56,16 @@ _MARKUP = re.compile(r":\w+:`~?([^`]+)`|``([^`]+)``")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-@click.option("--example", is_flag=True, help="Print a file of all settings instead, explained, with their defaults.")
-@click.option("--preset", metavar="NAME", help="With those of a preset in force, e.g. as-published.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--example", is_flag=True, help="Print a settings file instead, with every setting explained and its default."
+)
+@click.option("--preset", metavar="NAME", help="Apply a preset of settings, such as as-published.")
 def settings(as_json: bool, example: bool, preset: str | None) -> None:
-    """Shows the settings that are in force, in the form that a file of settings has; keys are not shown.
+    """Shows the settings in force as a settings file, with where each comes from; keys are hidden.
 
-    Those of a trial stand in every record, with their digest. A preset's settings go before those of the environment;
-    each is listed with where it is from, and their digest stands in the record of a reproduction.
+    Every record holds the settings of its trial with their digest. A preset's settings override the environment's; the
+    record of a reproduction holds their digest.
     """
     if example:
         click.echo("\n".join(_example()))

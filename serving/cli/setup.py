@@ -13,13 +13,13 @@ from serving.cli.common import tell
 @click.option(
     "--reader",
     metavar="rapidocr:LANGUAGE",
-    help="Fetch the text reader's model (8 to 17 MB) for another script too, such as rapidocr:cyrillic.",
+    help="Also fetch the text reader's model (8 to 17 MB) for another script, such as rapidocr:cyrillic.",
 )
 def setup(reader: str | None) -> None:
-    """Fetches the encoder's weights (91 MB) from the Hugging Face Hub, where they are not here yet.
+    """Fetches the encoder's weights (91 MB) from the Hugging Face Hub, unless they are present.
 
-    They are stored in MEMECOURT_HOME, else in the user's data folder, and each file is checked by its SHA-256. Weights
-    in the folder that MEMECOURT_ENCODER_WEIGHTS names, or installed as a package, are used as they are.
+    The weights are stored in MEMECOURT_HOME, else in the user's data folder, and each file is checked by its SHA-256.
+    Weights in the folder that MEMECOURT_ENCODER_WEIGHTS names, or installed as a package, are used as they are.
     """
     from court.backends.ocr.rapidocr_models import fetch_model, find_model
     from court.errors import CourtError, NotLoaded

@@ -22,7 +22,7 @@ _file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     envvar="MEMECOURT_TOKENS",
-    help="The file of tokens. [default: MEMECOURT_TOKENS]",
+    help="Token file. [default: MEMECOURT_TOKENS]",
 )
 
 
@@ -43,19 +43,19 @@ def tokens() -> None:
     type=click.Choice(["judge", "review", "admin", "view"]),
     multiple=True,
     required=True,
-    help="What it may do: judge (have memes tried, search precedents), review (read records, review verdicts), admin "
-    "(change the library), view (read trials in the console). Give the option once for each.",
+    help=(
+        "Permission: judge (submit memes, search precedents), review (read records, review verdicts), admin "
+        "(change the library) or view (read trials in the console). Repeatable."
+    ),
 )
 @click.option(
     "--namespace",
     "namespaces",
     multiple=True,
-    help="Whose content it may hand in and see; once for each. [default: everybody's]",
+    help="Namespace that the caller may submit to and read. Repeatable. [default: all namespaces]",
 )
-@click.option("--expires", type=click.DateTime(), help="When it ends to be in force (UTC). [default: never]")
-@click.option(
-    "--widen", is_flag=True, help="Let a caller whose other tokens are for some namespaces have one for more."
-)
+@click.option("--expires", type=click.DateTime(), help="Expiry time (UTC). [default: never]")
+@click.option("--widen", is_flag=True, help="Allow more namespaces than the caller's other tokens have.")
 @_file
 def add(
     name: str,
@@ -65,9 +65,10 @@ def add(
     widen: bool,
     path: Path,
 ) -> None:
-    """Makes a token for the caller NAME and prints it, this once.
+    """Makes a token for the caller NAME and prints it once.
 
-    A caller may have several: that is how one is replaced. NAME stands in records, as who reviewed a verdict.
+    A caller may have several tokens, so that one can be replaced without interruption. Records show NAME as the
+    reviewer of a verdict.
     """
     from serving.access import tokens as file
     from serving.access.callers import Scope
@@ -83,7 +84,7 @@ def add(
 @tokens.command("list")
 @_file
 def list_tokens(path: Path) -> None:
-    """Lists who may call: name, first digits of the token's hash, scopes, namespaces, and when the token ends."""
+    """Lists tokens: caller, first digits of the token's hash, scopes, namespaces and expiry."""
     from serving.access import tokens as file
 
     for entry in _done(lambda: file.read(path)):
@@ -92,10 +93,10 @@ def list_tokens(path: Path) -> None:
 
 @tokens.command()
 @click.argument("name")
-@click.option("--number", help="First digits of the hash of the one that is meant, as listed. [default: all of NAME's]")
+@click.option("--number", help="First digits of the token's hash, as `list` shows them. [default: all tokens of NAME]")
 @_file
 def remove(name: str, number: str | None, path: Path) -> None:
-    """Takes the tokens of the caller NAME out of the file; comments in it are lost."""
+    """Removes the tokens of the caller NAME from the file; comments in the file are lost."""
     from serving.access import tokens as file
 
     for entry in _done(lambda: file.remove(path, name, number)):

@@ -38,14 +38,14 @@ class _Inspection:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Change nothing; only say what is there and what has to be done.")
+@click.option("--check", is_flag=True, help="Change nothing; print what was found and what has to be done.")
 @docket_option
 @library_option
 def upgrade(check: bool, docket: Path | Address | None, library: Path | Address | None) -> None:
-    """Looks whether this version reads what an earlier one wrote, and brings the docket to its format.
+    """Checks that this version reads the data of an earlier one, and upgrades the docket to its format.
 
-    It reads the settings, the docket, the library and the tokens. A docket is upgraded in one transaction, or not at
-    all; make a backup first (`memecourt docket backup`) and stop its servers.
+    It checks settings, docket, library and tokens. The docket is upgraded in one transaction; first make a backup
+    (`memecourt docket backup`) and stop its servers.
 
     Exit code: 0 if nothing is left to do, 1 if something is, 2 if something can't be read.
     """

@@ -37,36 +37,48 @@ def _list(context: click.Context, _: click.Parameter, preset: str | None) -> str
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="A name on the hub, or a folder.")
+@click.option("--model", metavar="NAME", help="Model name on the Hugging Face hub, or a folder.")
 @click.option(
     "--preset",
     is_eager=True,
     callback=_list,
     metavar="NAME",
-    help="A model with all that belongs to it: qwen3-vl-8b and others; `list` shows them with the GPU memory that each "
-    "needs, `auto` takes the largest that fits this machine. Other options go before what it sets.",
+    help=(
+        "Tested model with its flags, such as qwen3-vl-8b. `list` shows all with the GPU memory they need; "
+        "`auto` picks the largest that fits this machine. Other options override the preset."
+    ),
 )
-@click.option("--name", help="What clients call it. [default: the model's name]")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="0 for a free one.")
-@click.option("--context", type=click.IntRange(1024), help="Tokens of prompt and reply together. [default: 32768]")
+@click.option("--name", help="Name that clients use for the model. [default: the model's name]")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="Port; 0 picks a free one."
+)
+@click.option(
+    "--context", type=click.IntRange(1024), help="Context length in tokens, prompt and reply together. [default: 32768]"
+)
 @click.option(
     "--images",
     type=click.IntRange(0, 64),
-    help="Pictures in one prompt; 0 for a text model. [default: as a trial shows, four frames and trial.exhibits]",
+    help=(
+        "Maximum pictures in one prompt; 0 for a text model. [default: what a trial shows, four frames plus "
+        "trial.exhibits]"
+    ),
 )
 @click.option(
     "--max-pixels",
     type=click.IntRange(0),
-    help="Larger pictures are made smaller; 0 for a model that knows no such bound. [default: 1003520]",
+    help=(
+        "Maximum pixels of a picture; larger ones are scaled down. 0 for a model without such a bound. "
+        "[default: 1003520]"
+    ),
 )
-@click.option("--tensor-parallel", type=click.IntRange(1, 64), help="GPUs that share the model. [default: 1]")
+@click.option("--tensor-parallel", type=click.IntRange(1, 64), help="Number of GPUs that share the model. [default: 1]")
 @click.option(
     "--python",
     type=click.Path(path_type=Path),
-    help="A Python that has vLLM. [default: MEMECOURT_VLLM_PYTHON, else the one this runs on]",
+    help="Python interpreter that has vLLM installed. [default: MEMECOURT_VLLM_PYTHON, else the current one]",
 )
-@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Where to keep vLLM's log.")
-@click.option("--verbose", is_flag=True, help="Show vLLM's log as it is said.")
+@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="File to write vLLM's log to.")
+@click.option("--verbose", is_flag=True, help="Show vLLM's log while it runs.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- MORE FLAGS OF VLLM]")
 def vllm(
     model: str | None,
@@ -82,11 +94,11 @@ def vllm(
     verbose: bool,
     flags: tuple[str, ...],
 ) -> None:
-    """Starts vLLM on this machine with what the court needs, until Ctrl-C or SIGTERM.
+    """Runs vLLM on this machine with the flags that the court needs, until Ctrl-C or SIGTERM.
 
-    It listens on loopback only, keeps prefixes, takes pictures as bytes and never fetches one, and asks for a key: the
-    one in MEMECOURT_LLM__API_KEY, else a new one, which is printed once, on standard output. On standard error it says
-    what takes long; if vLLM fails, the last lines of its log.
+    It listens on loopback only, caches prefixes, takes pictures as bytes and never fetches one, and requires a key: the
+    one in MEMECOURT_LLM__API_KEY, else a new one that is printed once on standard output. Progress goes to standard
+    error, as do the last lines of vLLM's log if it fails.
     """
     from court.errors import BadRequest, NotLoaded
     from serving.models.connect import pictures_per_prompt

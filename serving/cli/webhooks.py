@@ -24,12 +24,12 @@ def webhooks() -> None:
 
 
 @webhooks.command("list")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, a line for each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @docket_option
 def list_hooks(as_json: bool, docket: object) -> None:
-    """Lists receivers: where each is in the log, how much waits, and whether anything is sent to it.
+    """Lists receivers: position in the log, waiting messages, and whether deliveries are enabled.
 
-    For a receiver whose messages are signed with Ed25519, the public key that it verifies them with.
+    For a receiver whose messages are signed with Ed25519 it also prints the public key to verify them with.
     """
     settings = settings_of(docket=docket)
 
@@ -52,9 +52,9 @@ def list_hooks(as_json: bool, docket: object) -> None:
 @webhooks.command()
 @click.argument("name")
 def test(name: str) -> None:
-    """Sends the receiver NAME a message of the type memecourt.hook.test, now and once.
+    """Sends the receiver NAME one message of the type memecourt.hook.test.
 
-    Exits with 1 and says why where it is not taken. Nothing is noted of it, and nothing else is sent.
+    Exits with 1 and the reason if the receiver does not accept it. Nothing is recorded, and nothing else is sent.
     """
     from serving.webhooks.attempts import Outcome, Receiver
     from serving.webhooks.messages import trial_run
@@ -77,12 +77,14 @@ def test(name: str) -> None:
 
 @webhooks.command()
 @click.argument("name")
-@click.option("--from", "entry", type=click.IntRange(min=0), required=True, help="Number of the entry to begin with.")
+@click.option(
+    "--from", "entry", type=click.IntRange(min=0), required=True, help="Number of the first log entry to send."
+)
 @docket_option
 def replay(name: str, entry: int, docket: object) -> None:
-    """Has the receiver NAME told everything from an entry of the log on, once more.
+    """Delivers everything from a log entry on to the receiver NAME again.
 
-    Messages keep their ids: a receiver that notes them takes none twice.
+    Messages keep their ids, so that a receiver can recognise duplicates.
     """
 
     async def work(open_docket: Docket) -> bool:
@@ -100,17 +102,17 @@ def replay(name: str, entry: int, docket: object) -> None:
 @click.argument("name")
 @docket_option
 def enable(name: str, docket: object) -> None:
-    """Has the receiver NAME told again, from where it stood, also what was given up."""
+    """Resumes deliveries to the receiver NAME where they stopped, including messages that were given up."""
     _change(docket, name, lambda open_docket: open_docket.hooks.enable(name))
     click.echo(f"{name} is enabled.")
 
 
 @webhooks.command()
 @click.argument("name")
-@click.option("--why", default="By hand.", show_default=True, help="Reason, to be listed.")
+@click.option("--why", default="By hand.", show_default=True, help="Reason, shown by `list`.")
 @docket_option
 def disable(name: str, why: str, docket: object) -> None:
-    """Has the receiver NAME told nothing until it is enabled; what happens meanwhile is told then."""
+    """Stops deliveries to the receiver NAME until it is enabled; messages of the meantime are delivered then."""
     now = datetime.now(UTC)
     _change(docket, name, lambda open_docket: open_docket.hooks.disable(name, why=why, at=now))
     click.echo(f"{name} is disabled.")
@@ -118,11 +120,11 @@ def disable(name: str, why: str, docket: object) -> None:
 
 @webhooks.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--ed25519", is_flag=True, help="A key pair (v1a), of which receivers have the public half alone.")
+@click.option("--ed25519", is_flag=True, help="Make an Ed25519 key pair (v1a); receivers get only the public key.")
 def secret(path: Path, ed25519: bool) -> None:
-    """Makes a secret in a new FILE that only its owner may read: for the setting secret_file, and for the receiver.
+    """Makes a secret in a new FILE that only its owner can read, for the setting secret_file and for the receiver.
 
-    With --ed25519 the public key is printed, which is what the receiver needs.
+    With --ed25519 it prints the public key, which is all that the receiver needs.
     """
     from court.errors import BadRequest
     from serving.webhooks.signing import make_secret
