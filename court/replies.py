@@ -21,6 +21,12 @@ _THOUGHTS = re.compile(r"\A(?![{`])(?:<think>)?(?:(?!</?think>).)*</think>\s*", 
 begins as it should may quote a meme that has such a mark."""
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _MOST = 50_000  # characters of a reply: more than any that is asked for can have
+_LONGEST_PHRASE = 300
+"""Characters of the longest phrase that is looked for."""
+_REPETITIONS = 4
+_LOOP_END = 40
+_LEAST_REPEATED = 200
+"""Characters that a phrase must fill by being repeated: letters that a meme draws out, or a laugh, are no loop."""
 
 
 class UnusableReply(Exception):
@@ -292,3 +298,46 @@ def _writable(text: str) -> str:
 
 def _malformed(what: str) -> NoReturn:
     raise UnusableReply("REPLY_MALFORMED", what)
+
+
+def find_loop(text: str) -> int | None:
+    """Returns the place at which a text has said a phrase once and begins to repeat it up to its end; None if none.
+
+    Args:
+        text: Text of a reply, cut or whole; the last repetition may be cut.
+    """
+    end = text[-_LOOP_END:]
+    place = len(text) - len(end)
+    # By the places at which the end of the text stands before: of most texts there are none.
+    # Each search ends one character to the left of the last find, not one length: a phrase shorter than `end` makes it
+    # overlap itself.
+    while (place := text.rfind(end, max(0, len(text) - len(end) - _LONGEST_PHRASE), place + len(end) - 1)) >= 0:
+        period = len(text) - len(end) - place
+        fills = max(_REPETITIONS * period, _LEAST_REPEATED)
+        # Finds farther to the left have longer periods, which need even more text.
+        if fills > len(text):
+            return None
+        # Equal to itself moved by one period: a single comparison, however often the phrase stands there.
+        if text[-fills:-period] == text[period - fills :]:
+            start = len(text) - fills
+            while start and text[start - 1] == text[start - 1 + period]:
+                start -= 1
+            return start + period
+    return None
+
+
+def find_loop_in_reply(reply: str) -> int | None:
+    """Returns the place in a reply at which a loop begins; None if it has none.
+
+    A string under a schema ends at its greatest length, and the reply goes on as if it were whole. So each stretch
+    between quotation marks is looked at, beside the end of the reply.
+
+    Args:
+        reply: Reply as the model wrote it.
+    """
+    start = 0
+    for piece in reply.split('"'):
+        if (found := find_loop(piece)) is not None:
+            return start + found
+        start += len(piece) + 1
+    return find_loop(reply)

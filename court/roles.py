@@ -39,8 +39,7 @@ from court.ports import (
 )
 from court.prompts import EXPERT_PROMPTS, load
 from court.prompts.sets import PromptSet, packaged
-from court.repetition import find_loop, find_loop_in_reply
-from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply
+from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply, find_loop, find_loop_in_reply
 from court.untrusted import Fence
 from court.verdict import Label, rule
 

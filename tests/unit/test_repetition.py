@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from court.repetition import find_loop, find_loop_in_reply
+from court.replies import find_loop, find_loop_in_reply
 
 PHRASE = "the people from Blueland meet for tea, and "
 
