@@ -57,6 +57,13 @@ def text_key(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
+def letters_of(text: str) -> str:
+    """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
+    # Taken apart after folding, which leaves composed letters behind; accents are marks then, and no isalnum().
+    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
+    return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
+
+
 def script_of(text: str) -> str:
     """The script of most of a text's letters, as Unicode names it: ``LATIN``, ``CYRILLIC``, ``CJK``; empty for none.
 
@@ -68,3 +75,4 @@ def script_of(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})
+_ALIKE = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})

@@ -8,7 +8,6 @@ is told as near, with its distance: evidence, and no more.
 from __future__ import annotations
 
 import io
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,7 +21,7 @@ from rapidfuzz.distance import Levenshtein
 from retrieval.borders import Box, peeled
 from retrieval.near_duplicates.pdq import QUALITY_FLOOR, Hash, Position, distance, hashes_of, turned
 from retrieval.near_duplicates.tiles import Comparison, TileOutcome, Tolerance, compare
-from retrieval.text import text_key
+from retrieval.text import letters_of, text_key
 
 Pixels = NDArray[np.uint8]
 """Upright RGB, of shape (height, width, 3)."""
@@ -281,13 +280,3 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
 def texts_agree(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> bool:
     """True if two texts agree, apart from a few letters that may have been misread."""
     return agreement_of(one, other, misread) is not Agreement.OTHER
-
-
-_ALIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})
-
-
-def letters_of(text: str) -> str:
-    """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
-    # Taken apart after folding, which leaves composed letters behind; accents are marks then, and no isalnum().
-    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
-    return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")

@@ -37,10 +37,10 @@ from retrieval.near_duplicates.match import (
     MatchThresholds,
     MemeText,
     agreement_of,
-    letters_of,
 )
 from retrieval.near_duplicates.pdq import BYTES
 from retrieval.near_duplicates.pdq_index import PdqIndex
+from retrieval.text import letters_of
 from serving.docket.ports import FingerprintStore, TrialIndex, TrialReader, TrialUnknown
 from serving.settings import Settings
 
