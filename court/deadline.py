@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, overload
 
 from court.errors import CourtError, Overrun
@@ -67,8 +67,8 @@ class Deadline:
         return self.left > calls * self._longest
 
 
-async def run_within(step: Awaitable[T], within_s: float, late: Overrun) -> T:
-    """Runs a step and returns its result; cancels it after so many seconds and raises ``late``."""
+async def run_within(step: Awaitable[T], within_s: float, late: Callable[[], Overrun]) -> T:
+    """Runs a step and returns its result; cancels it after so many seconds and raises the error that ``late`` makes."""
     clock = asyncio.timeout(within_s)
     try:
         try:
@@ -77,10 +77,15 @@ async def run_within(step: Awaitable[T], within_s: float, late: Overrun) -> T:
         except TimeoutError:
             if not clock.expired():
                 raise  # of the step's own making: no error that it may raise
-        raise late  # not above: with what the step was ended with, it would remember what the step worked on
+        raise late()  # not above: with what the step was ended with, it would remember what the step worked on
     finally:
-        # What is raised remembers this frame, and both would hold it: the one by itself, the other by its task.
-        del clock, late
+        # What is raised remembers this frame, and the clock would hold that by its task.
+        del clock
+
+
+def model_late() -> Overrun:
+    """The error of a model that takes longer than one call may, and does not end the call itself."""
+    return Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
 
 
 def _over() -> Overrun:

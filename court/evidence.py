@@ -61,12 +61,8 @@ class Evidence:
             raise text_reader_off()
         assert self.meme.picture is not None, "a text that was sent alone is on record since the trial was opened"
         began = time.perf_counter()
-        late = Overrun(
-            "The text was not read off the picture in time. Try again later, or send the text with it.",
-            reason="TEXT_TOO_SLOW",
-        )
         reading = await run_within(
-            self.text_reader.read(self.meme.picture), self.deadline.at_most(self.settings.read_s), late
+            self.text_reader.read(self.meme.picture), self.deadline.at_most(self.settings.read_s), _reading_late
         )
         return await self.recorder.note(
             TextRead,
@@ -98,8 +94,7 @@ class Evidence:
         began = time.perf_counter()
         # A text that was read off the picture may have misread letters, so that the finder allows a few to differ.
         searching = self.duplicates.find(self.meme.picture, text.text, self.meme.text is None, self.namespace)
-        late = Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
-        near = await run_within(searching, self.deadline.at_most(self.settings.find_s), late)
+        near = await run_within(searching, self.deadline.at_most(self.settings.find_s), _duplicates_late)
         found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
         # Nothing found leaves no event: a resumed trial then searches once more, which is harmless.
         return [EventDraft(NearDuplicatesFound, found)] if near else []
@@ -127,7 +122,7 @@ class Evidence:
             tally=self.settings.tally,
             alpha=self.settings.alpha,
         )
-        findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late())
+        findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late)
         # Recorded with the precedents: a trial that is resumed must not vote by another rule than the one it began
         # with.
         vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
@@ -137,7 +132,7 @@ class Evidence:
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents by their ids; None where the library has none. Raises as the port does."""
         reading = self.finder.pictures(ids)
-        return await run_within(reading, self.deadline.at_most(self.settings.find_s), _search_late())
+        return await run_within(reading, self.deadline.at_most(self.settings.find_s), _search_late)
 
 
 def text_reader_off() -> NotLoaded:
@@ -147,6 +142,17 @@ def text_reader_off() -> NotLoaded:
         reason="TEXT_READER_OFF",
         field="text",
     )
+
+
+def _reading_late() -> Overrun:
+    return Overrun(
+        "The text was not read off the picture in time. Try again later, or send the text with it.",
+        reason="TEXT_TOO_SLOW",
+    )
+
+
+def _duplicates_late() -> Overrun:
+    return Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
 
 
 def _search_late() -> Overrun:

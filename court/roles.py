@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from court import messages, replies
-from court.deadline import Deadline, run_within
-from court.errors import Overrun, ReplyUnusable
+from court.deadline import Deadline, model_late, run_within
+from court.errors import ReplyUnusable
 from court.events import ModelCall, OddsGiven, RawReply, Role, Side, UnusableReplies
 from court.meme import Frame
 from court.messages import (
@@ -424,9 +424,8 @@ class Speaker:
         """Runs a model call within a share of the seconds that are left. Raises Overrun where it takes longer."""
         # Two bounds: what one call may take at most, and what the caller has left for all of them.
         within_s = min(self.deadline.for_call(), share * self.deadline.left)
-        late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
         try:
-            return await run_within(ask(within_s=within_s), within_s + _GRACE_S, late)
+            return await run_within(ask(within_s=within_s), within_s + _GRACE_S, model_late)
         except BaseException:
             # Cancellation included: the server may have worked on the call, and what that costs it does not say.
             self.deadline.tally.unanswered()

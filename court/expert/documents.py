@@ -44,7 +44,7 @@ class BoundedSource:
     async def search(self, query: str) -> tuple[RankedHit, ...]:
         """The results of a search, each document once. Raises CourtError where the source gives none in time."""
         within_s = self.deadline.at_most(SOURCE_S)
-        found = await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late())
+        found = await run_within(self.source.search(query, most=RANKED, within_s=within_s), within_s, _late)
         hits = hits_of(found)
         for hit in hits:
             find_injection_signals(words_of(hit))
@@ -54,7 +54,7 @@ class BoundedSource:
         """The document of a result. Raises CourtError where it can't be read in time, or is not what it should be."""
         within_s = self.deadline.at_most(SOURCE_S)
         try:
-            found = await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late())
+            found = await run_within(self.source.read(hit.id, within_s=within_s), within_s, _late)
         except Unavailable as error:
             if error.reason != _FORGOTTEN or not hit.snippet:
                 raise

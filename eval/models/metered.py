@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from court import prompts as court_prompts
-from court.deadline import run_within
-from court.errors import CourtError, Overrun, ReplyUnusable
+from court.deadline import model_late, run_within
+from court.errors import CourtError, ReplyUnusable
 from court.meme import Frame
 from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, FinishReason, Odds
 from court.prompts import Prompt
@@ -147,9 +147,8 @@ class _Metered:
         # The limit is checked inside: the calls that this one waited for have spent part of it.
         async with self.turn, self.served():
             self._within_limit()
-            late = Overrun("The model did not answer in the time it was given.", reason="MODEL_TOO_SLOW")
             asked = self.inner.reply(request, within_s=self.within_s)
-            reply = await run_within(asked, self.within_s + _GRACE_S, late)
+            reply = await run_within(asked, self.within_s + _GRACE_S, model_late)
             self.usage.made.add(reply)
             return reply
 

@@ -30,8 +30,7 @@ class CorpusEvidence:
 
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Passages about the query: by fused rank, those of more trusted sources first."""
-        late = Overrun("The corpus could not be searched in time.", reason="EVIDENCE_TOO_SLOW")
-        hits = await run_within(asyncio.to_thread(self._corpus.search, query, most), within_s, late)
+        hits = await run_within(asyncio.to_thread(self._corpus.search, query, most), within_s, _late)
         return [
             EvidenceHit(
                 id=hit.id,
@@ -50,6 +49,10 @@ class CorpusEvidence:
         except KeyError:
             raise Unavailable("The corpus has no such passage.", reason="EVIDENCE_MISSING", retry_after=None) from None
         return evidence_document(document_id, text, title=document.title, source=document.source, date=document.date)
+
+
+def _late() -> Overrun:
+    return Overrun("The corpus could not be searched in time.", reason="EVIDENCE_TOO_SLOW")
 
 
 def evidence_document(id_: str, text: str, *, title: str, source: str, date: str) -> EvidenceDocument:
