@@ -60,7 +60,11 @@ class _Lines(BaseModel):
 
 
 class WorkerTextReader:
-    """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently."""
+    """A :class:`~court.ports.TextReader` whose engine runs in worker processes; safe to call concurrently.
+
+    Attributes:
+        identity: Name and version of the engine, and its models.
+    """
 
     def __init__(
         self,
@@ -96,13 +100,8 @@ class WorkerTextReader:
             settings=settings,
         )
         self._workers = GuardedWorkers(module, guard, name="text reader", workers=workers, watch=watch)
-        self._identity = identity
+        self.identity = identity
         self._reads_latin = reads_latin
-
-    @property
-    def identity(self) -> str:
-        """Name and version of the engine, and its models."""
-        return self._identity
 
     async def read(self, picture: Picture) -> Reading:
         """The text on the picture, frame by frame in reading order; no lines where there is none.
