@@ -19,7 +19,6 @@ import numpy as np
 from retrieval.audit.leakage import Leaks
 from retrieval.calibration.calibrate import probabilities_of, shares
 from retrieval.calibration.leave_one_out import group_numbers, leave_one_out_neighbours
-from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.precedents.search import NEAR
@@ -109,7 +108,7 @@ def check_library(
     if not 0 < sure < 0.5:
         raise ValueError(f"a label is suspicious at a probability in (0, 0.5), not {sure}")
     memes = list(library.memes)
-    keys = [duplicate_key(meme) for meme in memes]
+    keys = [meme.duplicate_key for meme in memes]
     groups: dict[object, list[str]] = {}
     for meme, key in zip(memes, keys, strict=True):
         if key is not None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.library.filters import duplicate_key
 from retrieval.library.manifest import LabelledMeme, Safeguards
 from retrieval.text import normalise_text, text_key
 
@@ -170,7 +169,7 @@ def silent_memes(memes: Sequence[LabelledMeme], safeguards: Safeguards) -> tuple
     following = np.full(len(memes), -1, dtype=np.int64)
     first: dict[Hashable, int] = {}
     for place, meme in enumerate(memes):
-        key = duplicate_key(meme)
+        key = meme.duplicate_key
         if key is None or silent[place]:
             continue
         one = first.setdefault(key, place)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
 
 from retrieval.library.manifest import LabelledMeme
-from retrieval.text import normalise_text, text_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +55,5 @@ class Filter:
         )
 
 
-DuplicateKey: TypeAlias = tuple[str, str, bool]
-"""Words, pixels, and whether it was found harmful."""
-
-
-def duplicate_key(meme: LabelledMeme) -> DuplicateKey | None:
-    """Returns the key that near-identical precedents share: words, pixels and label.
-
-    None if there is nothing to compare.
-
-    Words are what is embedded, so that neither spacing nor a watermark makes another meme. Where there are no pictures,
-    the words are all there is to tell memes apart. One meme under both labels speaks for both, once each: that people
-    disagreed about it is worth knowing.
-    """
-    if meme.has_picture and not meme.pixels_sha256:
-        return None  # of which picture it is, nobody has noted
-    words = text_key(normalise_text(meme.text))
-    return (words, meme.pixels_sha256, meme.harmful) if words or meme.pixels_sha256 else None
+EVERYTHING = Filter()
+"""Lets every precedent through."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validato
 from court.precedents import MinSimilarity, PrecedentLabel, RiskCurve, SureRange, VoteSettings
 from court.verdict import Label
 from retrieval.embed.encoder import EncoderIdentity
+from retrieval.text import normalise_text, text_key
 
 FORMAT = 3
 """Version of the format on disk. A court reads this one, and says of any other what to do.
@@ -45,6 +46,10 @@ class StoredPicture(_Stored):
     size: int = Field(ge=1, le=MAX_KEPT_BYTES)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of these bytes, checked whenever they are read."""
+
+
+DuplicateKey: TypeAlias = tuple[str, str, bool]
+"""Words, pixels, and whether it was found harmful."""
 
 
 class LabelledMeme(_Stored):
@@ -92,6 +97,19 @@ class LabelledMeme(_Stored):
     def harmful(self) -> bool:
         """True if it was labelled harmful."""
         return self.label is Label.HARMFUL
+
+    @property
+    def duplicate_key(self) -> DuplicateKey | None:
+        """The key that near-identical precedents share: words, pixels and label; None if there is nothing to compare.
+
+        Words are what is embedded, so that neither spacing nor a watermark makes another meme. Where there are no
+        pictures, the words are all there is to tell memes apart. One meme under both labels speaks for both, once each:
+        that people disagreed about it is worth knowing.
+        """
+        if self.has_picture and not self.pixels_sha256:
+            return None  # of which picture it is, nobody has noted
+        words = text_key(normalise_text(self.text))
+        return (words, self.pixels_sha256, self.harmful) if words or self.pixels_sha256 else None
 
     @property
     def flags(self) -> int:

@@ -20,7 +20,7 @@ from retrieval.embed.encoder import Encoder
 from retrieval.index.candidates import EXACT_UP_TO, load_or_build
 from retrieval.index.exact import FusedIndex, Hits
 from retrieval.index.segments import SegmentedIndex
-from retrieval.library.filters import Filter
+from retrieval.library.filters import EVERYTHING, Filter
 from retrieval.library.library import Library, harmful_rows
 from retrieval.library.manifest import VECTORS, Counts, LabelledMeme, Tuning
 from retrieval.library.thumbnails import frame_of
@@ -84,7 +84,7 @@ class _Snapshot:
 
     def choose(self, where: Filter | None) -> NDArray[np.bool_] | None:
         """Which rows may be found, shape (rows,); None for all. Raises BadLibrary."""
-        if where is None or where == Filter():
+        if where is None or where == EVERYTHING:
             return None
         # Without a lock: at worst, two searches make the same choice.
         chosen = self._chosen.get(where)

@@ -15,8 +15,8 @@ from court.summary import vote_if_close
 from court.verdict import Label
 from retrieval.embed.encoder import Encoder
 from retrieval.index.exact import Hits
-from retrieval.library.filters import DuplicateKey, Filter, duplicate_key
-from retrieval.library.manifest import Counts, LabelledMeme, Safeguards, Tuning
+from retrieval.library.filters import EVERYTHING, Filter
+from retrieval.library.manifest import Counts, DuplicateKey, LabelledMeme, Safeguards, Tuning
 from retrieval.library.ports import LibraryView
 from retrieval.text import script_of, text_key
 
@@ -128,7 +128,7 @@ def search_library(shelf: LibraryView, query: Query, wanted: SearchRequest) -> F
             crowd = _ClusterCap(1)
             crowd.scan(*shelf.halves([row]))
             crowd.join(0, meme.harmful)
-        without = _findings(shelf, query, wanted, _LeftOut(id_, duplicate_key(meme), crowd))
+        without = _findings(shelf, query, wanted, _LeftOut(id_, meme.duplicate_key, crowd))
         if not _acquits(without):
             # Named in the notes, since whoever reads the record must be able to look at it.
             note = f"The precedent {id_} was left out: without it, the vote is not for acquittal."
@@ -227,13 +227,13 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
     if excluded:
         notes.append(f"{len(excluded)} precedents were left out on purpose.")
-    where = None if wanted.where == Filter() else wanted.where
+    where = None if wanted.where == EVERYTHING else wanted.where
     if where is not None:
         count, size = shelf.count(where), shelf.counts.memes
         notes.append(f"Only {count:,} of {size:,} precedents were searched, as was asked for.")
     # Off where none of those searched is confirmed: nothing would be left to cite.
-    if tuning.safeguards.verified_only and shelf.count(replace(where or Filter(), verified=True)):
-        where = replace(where or Filter(), verified=True)
+    if tuning.safeguards.verified_only and shelf.count(replace(where or EVERYTHING, verified=True)):
+        where = replace(where or EVERYTHING, verified=True)
         notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
     if wanted.leave_out_duplicates:
         twins = _duplicates(shelf, query, where) - set(excluded)
@@ -243,7 +243,7 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
 
     regression = None
     if tuning.regression is not None and used is not None:
-        if excluded or wanted.where not in (None, Filter()):
+        if excluded or wanted.where not in (None, EVERYTHING):
             notes.append("The library's regression was left out: it was fitted to precedents that were not searched.")
         else:
             regression = tuning.regression.log_odds(query.text, query.picture)
@@ -382,7 +382,7 @@ class _Ranking:
                 for one in comparing:
                     one.scan(*halves)
             for place, meme in enumerate(self._shelf.read(rows), start):
-                key = duplicate_key(meme)
+                key = meme.duplicate_key
                 if self._is_silenced(meme, key):
                     continue
                 if silenced is not None and silenced.full(place - start, meme.harmful):

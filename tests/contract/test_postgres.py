@@ -19,7 +19,6 @@ from court.precedents import Findings
 from court.verdict import Label
 from eval.perf.postgres import PostgresServer, postgres
 from retrieval.library.changes import ChangeKind
-from retrieval.library.filters import duplicate_key
 from retrieval.library.journal import frame_of, next_head
 from retrieval.library.library import Library
 from retrieval.library.postgres import connections
@@ -181,7 +180,7 @@ def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: 
         for seed, (name, size) in enumerate([("a", 30), ("b", 55)])
     }
     # Of clones one is heard.
-    heard = {name: len({duplicate_key(meme) for meme in library.memes}) for name, library in libraries.items()}
+    heard = {name: len({meme.duplicate_key for meme in library.memes}) for name, library in libraries.items()}
     push_library(libraries["a"], database)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     done = threading.Event()

@@ -24,7 +24,6 @@ from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import PrecedentsStub
 from retrieval.library import journal, storage
 from retrieval.library.changes import ChangeKind
-from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme
 from retrieval.library.postgres.address import Address
@@ -283,7 +282,7 @@ FILTERS = (
 
 def test_filters_let_through_what_they_ask_for(place: Path | Address, drawn: Library) -> None:
     def one_of(meme: LabelledMeme) -> object:
-        return duplicate_key(meme) or meme.id  # of clones the nearest is found
+        return meme.duplicate_key or meme.id  # of clones the nearest is found
 
     async def work(it: Scene) -> int:
         memes = {meme.id: meme for meme in drawn.memes}

@@ -13,7 +13,6 @@ from retrieval.build import build_library
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import leave_one_out_neighbours
 from retrieval.embed.builtin import BuiltinEncoder
-from retrieval.library.filters import duplicate_key
 from retrieval.library.library import Library
 from retrieval.library.manifest import LabelledMeme, Safeguards
 from retrieval.library.sources import Source
@@ -87,11 +86,11 @@ def test_clones_count_once_in_exhibits_and_tally_and_that_is_said(tmp_path):
 
 
 def test_a_watermark_makes_no_other_meme_but_a_label_and_a_picture_do():
-    plain = duplicate_key(CATS[0])
-    assert plain == duplicate_key(meme("x", False, "Cats for everyone made on imgflip.com"))
-    assert plain != duplicate_key(meme("x", True, "cats for everyone"))
-    assert plain != duplicate_key(meme("x", False, "cats for everyone", has_picture=True, pixels_sha256="p"))
-    assert duplicate_key(meme("x", False, "cats for everyone", has_picture=True)) is None
+    plain = CATS[0].duplicate_key
+    assert plain == meme("x", False, "Cats for everyone made on imgflip.com").duplicate_key
+    assert plain != meme("x", True, "cats for everyone").duplicate_key
+    assert plain != meme("x", False, "cats for everyone", has_picture=True, pixels_sha256="p").duplicate_key
+    assert meme("x", False, "cats for everyone", has_picture=True).duplicate_key is None
 
 
 def test_both_labels_of_one_meme_are_heard_once_each(tmp_path):
