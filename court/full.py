@@ -30,7 +30,8 @@ from court.panel import Opinion, spokesman_of
 from court.policy import Policy
 from court.ports import EvidenceSource
 from court.precedents import Precedent, Vote
-from court.prompts.sets import PromptSet, packaged
+from court.prompts import PromptSet
+from court.prompts.sets import packaged
 from court.recorder import Recorder
 from court.replies import Ruling
 from court.roles import Advocate, Judge, Proposer, RoleModel, RoleModels, RoleReply, Speaker

@@ -20,8 +20,8 @@ from court import replies
 from court.digests import digest
 from court.policy import Policy
 from court.precedents import Precedent, Vote
-from court.prompts import Prompt, load
-from court.prompts.sets import PromptSet, packaged
+from court.prompts import Prompt, PromptSet, load
+from court.prompts.sets import packaged
 from court.untrusted import Fence
 from court.verdict import Label
 

@@ -37,8 +37,8 @@ from court.ports import (
     Odds,
     ReplicatedModel,
 )
-from court.prompts import EXPERT_PROMPTS, load
-from court.prompts.sets import PromptSet, packaged
+from court.prompts import EXPERT_PROMPTS, PromptSet, load
+from court.prompts.sets import packaged
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply, find_loop, find_loop_in_reply
 from court.untrusted import Fence
 from court.verdict import Label, rule

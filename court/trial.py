@@ -43,7 +43,8 @@ from court.meme import Meme, Picture
 from court.messages import file_sha256
 from court.policy import DEFAULT_POLICY, Policy
 from court.ports import DuplicateFinder, Entailment, EventSink, EvidenceSource, PrecedentFinder, TextReader
-from court.prompts.sets import PromptSet, packaged
+from court.prompts import PromptSet
+from court.prompts.sets import packaged
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.recorder import EventDraft, Recorder
 from court.roles import RoleModels

@@ -1,20 +1,23 @@
-"""The prompts: one file per role and version, rendered strictly, named in every record by id and digest."""
+"""The prompts: one file per role and version, and the set of a trial; rendered strictly, named in records by id and digest."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from court.digests import digest
-from court.untrusted import SECRET_PREFIX
+from court.untrusted import SECRET_PREFIX, bare, secrets_in
 
 ROLES = ("proposer", "advocate", "judge")
 """Those with a system message that every full trial sends. The other files add to their messages, but for ``guard``
 and the expert witness's, which have system messages of their own."""
+FILES = (*ROLES, "repair")
+"""Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
 EXPERT_PROMPTS = ("claim_finder", "expert")
 """Files with the expert witness's words."""
 
@@ -65,6 +68,47 @@ class Prompt:
         """The values without those that the part need not name and doesn't."""
         left_out = self._optional.get(part, frozenset()) - placeholders_in(template)
         return {name: value for name, value in values.items() if name not in left_out}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of one trial.
+
+    Attributes:
+        name: Packaged version, or the last part of a folder's path.
+        proposer: Words of the Proposer.
+        advocate: Words of both advocates.
+        judge: Words of the Judge.
+        repair: Words by which a reply is asked for again.
+    """
+
+    name: str
+    proposer: Prompt
+    advocate: Prompt
+    judge: Prompt
+    repair: Prompt
+
+    @property
+    def by_file(self) -> dict[str, Prompt]:
+        """Prompts by the names of their files."""
+        return dict(zip(FILES, (self.proposer, self.advocate, self.judge, self.repair), strict=True))
+
+    @property
+    def digest(self) -> str:
+        """Digest of all its words, for the record."""
+        return digest({name: prompt.digest for name, prompt in self.by_file.items()})
+
+    def contains_secret(self, reply: str, asked_by: Prompt | None = None) -> bool:
+        """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
+
+        It finds instructions that are repeated as they stand, not a model that tells them in other words.
+
+        Args:
+            reply: Reply of a model.
+            asked_by: Prompt by which it was asked, where that may be none of the set: a guard's is not.
+        """
+        shown = [self.by_file[role] for role in ROLES] + ([asked_by] if asked_by else [])
+        return not secrets_in(reply).isdisjoint(bare(prompt.secret) for prompt in shown)
 
 
 def placeholders_in(template: str) -> set[str]:

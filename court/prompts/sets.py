@@ -11,15 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from court.digests import digest
 from court.errors import BadRequest
-from court.prompts import ROLES, Prompt, placeholders_in
-from court.untrusted import bare, secrets_in
+from court.prompts import FILES, ROLES, Prompt, PromptSet, placeholders_in
 
 PACKAGED = "1"
 """Name of the packaged set that is in use where no other is named."""
-FILES = (*ROLES, "repair")
-"""Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
 _NEEDED = frozenset(ROLES)
 _VERSION = re.compile(r"[A-Za-z0-9._-]{1,40}")
 # Every call sends these words: longer ones would leave no room for a meme.
@@ -78,47 +74,6 @@ TASKS: Mapping[str, Mapping[str, Placeholders]] = {
 
 STANCES = ("accuser", "defender", "none")
 """Stances of the advocate."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSet:
-    """The prompts of one trial.
-
-    Attributes:
-        name: Packaged version, or the last part of a folder's path.
-        proposer: Words of the Proposer.
-        advocate: Words of both advocates.
-        judge: Words of the Judge.
-        repair: Words by which a reply is asked for again.
-    """
-
-    name: str
-    proposer: Prompt
-    advocate: Prompt
-    judge: Prompt
-    repair: Prompt
-
-    @property
-    def by_file(self) -> dict[str, Prompt]:
-        """Prompts by the names of their files."""
-        return dict(zip(FILES, (self.proposer, self.advocate, self.judge, self.repair), strict=True))
-
-    @property
-    def digest(self) -> str:
-        """Digest of all its words, for the record."""
-        return digest({name: prompt.digest for name, prompt in self.by_file.items()})
-
-    def contains_secret(self, reply: str, asked_by: Prompt | None = None) -> bool:
-        """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
-
-        It finds instructions that are repeated as they stand, not a model that tells them in other words.
-
-        Args:
-            reply: Reply of a model.
-            asked_by: Prompt by which it was asked, where that may be none of the set: a guard's is not.
-        """
-        shown = [self.by_file[role] for role in ROLES] + ([asked_by] if asked_by else [])
-        return not secrets_in(reply).isdisjoint(bare(prompt.secret) for prompt in shown)
 
 
 @cache

@@ -26,5 +26,5 @@ def load(package: str, name: str, version: int = 1) -> Prompt:
 
 
 def gave_away(prompt: Prompt, reply: str) -> bool:
-    """True if a reply has the secret of its system message, as :class:`court.prompts.sets.PromptSet` finds it."""
+    """True if a reply has the secret of its system message, as :class:`court.prompts.PromptSet` finds it."""
     return bare(prompt.secret) in secrets_in(reply)

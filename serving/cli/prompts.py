@@ -12,7 +12,7 @@ import click
 from serving.cli.common import run, settings_of
 
 if TYPE_CHECKING:
-    from court.prompts.sets import PromptSet
+    from court.prompts import PromptSet
 
 # As diff ends where it finds something.
 EXIT_DIFFERENT = 1

@@ -24,7 +24,7 @@ from court.precedents import (
     TallyEntry,
     VoteSettings,
 )
-from court.prompts.sets import PromptSet
+from court.prompts import PromptSet
 from court.record import TrialAborted
 from court.roles import RoleModel, RoleModels
 from court.settings import TrialSettings

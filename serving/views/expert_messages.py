@@ -11,7 +11,8 @@ from court.expert.findings import ClaimRecord, document_of
 from court.expert.messages import ClaimBrief, find_claims
 from court.expert.replies import MOST_NEXT, MOST_QUERIES
 from court.messages import Messages
-from court.prompts.sets import PromptSet, packaged
+from court.prompts import PromptSet
+from court.prompts.sets import packaged
 from court.record import TrialRecord
 from court.settings import TrialSettings
 from court.untrusted import Fence
