@@ -499,7 +499,6 @@ _RULES = (
     _Rule(SignalKind.ADDRESSES_MODEL, 60, ("model", "heed", "cleared")),
 )
 
-_LANGUAGES = 8
 _ENDING = 15  # letters that a stem may be followed by; what is longer is cut
 _CHINESE = 4  # denser: a character is about three letters
 

@@ -54,6 +54,10 @@ class BuiltinEncoder(DescribedPictures):
     of several callers, run side by side on a fixed number of threads; passes in batches would save a quarter of the
     time for texts of 16 tokens, a tenth for 32 and nothing for longer ones. Pictures are described in the caller's
     thread.
+
+    Attributes:
+        identity: Identity of the encoder.
+        text_digest: Digest of everything that shapes the text half alone, for encoders that take it from here.
     """
 
     def __init__(self, *, threads: int | None = None) -> None:
@@ -71,24 +75,14 @@ class BuiltinEncoder(DescribedPictures):
         self._unknown = int(self._tokenizer.token_to_id("[UNK]"))
         self._passes = ThreadPoolExecutor(threads or min(4, os.cpu_count() or 1), thread_name_prefix="encoder")
         files = {name: sha256_of(folder / name) for name in FILES}
-        self._identity = EncoderIdentity(
+        self.identity = EncoderIdentity(
             name="builtin/all-MiniLM-L6-v2",
             digest=digest({"files": files, "text": TEXT_VERSION, "picture": descriptor.VERSION}),
             text_dim=HIDDEN,
             picture_dim=descriptor.DIM,
             text_tokens=int(json.loads((folder / "sentence_bert_config.json").read_text("utf-8"))["max_seq_length"]),
         )
-        self._text_digest = digest({"files": files, "text": TEXT_VERSION})
-
-    @property
-    def identity(self) -> EncoderIdentity:
-        """Identity of the encoder."""
-        return self._identity
-
-    @property
-    def text_digest(self) -> str:
-        """Digest of everything that shapes the text half alone, for encoders that take it from here."""
-        return self._text_digest
+        self.text_digest = digest({"files": files, "text": TEXT_VERSION})
 
     @property
     def floors(self) -> MinSimilarity:
@@ -113,7 +107,7 @@ class BuiltinEncoder(DescribedPictures):
     def _embed(self, text: str) -> tuple[NDArray[np.float32], bool]:
         """Mean of what the model makes of a text's tokens, shape (384,), and whether the text was cut."""
         encoded = self._tokenizer.encode(text)
-        ids, most = encoded.ids, self._identity.text_tokens
+        ids, most = encoded.ids, self.identity.text_tokens
         if _share_read(text, ids, encoded.offsets, self._unknown) < _LEAST_READ:
             return np.zeros(HIDDEN, dtype=np.float32), len(ids) > most
         # What is cut off stands before the mark of the end.

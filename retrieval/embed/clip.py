@@ -113,7 +113,7 @@ class OpenClipEncoder(Halves):
         height, width = clip.preprocessing.size
         # From a pass: so long are its vectors, whatever its config says.
         blank = self.forward(torch.zeros(1, 3, height, width))
-        self._identity = EncoderIdentity(
+        self.identity = EncoderIdentity(
             name=clip.name,
             digest=digest(
                 {
@@ -145,11 +145,6 @@ class OpenClipEncoder(Halves):
         return cls(load_clip(source), texts=texts, device=device, threads=threads)
 
     @property
-    def identity(self) -> EncoderIdentity:
-        """Identity of the encoder."""
-        return self._identity
-
-    @property
     def floors(self) -> PartialMinSimilarity:
         """Minimum similarities of the sentence encoder's texts; CLIP's own are measured on the library."""
         return PartialMinSimilarity(text=self._texts.floor)
@@ -167,7 +162,7 @@ class OpenClipEncoder(Halves):
         unique = list(dict.fromkeys(frame for frames in pictures for frame in frames))
         vectors = self._embed(unique)
         place = {frame: number for number, frame in enumerate(unique)}
-        rows = np.zeros((len(pictures), self._identity.picture_dim), dtype=np.float32)
+        rows = np.zeros((len(pictures), self.identity.picture_dim), dtype=np.float32)
         for number, frames in enumerate(pictures):
             rows[number] = mean_direction(vectors[[place[frame] for frame in frames]])
         return rows
@@ -197,7 +192,7 @@ class OpenClipEncoder(Halves):
     def _embed(self, pngs: Sequence[bytes]) -> NDArray[np.float32]:
         """Unit vectors, shape (n, picture_dim); the next batch is decoded and scaled while the model has this one."""
         batches = [pngs[start : start + BATCH] for start in range(0, len(pngs), BATCH)]
-        rows = np.zeros((len(pngs), self._identity.picture_dim), dtype=np.float32)
+        rows = np.zeros((len(pngs), self.identity.picture_dim), dtype=np.float32)
         ahead = self._begin(batches[0]) if batches else []
         for number in range(len(batches)):
             batch = self._normalised([scaled.result() for scaled in ahead])

@@ -70,7 +70,7 @@ class OnnxTextEncoder(DescribedPictures):
             dim = self._embed("word").vector.size
         except Exception as error:  # onnxruntime raises nothing narrower
             raise _unusable("it fails on a word") from error
-        self._identity = EncoderIdentity(
+        self.identity = EncoderIdentity(
             name=NAME,
             digest=digest(
                 {
@@ -86,11 +86,6 @@ class OnnxTextEncoder(DescribedPictures):
         )
 
     @property
-    def identity(self) -> EncoderIdentity:
-        """Identity of the encoder: the digest covers model, tokenizer, pooling and our own rules for texts."""
-        return self._identity
-
-    @property
     def floors(self) -> PartialMinSimilarity:
         """Minimum similarity of pictures, as the built-in encoder's; that of texts is measured on each library."""
         return PartialMinSimilarity(picture=descriptor.MIN_SIMILARITY)
@@ -100,7 +95,7 @@ class OnnxTextEncoder(DescribedPictures):
         words = [normalise_text(one) for one in texts]
         unique = sorted({one for one in words if one})
         found = dict(zip(unique, self._passes.map(self._embed, unique), strict=True))
-        vectors = np.zeros((len(words), self._identity.text_dim), dtype=np.float32)
+        vectors = np.zeros((len(words), self.identity.text_dim), dtype=np.float32)
         for number, one in enumerate(words):
             if one:
                 vectors[number] = found[one].vector

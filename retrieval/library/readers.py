@@ -28,7 +28,7 @@ from retrieval.library.tables import (
     read_text,
 )
 
-__all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "format_of", "read_source"]
+__all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "read_source"]
 
 _CSV_COLUMNS = ("id", "label")
 """Columns that a CSV file must have."""
@@ -46,11 +46,6 @@ _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 class _BadRow(Exception):
     """A row that can't be used; its message is the reason."""
-
-
-def format_of(path: Path) -> SourceFormat | None:
-    """Tells the layout of a file from its content; None if it is unknown. Raises BadRequest as below."""
-    return _detect(read_text(path, "labelled memes"))
 
 
 def read_source(source: Source) -> Rows:

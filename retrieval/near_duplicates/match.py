@@ -275,8 +275,3 @@ def agreement_of(one: MemeText, other: MemeText, misread: float = MatchThreshold
     # Rounded down: at 5 %, a text of fewer than 20 letters has none to spare, where one letter makes another word.
     most = int(misread * max(len(a), len(b)))
     return Agreement.MISREAD if Levenshtein.distance(a, b, score_cutoff=most) <= most else Agreement.OTHER
-
-
-def texts_agree(one: MemeText, other: MemeText, misread: float = MatchThresholds().misread) -> bool:
-    """True if two texts agree, apart from a few letters that may have been misread."""
-    return agreement_of(one, other, misread) is not Agreement.OTHER

@@ -25,7 +25,6 @@ from retrieval.near_duplicates.match import (
     fingerprint,
     fingerprint_pixels,
     pictures_differ,
-    texts_agree,
 )
 from retrieval.near_duplicates.pdq import Position, distance, hashes_of, turned
 from retrieval.near_duplicates.pdq_index import PdqIndex
@@ -276,10 +275,10 @@ def test_a_word_in_the_border_is_not_trimmed_away(meme):
     ],
 )
 def test_texts_agree(one, other, given, read):
-    assert texts_agree(MemeText(one, False), MemeText(other, False)) is given
+    assert (agreement_of(MemeText(one, False), MemeText(other, False)) is not Agreement.OTHER) is given
     for pair in ((True, False), (False, True), (True, True)):
-        assert texts_agree(MemeText(one, pair[0]), MemeText(other, pair[1])) is read
-        assert texts_agree(MemeText(other, pair[0]), MemeText(one, pair[1])) is read
+        for a, b in ((one, other), (other, one)):
+            assert (agreement_of(MemeText(a, pair[0]), MemeText(b, pair[1])) is not Agreement.OTHER) is read
 
 
 @settings(deadline=None)
@@ -289,9 +288,8 @@ def test_misread_letters_are_counted_as_levenshtein_has_it(a, b, misread):
     table[:, 0], table[0] = np.arange(len(a) + 1), np.arange(len(b) + 1)
     for i, j in np.ndindex(len(a), len(b)):
         table[i + 1, j + 1] = min(table[i, j] + (a[i] != b[j]), table[i, j + 1] + 1, table[i + 1, j] + 1)
-    assert texts_agree(MemeText(a, True), MemeText(b, False), misread) == (
-        table[-1, -1] <= int(misread * max(len(a), len(b)))
-    )
+    agreement = agreement_of(MemeText(a, True), MemeText(b, False), misread)
+    assert (agreement is Agreement.OTHER) == (table[-1, -1] > int(misread * max(len(a), len(b))))
 
 
 def test_one_character_that_stands_for_many_letters_counts_as_many():
@@ -331,7 +329,7 @@ def test_the_same_meme_is_known(meme):
 def test_another_caption_is_another_text_and_another_picture(change, meme):
     text = CAPTIONS[change](CAPTION, random.Random(0))
     other = drawn(PHOTO, Caption("", "", "", "", text=text or " "))
-    assert not texts_agree(look(meme).words, look(other, text).words)
+    assert agreement_of(look(meme).words, look(other, text).words) is Agreement.OTHER
     # A caller who sends the known text with it gains nothing.
     assert pictures_differ(look(meme), look(other)) is Difference.TILE_DIFFERS
 
