@@ -1,4 +1,4 @@
-"""The prompts: one file per role and version, and the set of a trial; rendered strictly, named in records by id and digest."""
+"""The prompts: one file per role and version, rendered strictly, named in every record by id and digest."""
 
 from __future__ import annotations
 

@@ -50,18 +50,6 @@ _place = click.argument(
     callback=place_on_disk("Build the library in a folder, and put it there with `memecourt precedents push`."),
     metavar="LIBRARY",
 )
-_pictures = click.option(
-    "--pictures",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder that picture names in the files are relative to. Without it, only texts are used.",
-)
-_format = click.option(
-    "--format",
-    "layout",
-    type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
-    help="Format of the files. [default: detected from their content]",
-)
-_source = click.option("--source", default="", help="Name of the memes' source. [default: the file's name]")
 _encoder = click.option(
     "--encoder",
     metavar="NAME",
@@ -71,7 +59,19 @@ _encoder = click.option(
         "own, else builtin]"
     ),
 )
-_provenance = (
+_described = (
+    click.option(
+        "--pictures",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="Folder that picture names in the files are relative to. Without it, only texts are used.",
+    ),
+    click.option(
+        "--format",
+        "layout",
+        type=click.Choice(["harmeme", "fhm", "mami", "csv", "memecourt"]),
+        help="Format of the files. [default: detected from their content]",
+    ),
+    click.option("--source", default="", help="Name of the memes' source. [default: the file's name]"),
     click.option("--split", default="", help="Split of their data set that the memes belong to."),
     click.option("--namespace", default="", help="Namespace that they belong to."),
     click.option("--language", default="", help="Language of their texts (BCP 47 tag)."),
@@ -159,17 +159,12 @@ for _command in (*COMMANDS, check, push):
         "encoder if CLIP reads fewer than 256 tokens]"
     ),
 )
-@_pictures
-@_format
-@_source
-@_with(_provenance)
+@_with(_described)
 @_max_lost
 @_json
 def build(
     place: Path,
     sources: tuple[Path, ...],
-    dataset: str | None,
-    data: Path | None,
     name: str | None,
     replace: bool,
     settle_error: float,
@@ -179,12 +174,9 @@ def build(
     sole_acquittal: bool,
     encoder: str | None,
     text_encoder: Literal["builtin", "clip"] | None,
-    pictures: Path | None,
-    layout: str | None,
-    source: str,
     max_lost: float,
     as_json: bool,
-    **provenance: Any,
+    **described: Any,
 ) -> None:
     """Makes a LIBRARY (a folder) of the labelled memes in FILEs, or of a data set's train split (or --split).
 
@@ -205,15 +197,7 @@ def build(
     library, report = run(
         _build(
             place,
-            _sources_of(
-                sources,
-                dataset=dataset,
-                data=data,
-                name=source,
-                pictures=pictures,
-                layout=layout,
-                provenance=provenance,
-            ),
+            _sources_of(sources, **described),
             name=name or place.resolve().name,
             replace=replace,
             settle_error=settle_error,
@@ -235,42 +219,19 @@ def build(
 @_place
 @_with(_sources)
 @_encoder
-@_pictures
-@_format
-@_source
-@_with(_provenance)
+@_with(_described)
 @_max_lost
 @_json
 def add(
     place: Path,
     sources: tuple[Path, ...],
-    dataset: str | None,
-    data: Path | None,
     encoder: str | None,
-    pictures: Path | None,
-    layout: str | None,
-    source: str,
     max_lost: float,
     as_json: bool,
-    **provenance: Any,
+    **described: Any,
 ) -> None:
     """Adds the labelled memes in FILEs to a LIBRARY and recalibrates it; ids that it already has are refused."""
-    library, report = run(
-        _add(
-            place,
-            _sources_of(
-                sources,
-                dataset=dataset,
-                data=data,
-                name=source,
-                pictures=pictures,
-                layout=layout,
-                provenance=provenance,
-            ),
-            encoder,
-            max_lost,
-        )
-    )
+    library, report = run(_add(place, _sources_of(sources, **described), encoder, max_lost))
     _print_report(library, report, as_json)
 
 
@@ -352,10 +313,10 @@ def _sources_of(
     *,
     dataset: str | None,
     data: Path | None,
-    name: str,
+    source: str,
     pictures: Path | None,
     layout: str | None,
-    provenance: dict[str, Any],
+    **provenance: Any,
 ) -> list[Source]:
     from retrieval.library.sources import Provenance, Source, SourceFormat
 
@@ -370,9 +331,9 @@ def _sources_of(
         # Never the test split by default: precedents taken from it would flatter every figure measured on it.
         provenance = {**provenance, "split": provenance["split"] or "train"}
         found = _of_dataset(dataset, data, provenance["split"])
-        return [replace(found, name=name or found.name, provenance=Provenance(**provenance))]
+        return [replace(found, name=source or found.name, provenance=Provenance(**provenance))]
     chosen, known = SourceFormat(layout) if layout else None, Provenance(**provenance)
-    return [Source(path=path, name=name, pictures=pictures, format=chosen, provenance=known) for path in files]
+    return [Source(path=path, name=source, pictures=pictures, format=chosen, provenance=known) for path in files]
 
 
 def _of_dataset(dataset: str, data: Path, split: str) -> Source:
