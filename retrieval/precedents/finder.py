@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from court.errors import BadLibrary, Unavailable
 from court.meme import Frame
@@ -200,15 +202,88 @@ class _IssuedIds:
             del self._former[lineage]
 
 
-class LibraryFinder:
+class ThreadedFinder(ABC):
+    """Base of finders whose searches run in threads of their own; see :class:`court.ports.PrecedentFinder`.
+
+    Attributes:
+        encoder: Encoder by which memes are compared.
+    """
+
+    def __init__(self, encoder: Encoder, threads: int, name: str) -> None:
+        """Starts no thread yet; ``name`` is what they will be called."""
+        self.encoder = encoder
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    def close(self) -> None:
+        """Lets go of the threads, once what they search is found."""
+        self._threads.shutdown()
+
+    @abstractmethod
+    def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
+        """Returns a search of the library of this moment, to be made in a thread; the query is embedded there."""
+
+    async def find(
+        self,
+        *,
+        text: str,
+        frames: Sequence[Frame],
+        pixels_sha256: str,
+        exhibits: int,
+        tally: int,
+        alpha: float | None,
+        exclude: Collection[str] = (),
+        where: Filter | None = None,
+        leave_out_duplicates: bool = False,
+    ) -> Findings:
+        """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
+
+        Args:
+            text: Text of the meme; empty if it has none.
+            frames: Representative frames of its picture; none where it has no picture.
+            pixels_sha256: Digest of its normalised pixels.
+            exhibits: Number of precedents to show.
+            tally: Least number of precedents to count.
+            alpha: Weight of the text, in [0, 1]; None for the library's own.
+            exclude: Ids of precedents to leave out.
+            where: Which precedents may be found; None for all.
+            leave_out_duplicates: True to leave out the meme itself and its near-duplicates: the same picture, the same
+                text, or both halves as near as :data:`retrieval.precedents.search.NEAR` says.
+
+        Raises:
+            BadLibrary: The library is damaged; or, where others may replace it, is not there any more or was made with
+                another encoder.
+            ValueError: Alpha is outside [0, 1], or a number below 0.
+            Unavailable: The search could not be made now.
+        """
+        wanted = SearchRequest(
+            exhibits=exhibits,
+            tally=tally,
+            alpha=alpha,
+            exclude=exclude,
+            where=where,
+            leave_out_duplicates=leave_out_duplicates,
+        )
+        query = partial(Query.embedded, self.encoder, text=text, frames=frames, pixels_sha256=pixels_sha256)
+        return await self._in_thread(self._search(query, wanted), "searched")
+
+    async def _in_thread(self, work: Callable[[], T], done: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            raise Unavailable(
+                f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
+                reason="SEARCH_FAILED",
+            ) from error
+
+
+class LibraryFinder(ThreadedFinder):
     """Finds precedents in a library that may be swapped for another while it is searched."""
 
     def __init__(self, library: Library, encoder: Encoder) -> None:
         """Raises BadLibrary if the library was made with another encoder."""
-        self._encoder = encoder
+        super().__init__(encoder, _THREADS, "precedents")
         self._given = _IssuedIds()
         self._snapshot = self._ready(library, None)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="precedents")
 
     @property
     def library(self) -> LibraryIdentity:
@@ -219,11 +294,6 @@ class LibraryFinder:
     def ids(self) -> tuple[str, ...]:
         """Ids of all precedents that can be found now."""
         return tuple(self._snapshot.library.ids())
-
-    @property
-    def encoder(self) -> Encoder:
-        """Encoder by which memes are compared."""
-        return self._encoder
 
     @property
     def searched(self) -> Library:
@@ -258,60 +328,17 @@ class LibraryFinder:
         """
         self._snapshot.warm(progress)
 
-    def close(self) -> None:
-        """Lets go of the threads, once what they search is found."""
-        self._threads.shutdown()
-
-    async def find(
-        self,
-        *,
-        text: str,
-        frames: Sequence[Frame],
-        pixels_sha256: str,
-        exhibits: int,
-        tally: int,
-        alpha: float | None,
-        exclude: Collection[str] = (),
-        where: Filter | None = None,
-        leave_out_duplicates: bool = False,
-    ) -> Findings:
-        """The most similar precedents: see :class:`court.ports.PrecedentFinder`.
-
-        Args:
-            text: Text of the meme; empty if it has none.
-            frames: Representative frames of its picture; none where it has no picture.
-            pixels_sha256: Digest of its normalised pixels.
-            exhibits: Number of precedents to show.
-            tally: Least number of precedents to count.
-            alpha: Weight of the text, in [0, 1]; None for the library's own.
-            exclude: Ids of precedents to leave out.
-            where: Which precedents may be found; None for all.
-            leave_out_duplicates: True to leave out the meme itself and its near-duplicates: the same picture, the same
-                text, or both halves as near as :data:`retrieval.precedents.search.NEAR` says.
-
-        Raises:
-            BadLibrary: The library's table of memes can't be read.
-            ValueError: Alpha is outside [0, 1], or a number below 0.
-            Unavailable: The search could not be made now.
-        """
-        asked = SearchRequest(
-            exhibits=exhibits,
-            tally=tally,
-            alpha=alpha,
-            exclude=exclude,
-            where=where,
-            leave_out_duplicates=leave_out_duplicates,
-        )
+    @override
+    def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
         # Taken once: should the library be swapped while this waits for a thread, all of it is still searched in one.
         snapshot = self._snapshot
 
         def work() -> Findings:
-            query = Query.embedded(self._encoder, text, frames, pixels_sha256)
-            findings = search_library(snapshot, query, asked)
+            findings = search_library(snapshot, query(), wanted)
             self._given.note(snapshot.library.manifest.lineage, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
-        return await self._in_thread(work, "searched")
+        return work
 
     async def account(self) -> LibraryInfo:
         """Describes the library that is searched now."""
@@ -336,20 +363,11 @@ class LibraryFinder:
 
         return await self._in_thread(lambda: [picture(id_) for id_ in ids], "read")
 
-    async def _in_thread(self, work: Callable[[], T], done: str) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except (RuntimeError, ValueError, OSError, MemoryError) as error:
-            raise Unavailable(
-                f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
-                reason="SEARCH_FAILED",
-            ) from error
-
     def _ready(self, library: Library, before: _Snapshot | None) -> _Snapshot:
-        if library.manifest.encoder != self._encoder.identity:
+        if library.manifest.encoder != self.encoder.identity:
             raise BadLibrary(
                 f"The precedent library was made with the encoder {library.manifest.encoder}, but "
-                f"{self._encoder.identity} is loaded.",
+                f"{self.encoder.identity} is loaded.",
                 reason="LIBRARY_FOREIGN",
             )
         if before is not None and before.library.manifest.lineage != library.manifest.lineage:

@@ -11,25 +11,24 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
-from court.errors import BadLibrary, Unavailable
+from typing_extensions import override
+
+from court.errors import BadLibrary
 from court.meme import Frame
 from court.precedents import Findings, LibraryIdentity
 from retrieval.embed.encoder import Encoder, EncoderIdentity
-from retrieval.library.filters import Filter
 from retrieval.library.postgres.address import Address
 from retrieval.library.postgres.connections import Connections
 from retrieval.library.postgres.schema import State, read_state, shelves
 from retrieval.library.postgres.view import PostgresView
 from retrieval.library.thumbnails import frame_of
+from retrieval.precedents.finder import ThreadedFinder
 from retrieval.precedents.search import LibraryInfo, Query, SearchRequest, search_library
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.connections import Connection
-
-T = TypeVar("T")
 
 _THREADS = 4
 """Searches at once, each with a connection. Who waits is embedded together; the rest is waiting for the server."""
@@ -37,20 +36,23 @@ _GIVEN = 10_000
 """Precedents of which is remembered on which shelf they were found: a trial asks for pictures soon after."""
 
 
-class PgvectorFinder:
-    """Finds precedents in a database; satisfies :class:`court.ports.PrecedentFinder`."""
+class PgvectorFinder(ThreadedFinder):
+    """Finds precedents in a database.
+
+    Attributes:
+        address: Address of the database.
+    """
 
     def __init__(self, address: Address, connections: Connections, encoder: Encoder, state: State) -> None:
         """Takes over the connections; use :meth:`open`."""
-        self._address = address
+        super().__init__(encoder, _THREADS, "pgvector")
+        self.address = address
         self._connections = connections
-        self._encoder = encoder
         self._state = state
         self._given: OrderedDict[str, set[int]] = OrderedDict()
         self._shelves: dict[int, State] = {state.shelf: state}
         # Guards all that is remembered of searches: several end at once, each in its thread.
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pgvector")
 
     @classmethod
     async def open(cls, address: Address, encoder: Encoder) -> Self:
@@ -80,66 +82,30 @@ class PgvectorFinder:
         """Identity of the library at the finder's last look; findings name the one that they come from."""
         return self._state.identity
 
-    @property
-    def address(self) -> Address:
-        """Address of the database."""
-        return self._address
-
-    @property
-    def encoder(self) -> Encoder:
-        """Encoder by which memes are compared."""
-        return self._encoder
-
+    @override
     def close(self) -> None:
         """Lets go of the threads, once what they search is found, and of the connections."""
-        self._threads.shutdown()
+        super().close()
         self._connections.close()
 
-    async def find(
-        self,
-        *,
-        text: str,
-        frames: Sequence[Frame],
-        pixels_sha256: str,
-        exhibits: int,
-        tally: int,
-        alpha: float | None,
-        exclude: Collection[str] = (),
-        where: Filter | None = None,
-        leave_out_duplicates: bool = False,
-    ) -> Findings:
-        """The most similar precedents: as :meth:`retrieval.precedents.finder.LibraryFinder.find`.
-
-        Raises:
-            BadLibrary: The library is damaged, is there no longer, or was replaced by one of another encoder.
-            ValueError: Alpha is outside [0, 1], or a number below 0.
-            Unavailable: The search could not be made now.
-        """
-        asked = SearchRequest(
-            exhibits=exhibits,
-            tally=tally,
-            alpha=alpha,
-            exclude=exclude,
-            where=where,
-            leave_out_duplicates=leave_out_duplicates,
-        )
-
+    @override
+    def _search(self, query: Callable[[], Query], wanted: SearchRequest) -> Callable[[], Findings]:
         def work() -> Findings:
             # Before a connection is taken: no transaction waits for it, and a search that is made again does not repeat
             # it.
-            query = Query.embedded(self._encoder, text, frames, pixels_sha256)
+            embedded = query()
 
             def search(connection: Connection) -> tuple[State, Findings]:
                 state = read_state(connection, self._state)
                 # Each time: a library of another encoder may have been pushed since.
-                _require(self._encoder, state)
-                return state, search_library(PostgresView(connection, state), query, asked)
+                _require(self.encoder, state)
+                return state, search_library(PostgresView(connection, state), embedded, wanted)
 
             state, findings = self._connections.reading(search)
             self._note(state, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
-        return await self._in_thread(work, "searched")
+        return work
 
     async def account(self) -> LibraryInfo:
         """Describes the current library.
@@ -202,15 +168,6 @@ class PgvectorFinder:
             # A shelf is kept for as long as an id is remembered that was found there.
             for shelf in self._shelves.keys() - named:
                 del self._shelves[shelf]
-
-    async def _in_thread(self, work: Callable[[], T], done: str) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except (RuntimeError, ValueError, OSError, MemoryError) as error:
-            raise Unavailable(
-                f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
-                reason="SEARCH_FAILED",
-            ) from error
 
 
 def encoder_of(address: Address) -> EncoderIdentity:

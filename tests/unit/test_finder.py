@@ -244,12 +244,12 @@ def test_a_search_that_makes_no_sense_is_a_mistake_of_ours(finder: LibraryFinder
     "error", [RuntimeError("Error in faiss at 0x7f"), MemoryError(), OSError("/secret"), ValueError("x")]
 )
 def test_what_goes_wrong_below_is_unavailable_and_tells_no_secrets(finder: LibraryFinder, error: Exception) -> None:
-    finder._encoder.broken = error  # type: ignore[attr-defined]
+    finder.encoder.broken = error  # type: ignore[attr-defined]
     try:
         with pytest.raises(Unavailable) as refusal:
             find(finder, "x")
     finally:
-        finder._encoder.broken = None  # type: ignore[attr-defined]
+        finder.encoder.broken = None  # type: ignore[attr-defined]
     assert refusal.value.reason == "SEARCH_FAILED"
     assert "0x" not in refusal.value.message and "secret" not in refusal.value.message
 
