@@ -32,16 +32,15 @@ _PLAIN = "text/plain"
 class PageFetcher:
     """Fetches pages, and takes their text out in a guarded process; safe to call concurrently."""
 
-    def __init__(self, *, ca_file: str | None = None, extractor: TextExtractor | None = None) -> None:
+    def __init__(self, *, ca_file: str | None = None) -> None:
         """Connects to nothing yet.
 
         Args:
             ca_file: Certificate authorities to trust in place of the usual ones, PEM.
-            extractor: Takes the text out of pages; one of its own if None.
         """
         # BO-1 and BO-8: whoever gets a page into the results of a search says where its name leads, and what it sends.
         self._client = http_client(_CONNECTIONS, public_only=True, ca_file=ca_file, max_answer_bytes=MAX_PAGE_BYTES)
-        self._extractor = extractor or TextExtractor(workers=2, guard=_GUARD)
+        self._extractor = TextExtractor(workers=2, guard=_GUARD)
 
     async def fetch(self, url: str, *, within_s: float) -> str:
         """The text of a page.

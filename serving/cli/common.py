@@ -123,6 +123,18 @@ docket_option = click.option(
 _PEM_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Decorates a command with options that several commands have; ``--help`` lists them in this order."""
+
+    def decorated(command: F) -> F:
+        # Click lists options from the last decorator to the first.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
 def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say how a server is reached by TLS.
 
@@ -161,10 +173,7 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--key", type=_PEM_FILE, help="Private key of the client certificate (PEM)."),
     )
-    decorated: Callable[..., Any] = with_tls
-    for option in reversed(options):  # as in trial_options
-        decorated = option(decorated)
-    return decorated
+    return with_options(*options)(with_tls)
 
 
 def trial_options(command: F) -> F:
@@ -217,10 +226,7 @@ def settled_trial_options(command: F) -> F:
         click.option("--dull-judge", is_flag=True, default=None, help="Make one call of the Judge with only the meme."),
         click.option("--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate learns its side."),
     )
-    # Decorators apply from the bottom up: so --help lists them in the order above.
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return with_options(*options)(command)
 
 
 def trial_settings(

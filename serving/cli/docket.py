@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell
+from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell, with_options
 from serving.cli.hashes import hashes
 from serving.cli.retention import expire
 from serving.cli.rotation import rotate_key
@@ -28,6 +28,13 @@ EXIT_UNCHECKED = 2
 
 _MOST_TOLD = 20
 _TOLD_EVERY = 100_000
+
+
+_erasure = with_options(
+    click.option("--who", required=True, help="Person who erases it; stays in the log permanently."),
+    click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person."),
+    click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+)
 
 
 @click.group()
@@ -153,9 +160,7 @@ def _new_key(path: Path) -> str:
 
 @docket.command()
 @click.argument("trial_id", metavar="ID")
-@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
-@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_erasure
 @docket_option
 @library_option
 def erase(
@@ -179,9 +184,7 @@ docket.add_command(expire)
 
 @docket.command("erase-precedent")
 @click.argument("precedent_id", metavar="ID")
-@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
-@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_erasure
 @docket_option
 @library_option
 def erase_precedent(
@@ -200,9 +203,7 @@ def erase_precedent(
 
 @docket.command("erase-document")
 @click.argument("document_id", metavar="ID")
-@click.option("--who", required=True, help="Person who erases it; stays in the log permanently.")
-@click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@_erasure
 @docket_option
 def erase_document(document_id: str, who: str, why: str, docket: Path | Address | None, *, yes: bool) -> None:
     """Erases a document that an expert witness read: its text, and its quotations in all records.

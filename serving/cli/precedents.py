@@ -8,13 +8,23 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from court.display import word
 from serving.cli.check import check
-from serving.cli.common import FiniteRange, excerpt, library_option, place_on_disk, printable, run, settings_of, tell
+from serving.cli.common import (
+    FiniteRange,
+    excerpt,
+    library_option,
+    place_on_disk,
+    printable,
+    run,
+    settings_of,
+    tell,
+    with_options,
+)
 from serving.cli.edit_precedents import COMMANDS
 from serving.cli.push import push
 
@@ -30,11 +40,9 @@ if TYPE_CHECKING:
     from retrieval.library.manifest import Safeguards, TextTuning, Tuning
     from retrieval.library.sources import Source
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _SHOWN = 10  # rows with a fault that are listed one by one; --json lists all
 
-_sources = (
+_sources = with_options(
     click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE…]"),
     click.option(
         "--dataset", metavar="ID", help="Data set to use instead of FILEs; `memecourt-eval datasets` lists them."
@@ -59,7 +67,7 @@ _encoder = click.option(
         "own, else builtin]"
     ),
 )
-_described = (
+_described = with_options(
     click.option(
         "--pictures",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -78,7 +86,7 @@ _described = (
     click.option("--policy", default="", help="Policy that they were labelled under."),
     click.option("--verified", is_flag=True, help="Mark the labels as confirmed by people for this court."),
 )
-_filters = (
+_filters = with_options(
     click.option("--source", "sources", multiple=True, help="Only precedents of this source. Repeatable."),
     click.option("--split", "splits", multiple=True, help="Only precedents of this split. Repeatable."),
     click.option("--namespace", "namespaces", multiple=True, help="Only precedents of this namespace. Repeatable."),
@@ -98,16 +106,6 @@ _max_lost = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 
 
-def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
-    def decorated(command: F) -> F:
-        # Click lists options from the last decorator to the first.
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorated
-
-
 @click.group()
 def precedents() -> None:
     """Makes, extends, searches and describes libraries of precedents: labelled memes that verdicts rest on."""
@@ -119,7 +117,7 @@ for _command in (*COMMANDS, check, push):
 
 @precedents.command()
 @_place
-@_with(_sources)
+@_sources
 @click.option("--name", help="Name of the library. [default: its folder's name]")
 @click.option("--replace", is_flag=True, help="Replace an existing library, atomically.")
 @click.option(
@@ -159,7 +157,7 @@ for _command in (*COMMANDS, check, push):
         "encoder if CLIP reads fewer than 256 tokens]"
     ),
 )
-@_with(_described)
+@_described
 @_max_lost
 @_json
 def build(
@@ -217,9 +215,9 @@ def build(
 
 @precedents.command()
 @_place
-@_with(_sources)
+@_sources
 @_encoder
-@_with(_described)
+@_described
 @_max_lost
 @_json
 def add(
@@ -246,7 +244,7 @@ def add(
     type=FiniteRange(0, 1),
     help="Weight of the text against the picture, 0 to 1. [default: the library's own]",
 )
-@_with(_filters)
+@_filters
 @click.option(
     "--leave-out-duplicates", "no_twins", is_flag=True, help="Leave out the meme itself and its near-duplicates."
 )

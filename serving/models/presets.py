@@ -70,9 +70,9 @@ class Preset:
         return {name: getattr(self, name) for name in names}
 
 
-def _cache_bytes(layers: int, heads: int, head_size: int = 128) -> int:
-    # Keys and values, of two bytes each.
-    return 2 * layers * heads * head_size * 2
+def _cache_bytes(layers: int, heads: int) -> int:
+    # Keys and values, 128 of each for a head, of two bytes each.
+    return 2 * layers * heads * 128 * 2
 
 
 # Seven pictures of 1,280 tokens leave 7,424 for texts and the reply. For a longer context of a model of 32 billion

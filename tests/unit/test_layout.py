@@ -12,8 +12,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PACKAGES = ["court", "retrieval", "serving", "eval", "proto/memecourt"]
-VARIADIC = {"Table", "Index", "select", "op.create_table", "c.line", "_splits", "_git", "threads.submit"}
-"""Functions that take any number of equal arguments (columns, points, words of a command)."""
+VARIADIC = {
+    "Table",
+    "Index",
+    "select",
+    "op.create_table",
+    "c.line",
+    "_splits",
+    "_git",
+    "threads.submit",
+    "with_options",
+}
+"""Functions that take any number of equal arguments (columns, points, options, words of a command)."""
 UNNAMED = {"faiss.knn_inner_product", "faiss.range_search_inner_product"}
 """Functions of compiled libraries whose arguments have no names."""
 
