@@ -178,7 +178,7 @@ class Library:
         row = self.overlay.places.get(id_)
         if row is not None:
             return row
-        row = self.base.row_of(id_)
+        row = self.base.table.row_of(id_)
         return None if row is None or row in self.overlay.hidden else row
 
     def ids(self) -> Iterator[str]:

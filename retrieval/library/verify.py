@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _other_format(stated: int) -> BadLibrary:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Base:
     """The files of a generation, open.
 
@@ -112,7 +113,7 @@ class Base:
     table: MemeTable
     pictures: PictureFile
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of rows."""
         return int(self.flags.size)

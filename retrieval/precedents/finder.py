@@ -62,6 +62,10 @@ class _Snapshot:
         added = FusedIndex(library.overlay.rows, text_dim)
         self.index = SegmentedIndex([self.base, added], library.overlay.hidden)
         self.harmful = harmful_rows(library)
+        self.tuning: Tuning = library.manifest.tuning
+        # Both go through all flags of a library that was changed: not for the first search to wait for.
+        self.counts: Counts = library.counts
+        self.identity: LibraryIdentity = library.identity
         self._chosen: dict[Filter, NDArray[np.bool_]] = {}
 
     def warm(self, progress: Progress | None) -> None:
@@ -96,21 +100,6 @@ class _Snapshot:
             if len(self._chosen) < _FILTERS:
                 self._chosen[where] = chosen
         return chosen
-
-    @property
-    def identity(self) -> LibraryIdentity:
-        """Identity for records."""
-        return self.library.identity
-
-    @property
-    def tuning(self) -> Tuning:
-        """Settings of search and vote."""
-        return self.library.manifest.tuning
-
-    @property
-    def counts(self) -> Counts:
-        """Number of memes."""
-        return self.library.counts
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
         """Returns the rows of memes by id; unknown ids are skipped. Raises BadLibrary."""
@@ -288,7 +277,7 @@ class LibraryFinder(ThreadedFinder):
     @property
     def library(self) -> LibraryIdentity:
         """Identity of the library that is searched."""
-        return self._snapshot.library.identity
+        return self._snapshot.identity
 
     @property
     def ids(self) -> tuple[str, ...]:
