@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from serving.cli.common import FiniteRange
+from serving.cli.common import FiniteRange, with_options
 
 if TYPE_CHECKING:
     from court.events import Procedure
@@ -295,13 +295,7 @@ def study_options(*, procedure: str, split: str) -> Callable[[F], F]:
         click.option("--retry-failed", is_flag=True, help="Retry memes that failed for a transient reason."),
     )
 
-    def decorated(command: F) -> F:
-        # Decorators apply from the bottom up; reversed, --help shows the options in the order of this list.
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorated
+    return with_options(*options)
 
 
 def study_of(

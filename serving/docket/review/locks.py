@@ -21,7 +21,7 @@ from serving.docket.review.blinding import verdict_was_shown
 from serving.docket.store import review_tables as t
 from serving.docket.store import tables
 from serving.docket.store.bodies import event_in, unpacked
-from serving.docket.store.database import unknown
+from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
 from serving.docket.store.reviews import Said, append_review
@@ -101,7 +101,7 @@ def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, a
     if held is not None and held.holder != who and held.until > stamp(now):
         raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
     until = now + timedelta(minutes=LOCK_MINUTES)
-    statement = t.insert_into(connection, t.locks).values(trial_id=trial_id, holder=who, until=stamp(until))
+    statement = insert_into(connection, t.locks).values(trial_id=trial_id, holder=who, until=stamp(until))
     set_ = {"holder": who, "until": stamp(until)}
     connection.execute(statement.on_conflict_do_update(index_elements=[_lock.trial_id], set_=set_))
     return Lock(who, until)

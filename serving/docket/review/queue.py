@@ -36,7 +36,7 @@ from serving.docket.review.projection import (
     same_letters,
 )
 from serving.docket.store import review_tables as t
-from serving.docket.store.database import unknown
+from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Transactions
 
@@ -234,7 +234,7 @@ class ReviewQueue:
         if _next(connection) != first:
             return
         apply_entries(connection, entries, self._rules)
-        stands = t.insert_into(connection, t.progress).values(only=1, next=entries[-1].number + 1)
+        stands = insert_into(connection, t.progress).values(only=1, next=entries[-1].number + 1)
         connection.execute(
             stands.on_conflict_do_update(index_elements=[t.progress.c.only], set_={"next": stands.excluded.next})
         )
@@ -464,7 +464,7 @@ class ReviewQueue:
         rows = [{"trial_id": trial_id, "who": who, "at": stamp(self._clock())} for trial_id in fresh]
         if rows:
             await self._transactions.write_alone(
-                lambda c: c.execute(t.insert_into(c, t.seen).on_conflict_do_nothing(), rows)
+                lambda c: c.execute(insert_into(c, t.seen).on_conflict_do_nothing(), rows)
             )
 
     async def hidden_from(

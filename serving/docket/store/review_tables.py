@@ -5,8 +5,6 @@ Cases and reviews are drawn from the log, and can be drawn from it anew at any t
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -23,7 +21,6 @@ from sqlalchemy import (
     delete,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
 from serving.docket.store.tables import WORD, Name
@@ -146,8 +143,3 @@ def forget(connection: Connection, trial_id: str) -> None:
         connection.execute(cases.insert().values(trial_id=trial_id, **_BLANK))
     for table in (reviews, locks, seen):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
-
-
-def insert_into(connection: Connection, table: Table) -> Any:
-    """An insert that can say what happens where a row is there already: each database has its own."""
-    return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name](table)
