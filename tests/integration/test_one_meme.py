@@ -19,9 +19,7 @@ from serving.settings import Settings
 from tests.support.pictures import captioned, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-# 88, and those of features that every trial touches since: prompt sets, thoughts and loops, the state metrics, the
-# transport-neutral call.
-MOST_FILES = 93
+MOST_FILES = 85
 """Files of court, retrieval and serving whose functions may run in the server's process for one full trial."""
 BESIDE = {
     "retrieval/library/reload.py",
