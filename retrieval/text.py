@@ -59,6 +59,7 @@ def text_key(text: str) -> str:
 
 def letters_of(text: str) -> str:
     """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
+    # Digests of it are kept with memes tried before: by another rule, none of those would be found by its letters.
     # Taken apart after folding, which leaves composed letters behind; accents are marks then, and no isalnum().
     plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
     return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
