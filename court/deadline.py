@@ -77,6 +77,7 @@ async def run_within(step: Awaitable[T], within_s: float, late: Callable[[], Ove
         except TimeoutError:
             if not clock.expired():
                 raise  # of the step's own making: no error that it may raise
+        # Made here alone: nearly every step is in time, and a trial takes many.
         raise late()  # not above: with what the step was ended with, it would remember what the step worked on
     finally:
         # What is raised remembers this frame, and the clock would hold that by its task.

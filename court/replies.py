@@ -24,7 +24,7 @@ _MOST = 50_000  # characters of a reply: more than any that is asked for can hav
 _LONGEST_PHRASE = 300
 """Characters of the longest phrase that is looked for."""
 _REPETITIONS = 4
-_LOOP_END = 40
+_LOOP_END = 40  # characters at the end of a text whose earlier places say how long the phrase is
 _LEAST_REPEATED = 200
 """Characters that a phrase must fill by being repeated: letters that a meme draws out, or a laugh, are no loop."""
 

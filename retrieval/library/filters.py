@@ -55,5 +55,6 @@ class Filter:
         )
 
 
+# One for all who compare with it: each search does, and a new one would check its times anew.
 EVERYTHING = Filter()
 """Lets every precedent through."""

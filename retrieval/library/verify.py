@@ -113,6 +113,7 @@ class Base:
     table: MemeTable
     pictures: PictureFile
 
+    # Counted once: a search asks for it with every meme that it reads.
     @cached_property
     def size(self) -> int:
         """Number of rows."""

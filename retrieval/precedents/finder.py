@@ -201,6 +201,7 @@ class ThreadedFinder(ABC):
     def __init__(self, encoder: Encoder, threads: int, name: str) -> None:
         """Starts no thread yet; ``name`` is what they will be called."""
         self.encoder = encoder
+        # Not the event loop's own pool: searches would wait behind whatever else runs there, and the other way round.
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     def close(self) -> None:
@@ -252,6 +253,7 @@ class ThreadedFinder(ABC):
             where=where,
             leave_out_duplicates=leave_out_duplicates,
         )
+        # Embedded in the thread as well: an encoder may take longer than the search.
         query = partial(Query.embedded, self.encoder, text=text, frames=frames, pixels_sha256=pixels_sha256)
         return await self._in_thread(self._search(query, wanted), "searched")
 
@@ -259,6 +261,7 @@ class ThreadedFinder(ABC):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            # What they say may hold addresses of memory or paths: it stays in the cause, and no caller sees it.
             raise Unavailable(
                 f"The precedent library could not be {done}. Try again; if it happens again, restart the court.",
                 reason="SEARCH_FAILED",
