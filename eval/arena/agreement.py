@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from eval.arena.events import Event, Judged
+from eval.arena.panels import panels_of_size
 from eval.arena.words import OVERALL
 from serving.docket.review.agreement import Kappa, cohen, fleiss
 
 Key = tuple[str, int, str, str]
+
+_MOST_PANELS = 1_000
+"""Panels of one size that are looked at, at most; all of them up to twelve judges."""
 
 
 class HumanVerdict(BaseModel):
@@ -38,7 +42,8 @@ class PanelAccuracy:
 
     Attributes:
         size: Judges of a panel.
-        panels: Number of panels that judged some of the battles together.
+        panels: Number of panels that judged some of the battles together; of more than 1,000 panels of a size, those
+            among 1,000 that are drawn, the same ones each time.
         battles: Mean number of battles of a panel.
         accuracy: Mean share of battles in which the panel's vote is the people's; even votes are a tie.
         lowest: The lowest of the panels' shares.
@@ -126,16 +131,17 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
 def _panels(
     by_judge: Mapping[str, Mapping[Key, Sequence[str]]], voted: Mapping[Key, str | None]
 ) -> tuple[PanelAccuracy, ...]:
-    """Votes of all panels of each size, on the battles that all of a panel judged."""
+    """Votes of panels of each size, on the battles that all of a panel judged."""
     said = {
         # A judge that contradicts itself when the order is swapped has no vote on that battle.
         judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
         for judge, found in sorted(by_judge.items())
     }
+    rng = random.Random("panels beside people")
     sizes = []
     for size in range(1, len(said) + 1):
         pairs = []
-        for panel in itertools.combinations(said, size):
+        for panel in panels_of_size(list(said), size, _MOST_PANELS, rng):
             common = set.intersection(*(set(said[judge]) for judge in panel))
             # An even vote of a panel is a tie, as in the arena's joint vote; left out, it would spare small panels
             # their hardest battles.
@@ -143,7 +149,8 @@ def _panels(
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
         shares = [share for each in pairs if (share := _hits(each)) is not None]
-        # Panels that have judged nothing together have not done so with one more judge either.
+        # Panels that have judged nothing together have not done so with one more judge either. Where panels are drawn,
+        # others may have; they are too few to tell anything of their size.
         if not shares:
             break
         kappas = [value for each in pairs if (value := cohen(each).value) is not None]

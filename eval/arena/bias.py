@@ -16,6 +16,7 @@ import numpy as np
 
 from eval.arena.events import Event, Judged
 from eval.arena.joint import joint_scores
+from eval.arena.panels import panels_of_size
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins
 from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.words import OVERALL, Setting
@@ -367,10 +368,7 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
     rng = random.Random(f"panels {seed}")
     sizes = []
     for size in range(1, len(judges) + 1):
-        panels = list(itertools.combinations(judges, size))
-        # Up to a binomial coefficient: of twelve judges there are 924 panels of six.
-        if len(panels) > _PANELS:
-            panels = rng.sample(panels, _PANELS)
+        panels = panels_of_size(judges, size, _PANELS, rng)
         gains, taus, chances = [], [], []
         for panel in panels:
             # A small panel may not have judged every model.

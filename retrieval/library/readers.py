@@ -41,6 +41,7 @@ _HARMEME: dict[str, PrecedentLabel] = {
     "somewhat harmful": Label.HARMFUL,
     "very harmful": Label.HARMFUL,
 }
+_PIECE = 2**20
 _MAMI_KINDS = ("shaming", "stereotype", "objectification", "violence")
 
 
@@ -58,7 +59,7 @@ def read_source(source: Source) -> Rows:
     if source.rows is not None:
         for path in source.files:
             # In whichever format: a row is seldom so marked, and nothing else is called so.
-            if NOT_FOR_LIBRARIES.encode() in path.read_bytes():
+            if _holds(path, NOT_FOR_LIBRARIES.encode()):
                 raise _marked(path)
         return source.rows()
     if source.format is SourceFormat.CARD:
@@ -91,6 +92,18 @@ def read_source(source: Source) -> Rows:
         except _BadRow as bad:
             rows.problems.append(Problem(name, line, id_, str(bad)))
     return rows
+
+
+def _holds(path: Path, mark: bytes) -> bool:
+    """Searches a file piece by piece: a data set's file may be larger than memory."""
+    # To its end: a single marked row in the last line, or a column that Parquet names at the end, is enough.
+    tail = b""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            if mark in tail + piece:
+                return True
+            tail = piece[-len(mark) :]
+    return False
 
 
 def _refuse_marked(path: Path, content: str) -> None:

@@ -3,15 +3,17 @@
 import itertools
 import math
 import random
+from collections import Counter
 
 import pytest
-from scipy.stats import kendalltau
+from scipy.stats import chisquare, kendalltau
 from sklearn.metrics import cohen_kappa_score, ndcg_score
 
 from eval.arena.agreement import HumanVerdict, human_agreement
 from eval.arena.bias import bias_report, chance_ndcg, kendall, ndcg
 from eval.arena.events import Judged, ReplyCost
 from eval.arena.joint import joint_scores
+from eval.arena.panels import panels_of_size
 from eval.arena.published import MEMEARENA, MEMEARENA_NDCG, PROBENCH, PROBENCH_BASELINE
 from eval.arena.ranking.battles import battles
 from eval.arena.ranking.bradley_terry import ratings
@@ -210,6 +212,24 @@ def test_panels_of_each_size_beside_people_are_counted_as_by_hand():
     assert three.kappa is None or three.kappa <= 0
     alone = [event for event in events if event.judge == "j"]
     assert human_agreement(alone, people).panels == ()
+
+
+def test_panels_of_many_judges_are_drawn_and_not_all_counted():
+    """Of 24 judges there are 16.8 million panels; with 200 judges, more than could ever be listed."""
+    names = [f"j{number:02}" for number in range(24)]
+    events = [judged(f"m{number}", "a", "b", judge, Verdict.A) for judge in names for number in range(2)]
+    people = [HumanVerdict(meme=f"m{number}", task=0, one="a", other="b", who="p", better="one") for number in range(2)]
+    sizes = human_agreement(events, people).panels
+    assert [one.panels for one in sizes] == [24, 276, *[1000] * 19, 276, 24, 1]
+    assert human_agreement(events, people).panels == sizes
+    many = panels_of_size([f"j{number}" for number in range(200)], 100, 50, random.Random(0))
+    assert len(set(many)) == 50 and all(len(set(panel)) == 100 for panel in many)
+    # Listed and drawn panels alike: each judge has the same chance.
+    for judges, size in ((16, 3), (40, 4)):
+        drawn = panels_of_size(range(judges), size, 500, random.Random(1))
+        counted = Counter(itertools.chain(*drawn))
+        assert len(set(drawn)) == 500 and all(panel == tuple(sorted(panel)) for panel in drawn)
+        assert chisquare([counted[judge] for judge in range(judges)]).pvalue > 0.01
 
 
 def test_the_panel_beside_people():

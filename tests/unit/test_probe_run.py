@@ -24,7 +24,8 @@ from eval.probe.terminal import in_words
 from eval.probe.topics import topics_of
 from eval.scores.resampled_means import mean_of
 from retrieval.build import build_library
-from retrieval.library.sources import NOT_FOR_LIBRARIES, Source
+from retrieval.library.readers import read_source
+from retrieval.library.sources import NOT_FOR_LIBRARIES, Rows, Source, SourceFormat
 from tests.support.encoders import WordEncoder
 from tests.support.fakes import FakeReader
 from tests.support.probing import TEXTS, World, a_data_set, at_a_bench, scored
@@ -313,6 +314,18 @@ def test_no_library_takes_in_what_is_marked(whole, tmp_path):
     (tmp_path / "good.jsonl").write_text(as_rows([*good, {**good[0], "id": "w", "text": f"says {NOT_FOR_LIBRARIES}"}]))
     _, report = built(tmp_path / "library", [Source(tmp_path / "good.jsonl")])
     assert report.added == 5, "the word alone, in a text, is no mark"
+
+
+@pytest.mark.parametrize("before", [0, 2**20 - 5, 2**20, 3 * 2**20 - 1])
+def test_a_mark_is_found_wherever_it_stands_in_a_file_that_is_read_in_pieces(tmp_path, before):
+    file = tmp_path / "rows.bin"
+    source = Source(file, rows=lambda: Rows(SourceFormat.CARD), files=(file,))
+    file.write_bytes(b" " * before + NOT_FOR_LIBRARIES.encode()[:-1])
+    assert read_source(source).good == []
+    file.write_bytes(b" " * before + NOT_FOR_LIBRARIES.encode())
+    with pytest.raises(BadRequest) as caught:
+        read_source(source)
+    assert caught.value.reason == "SOURCE_NOT_FOR_LIBRARIES"
 
 
 def test_the_command_says_so_before_it_starts(tmp_path, data):
