@@ -11,17 +11,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
-from court.errors import BadRequest
 from eval.arena.events import AnyEvent, Event, MemeDone, MemeLeftOut
 from eval.arena.settings import ArenaSettings
 from eval.datasets.json_lines import read_json_lines
+from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
 from eval.models.samples import SampledSet
 
 FORMAT = 1
@@ -146,34 +145,14 @@ class ArenaFolder:
 
     def manifest(self) -> ArenaManifest:
         """Reads the arena's manifest. Raises BadRequest if there is none, or none of this format."""
-        try:
-            return ArenaManifest.model_validate_json((self.root / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            raise BadRequest(f"{self.root} holds no arena: there is no {MANIFEST}.", reason="ARENA_MISSING") from None
-        except ValidationError as error:
-            raise BadRequest(
-                f"{self.root / MANIFEST} can't be read as an arena of format {FORMAT}: {error.error_count()} fields "
-                "are wrong. It was written by another version, or changed by hand.",
-                reason="ARENA_UNREADABLE",
-            ) from None
+        return read_manifest(
+            self.root / MANIFEST, ArenaManifest, "arena", missing="ARENA_MISSING", unreadable="ARENA_UNREADABLE"
+        )
 
     def events(self) -> tuple[Event, ...]:
         """Reads the events so far. Skips a last line that a crash cut."""
         path = self.root / EVENTS
-        if not path.exists():
-            return ()
-        # The part after the last line feed is empty, or a line that a crash cut off.
-        *lines, _ = path.read_bytes().split(b"\n")
-        read = []
-        for number, line in enumerate(lines, 1):
-            try:
-                read.append(AnyEvent.validate_json(line))
-            except ValidationError:
-                raise BadRequest(
-                    f"{path}, line {number}, can't be read. It was changed by hand, or the disk is at fault.",
-                    reason="ARENA_UNREADABLE",
-                ) from None
-        return tuple(read)
+        return stored_lines(path, AnyEvent.validate_json, reason="ARENA_UNREADABLE") if path.exists() else ()
 
     def take_up(self) -> frozenset[str]:
         """Drops the events of memes that were not done; returns the ids of those that were.
@@ -183,7 +162,7 @@ class ArenaFolder:
         events = self.events()
         done = frozenset(event.meme for event in events if isinstance(event, MemeDone | MemeLeftOut))
         # Written anew even if nothing is dropped: the next event would be appended to a line that was cut off.
-        self._write(EVENTS, "".join(line(event) for event in events if event.meme in done))
+        replace_lines(self.root / EVENTS, (event for event in events if event.meme in done))
         return done
 
     def drop_cut_line(self) -> None:
@@ -197,11 +176,11 @@ class ArenaFolder:
         """Keeps events, before anything is done about them."""
         # Not synced to the disk: what a power cut loses happens again, from the store of calls.
         with (self.root / EVENTS).open("a", encoding="utf-8") as file:
-            file.write("".join(line(event) for event in events))
+            file.write("".join(map(json_line, events)))
 
     def write_manifest(self, manifest: ArenaManifest) -> None:
         """In one step: a reader sees the old one or the new one."""
-        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def spent(self) -> dict[str, Spent]:
         """Returns the usage of each model so far."""
@@ -213,22 +192,7 @@ class ArenaFolder:
     def write_spent(self, spent: Mapping[str, Spent]) -> None:
         """In one step."""
         content: dict[str, JsonValue] = {name: one.model_dump() for name, one in spent.items()}
-        self._write(USAGE, json.dumps(content, indent=2) + "\n")
-
-    def _write(self, name: str, content: str) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        new = self.root / f"{name}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            # Before the rename, or a power cut could leave the new name on an empty file.
-            os.fsync(file.fileno())
-        new.replace(self.root / name)
-
-
-def line(event: Event) -> str:
-    """An event as it is kept: ASCII, so that no character within a text ends a line for any reader."""
-    return json.dumps(event.model_dump(mode="json"), ensure_ascii=True) + "\n"
+        replace_file(self.root / USAGE, json.dumps(content, indent=2) + "\n")
 
 
 G = TypeVar("G", bound=BaseModel)

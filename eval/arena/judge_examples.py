@@ -25,6 +25,7 @@ from eval.arena.events import Answered, Event, FusionBegun, FusionRound, Judged,
 from eval.arena.folder import ArenaManifest
 from eval.arena.speakers import FixedQuestion, comparison, prompt_of
 from eval.arena.words import Setting, Verdict, words_of
+from eval.datasets.stored_files import replace_lines
 from eval.models.memes import ShownMeme
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
@@ -101,9 +102,7 @@ class JudgeExamples:
         for name, png in self.pictures.items():
             (folder / PICTURES / name).write_bytes(png)
         for part, examples in self.parts.items():
-            # ASCII, as the reader splits lines at whatever Unicode calls a line end, within texts too.
-            lines = (json.dumps(one.model_dump(mode="json", by_alias=True), ensure_ascii=True) for one in examples)
-            (folder / f"{part}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+            replace_lines(folder / f"{part}.jsonl", examples)
         (folder / MANIFEST).write_text(self.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 

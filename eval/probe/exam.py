@@ -19,8 +19,9 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SplitRole
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
+from eval.datasets.stored_files import replace_lines
 from eval.models.samples import Sample, Samples
-from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored, line_of
+from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
 from eval.runs.sole_use import refuse_others
 
@@ -126,7 +127,7 @@ def export_exam(
         _link(train_pictures[one.id], target / PICTURES / one.image)
     for name, those in ((ROWS, rows), (TRAIN_ROWS, train)):
         if those:
-            (target / name).write_text("".join(map(line_of, those)), encoding="ascii")
+            replace_lines(target / name, those)
     id_ = _exam_id(manifest, rows)
     # Last: without a card the folder is no data set, so that a crash leaves none by half.
     (target / CARD).write_text(

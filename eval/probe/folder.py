@@ -20,7 +20,6 @@ not asked again. The other files say what came of that, in a form that is easy t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +29,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
+from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
 from eval.models.samples import SampledSet
 from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.seeds import SEEDS, SeedSet, seed_content
@@ -290,20 +290,11 @@ class ProbeFolder:
 
     def manifest(self) -> ProbeManifest:
         """Reads the probe's manifest. Raises BadRequest if there is none, or none of this format."""
-        try:
-            return ProbeManifest.model_validate_json((self.root / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            raise BadRequest(f"{self.root} holds no probe: there is no {MANIFEST}.", reason="RUN_MISSING") from None
-        except ValidationError as error:
-            raise BadRequest(
-                f"{self.root / MANIFEST} can't be read as a probe of format {FORMAT}: {error.error_count()} fields are "
-                "wrong. It is of something else, of another version, or was changed by hand.",
-                reason="RUN_UNREADABLE",
-            ) from None
+        return read_manifest(self.root / MANIFEST, ProbeManifest, "probe")
 
     def write_manifest(self, manifest: ProbeManifest) -> None:
         """In one step: a reader sees the old one or the new one."""
-        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def memes(self) -> tuple[ProbedMeme, ...] | None:
         """The memes; None where their pictures have not been prepared. Raises BadRequest if a line can't be read."""
@@ -329,7 +320,7 @@ class ProbeFolder:
 
     def write_prepared(self, number: int, meme: ProbedMeme) -> None:
         """After its pictures."""
-        (self.root / ERASED / f"{number:05}.json").write_text(line_of(meme), encoding="ascii")
+        (self.root / ERASED / f"{number:05}.json").write_text(json_line(meme), encoding="ascii")
 
     def erased(self, name: str) -> bytes:
         """A picture without its text. Raises BadRequest if it is gone."""
@@ -348,11 +339,11 @@ class ProbeFolder:
 
     def write_taxonomy(self, categories: tuple[Category, ...]) -> None:
         """In one step."""
-        self._write(TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
+        replace_file(self.root / TAXONOMY, _CATEGORIES.dump_json(categories, indent=2).decode() + "\n")
 
     def write_seeds(self, seeds: SeedSet) -> None:
         """In one step."""
-        self._write(SEEDS, json.dumps(seed_content(seeds), indent=2) + "\n")
+        replace_file(self.root / SEEDS, json.dumps(seed_content(seeds), indent=2) + "\n")
 
     def usage(self) -> tuple[ModelUsage, ...]:
         """Returns the usage of each model; empty if the probe was broken off before it was written."""
@@ -361,7 +352,7 @@ class ProbeFolder:
 
     def write_usage(self, usages: tuple[ModelUsage, ...]) -> None:
         """In one step."""
-        self._write(USAGE, _USAGES.dump_json(usages, indent=2).decode() + "\n")
+        replace_file(self.root / USAGE, _USAGES.dump_json(usages, indent=2).decode() + "\n")
 
     def read(self, name: str, kind: type[S]) -> tuple[S, ...]:
         """Lines of a file; none where it is not there yet, and without a last one that was cut off.
@@ -370,41 +361,11 @@ class ProbeFolder:
             BadRequest: A line can't be read.
         """
         path = self.root / name
-        if not path.exists():
-            return ()
-        # The part after the last line feed is empty, or a line that a crash cut off.
-        *lines, _ = path.read_bytes().split(b"\n")
-        found = []
-        for number, line in enumerate(lines, 1):
-            try:
-                found.append(kind.model_validate_json(line))
-            except ValidationError:
-                raise BadRequest(
-                    f"{path}, line {number}, can't be read. It was changed by hand, or the disk is at fault.",
-                    reason="RUN_UNREADABLE",
-                ) from None
-        return tuple(found)
+        return stored_lines(path, kind.model_validate_json) if path.exists() else ()
 
     def write(self, name: str, items: Iterable[BaseModel]) -> None:
         """Lines of a file, in one step, in place of those that are there."""
-        self._write(name, "".join(map(line_of, items)))
-
-    def _write(self, name: str, content: str) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        new = self.root / f"{name}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            # Before the rename, or a power cut could leave the new name on an empty file.
-            os.fsync(file.fileno())
-        new.replace(self.root / name)
-
-
-def line_of(item: BaseModel) -> str:
-    """Serialises an item as a line."""
-    # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
-    # By alias: the mark keeps a rewritten text out of libraries only under the name that they look for.
-    return json.dumps(item.model_dump(mode="json", by_alias=True), ensure_ascii=True) + "\n"
+        replace_lines(self.root / name, items)
 
 
 def differing(begun: ProbeManifest, now: ProbeManifest) -> Mapping[str, tuple[object, object]]:

@@ -21,6 +21,7 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.meme import Frame
 from court.ports import TextReader
+from eval.datasets.stored_files import json_line
 from eval.models.memes import ShownMeme, ShownMemes
 from eval.models.metered import MeteredModel
 from eval.models.samples import SampledSet, Samples, read_memes
@@ -38,7 +39,6 @@ from eval.probe.folder import (
     Scored,
     Step,
     differing,
-    line_of,
 )
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, usable
@@ -371,7 +371,7 @@ def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Ite
 
         def line(item: BaseModel) -> None:
             nonlocal done
-            file.write(line_of(item))
+            file.write(json_line(item))
             file.flush()
             done += 1
             progress.step(name.removesuffix(".jsonl"), done, most)

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from court.errors import BadRequest
+from eval.datasets.stored_files import replace_file
 from eval.reproduce.stages import Reproduction, ReproductionManifest, Servers, StageEntry
 from eval.runs.progress import Progress
+from eval.runs.sole_use import refuse_others
 from eval.studies.arms import STUDY, run_study
 
 
@@ -44,18 +46,10 @@ def begin(plan: Reproduction) -> None:
     place, manifest = plan.out / STUDY, _manifest(plan)
     before = read_manifest(plan)
     if before is None:
-        if plan.out.exists() and any(plan.out.iterdir()):
-            raise BadRequest(
-                f"{plan.out} is not empty and holds no reproduction. Name a folder that is not there yet.",
-                reason="OUT_NOT_EMPTY",
-            )
-        plan.out.mkdir(parents=True, exist_ok=True)
+        refuse_others(plan.out, "reproduction", ours=())
     else:
         manifest = _continued(plan, before, manifest)
-    # Replaced in one step, so that a crash leaves the old description or the new one.
-    new = place.with_name(f"{STUDY}.new")
-    new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    new.replace(place)
+    replace_file(place, manifest.model_dump_json(indent=2) + "\n")
 
 
 def read_manifest(plan: Reproduction) -> ReproductionManifest | None:

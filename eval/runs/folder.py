@@ -14,14 +14,12 @@ The store of model calls is the run's own (``calls.sqlite``), or one that runs s
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue
 
 from court.errors import BadRequest
 from court.events import Procedure
@@ -29,6 +27,7 @@ from eval.datasets.card import card_of
 from eval.datasets.items import JudgedMeme, _ItemModel
 from eval.datasets.known import Dataset, dataset_of_card, find_dataset
 from eval.datasets.protocol import Protocol
+from eval.datasets.stored_files import read_manifest, replace_file, replace_lines, stored_lines
 from eval.runs.prediction import Prediction
 from eval.runs.question import Question
 
@@ -145,76 +144,38 @@ class RunFolder:
 
     def manifest(self) -> RunManifest:
         """Reads the run's manifest. Raises BadRequest if there is none, or none of this format."""
-        try:
-            return RunManifest.model_validate_json((self.root / MANIFEST).read_bytes())
-        except FileNotFoundError:
-            raise BadRequest(f"{self.root} holds no run: there is no {MANIFEST}.", reason="RUN_MISSING") from None
-        except ValidationError as error:
-            raise BadRequest(
-                f"{self.root / MANIFEST} can't be read as a run of format {FORMAT}: {error.error_count()} fields are "
-                "wrong. It was written by another version, or changed by hand.",
-                reason="RUN_UNREADABLE",
-            ) from None
+        return read_manifest(self.root / MANIFEST, RunManifest, "run")
 
     def memes(self) -> tuple[JudgedMeme, ...]:
         """Reads the judged memes, in order. Raises BadRequest if a line can't be read."""
-        return tuple(self._read(MEMES, JudgedMeme))
+        return self._read(MEMES, JudgedMeme)
 
     def excluded(self) -> tuple[Excluded, ...]:
         """Reads the memes left out of the precedents; empty if none were looked for."""
-        return tuple(self._read(EXCLUDED, Excluded)) if (self.root / EXCLUDED).exists() else ()
+        return self._read(EXCLUDED, Excluded) if (self.root / EXCLUDED).exists() else ()
 
     def predictions(self) -> tuple[Prediction, ...]:
         """Reads the predictions so far. Skips a last line that a crash cut: its meme is judged again."""
-        return tuple(self._read(PREDICTIONS, Prediction, torn=True)) if (self.root / PREDICTIONS).exists() else ()
+        return self._read(PREDICTIONS, Prediction, torn=True) if (self.root / PREDICTIONS).exists() else ()
 
     def write_manifest(self, manifest: RunManifest) -> None:
         """In one step: a reader sees the old one or the new one."""
-        self._write(MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        replace_file(self.root / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def write_memes(self, memes: Sequence[JudgedMeme]) -> None:
         """In one step."""
-        self._write(MEMES, _lines(memes))
+        replace_lines(self.root / MEMES, memes)
 
     def write_excluded(self, excluded: Sequence[Excluded]) -> None:
         """In one step."""
-        self._write(EXCLUDED, _lines(excluded))
+        replace_lines(self.root / EXCLUDED, excluded)
 
     def write_predictions(self, predictions: Sequence[Prediction]) -> None:
         """In one step, in place of those that are there."""
-        self._write(PREDICTIONS, _lines(predictions))
+        replace_lines(self.root / PREDICTIONS, predictions)
 
-    def _read(self, name: str, kind: type[S], *, torn: bool = False) -> Iterator[S]:
+    def _read(self, name: str, kind: type[S], *, torn: bool = False) -> tuple[S, ...]:
         try:
-            content = (self.root / name).read_bytes()
+            return stored_lines(self.root / name, kind.model_validate_json, torn=torn)
         except FileNotFoundError:
             raise BadRequest(f"{self.root} holds no run: there is no {name}.", reason="RUN_MISSING") from None
-        lines = content.split(b"\n")
-        last = lines.pop()  # empty, but where a crash cut the last line
-        # Files that are written in one step have no cut line: there it is a fault, and is read as one below.
-        if last and not torn:
-            lines.append(last)
-        for number, line in enumerate(lines, 1):
-            try:
-                yield kind.model_validate_json(line)
-            except ValidationError:
-                raise BadRequest(
-                    f"{self.root / name}, line {number}, can't be read. It was changed by hand, or the disk is at "
-                    "fault.",
-                    reason="RUN_UNREADABLE",
-                ) from None
-
-    def _write(self, name: str, content: str) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        new = self.root / f"{name}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            # Before the new name: after a power cut the name must not stand for a file without content.
-            os.fsync(file.fileno())
-        new.replace(self.root / name)
-
-
-def _lines(items: Iterable[BaseModel]) -> str:
-    # ASCII only, so that no character within a text ends a line for a reader that splits at more than line feeds.
-    return "".join(json.dumps(item.model_dump(mode="json"), ensure_ascii=True) + "\n" for item in items)

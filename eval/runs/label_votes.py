@@ -23,6 +23,7 @@ from court.precedents import LibraryIdentity
 from court.summary import vote_of
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme
+from eval.datasets.stored_files import replace_file
 from eval.runs.asking import DecodedMeme
 from eval.runs.prediction import TaskAnswer
 from eval.runs.question import TEXTS, Question, gold_of, words_of
@@ -188,9 +189,7 @@ def open_label_votes(
     progress("labels", len(labelled), len(labelled))
     stored = _Tunings(library=library.digest, inputs=question.inputs, labels=tunings)
     # Replaced in one step, so that a crash leaves the old file or the new one.
-    new = folder / f"{LABELS}.new"
-    new.write_text(stored.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    new.replace(folder / LABELS)
+    replace_file(folder / LABELS, stored.model_dump_json(indent=1) + "\n")
     places = {meme.id: place for place, meme in enumerate(memes)}
     views = {
         label: _LabelView(

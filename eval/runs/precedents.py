@@ -31,6 +31,7 @@ from court.errors import BadRequest, Unavailable
 from court.ports import PictureReader
 from court.verdict import Label
 from eval.datasets.items import JudgedMeme
+from eval.datasets.stored_files import replace_file
 from eval.runs.folder import Excluded
 from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
 from retrieval.build import Progress, build_library, tune
@@ -220,9 +221,7 @@ async def prepare_precedents(
         excluded=tuple(excluded),
     )
     # In one step, and after the library: see above.
-    new = _beside(place).with_suffix(".json.new")
-    new.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    new.replace(_beside(place))
+    replace_file(_beside(place), kept.model_dump_json(indent=1) + "\n")
     return Prepared(library, kept.excluded, nearness, notes, dropped_labels=kept.dropped_labels)
 
 

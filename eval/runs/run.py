@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -47,6 +46,7 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
 from eval.runs.question import Question, require_inputs
 from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
+from eval.runs.sole_use import refuse_others, sole_use
 from eval.runs.translated import ENGLISH, TranslatedAttempt
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.library.sources import Source
@@ -67,7 +67,6 @@ UNFINISHED = "RUN_UNFINISHED"
 """Reason of an error: all memes were tried, and some have no answer for want of something that may come back."""
 
 _STARTING = ".starting"  # stands in a run's folder until its manifest does: what lies there is ours to clear away
-_LOCK = ".lock"
 _IN_A_ROW = 3  # failures per worker after which nothing is taken to be there any more
 
 
@@ -185,13 +184,13 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
         progress: Is told how far it is.
 
     Raises:
-        BadRequest: The folder is not empty and holds no run; the data set can't be read or pictures are missing; or the
-            run was begun with something else than is there now (reason RUN_DIFFERS; the message names what).
+        BadRequest: Somebody else is at this run; the folder is not empty and holds no run; the data set can't be read
+            or pictures are missing; or the run was begun with something else than is there now (reason RUN_DIFFERS;
+            the message names what).
         BadLibrary, NotLoaded, ModelRefused: As :func:`serving.wiring.open_court`.
-        Unavailable: Somebody else is at this run; docket or store of calls can't be used; the model server is gone for
-            good (reason RUN_SERVER_GONE), or was too busy for some memes (RUN_UNFINISHED); the vLLM that was to be
-            started did not come up, or ended (VllmFailed); or the Ray cluster is not there, or one of its workers can't
-            judge. What was judged is kept.
+        Unavailable: Docket or store of calls can't be used; the model server is gone for good (reason RUN_SERVER_GONE),
+            or was too busy for some memes (RUN_UNFINISHED); the vLLM that was to be started did not come up, or ended
+            (VllmFailed); or the Ray cluster is not there, or one of its workers can't judge. What was judged is kept.
         asyncio.CancelledError: It was broken off. What was judged is kept.
     """
     if plan.question is not None and (plan.text_only or plan.ray or plan.comparator or plan.control):
@@ -320,20 +319,12 @@ async def _served(plan: Plan, stack: AsyncExitStack, progress: Progress) -> Plan
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Makes the folder where it is not there, and holds it. The system lets go of it if the process dies."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK).open("ab") as lock:
-        # Two processes at one run would try each meme twice, and write lines into each other's file.
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(f"Another process is at the run in {out}. Wait until it is done.") from None
+    """Makes the folder where it is not there, and keeps others off it."""
+    # Two processes at one run would try each meme twice, and write lines into each other's file.
+    with sole_use(out, "run"):
         if not (out / MANIFEST).exists():
-            others = [path.name for path in out.iterdir() if path.name != _LOCK]
-            if others and _STARTING not in others:
-                raise BadRequest(
-                    f"{out} is not empty and holds no run. Name a folder that is not there yet.", reason="OUT_NOT_EMPTY"
-                )
+            if not (out / _STARTING).exists():
+                refuse_others(out, "run")
             # Before anything else is written: what a crash leaves from here on is known to be ours.
             (out / _STARTING).touch()
         yield

@@ -29,7 +29,9 @@ def sole_use(out: Path, what: str) -> Iterator[None]:
             # The kernel lets go of it when the process ends, however it ends: a crash leaves a file, but no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadRequest(f"Another process is at the {what} in {out} now.", reason="RUN_IN_USE") from None
+            raise BadRequest(
+                f"Another process is at the {what} in {out} now. Wait until it is done.", reason="RUN_IN_USE"
+            ) from None
         yield
 
 

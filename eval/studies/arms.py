@@ -32,6 +32,7 @@ from court.settings import TrialSettings
 from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split, source_of
+from eval.datasets.stored_files import replace_file
 from eval.models.vllm_session import VllmChoice, VllmSessions
 from eval.runs.comparators import Comparator
 from eval.runs.controls import Control
@@ -39,6 +40,7 @@ from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
 from eval.runs.run import Plan, judged_memes, require_models, run
+from eval.runs.sole_use import refuse_others
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
 from serving.models.connect import pictures_per_prompt
@@ -441,22 +443,14 @@ def _begin(study: Study) -> None:
         before = StudyManifest.model_validate_json(place.read_bytes())
     except FileNotFoundError:
         # A folder with files of something else is not written into, and an empty one is as good as none.
-        if study.out.exists() and any(study.out.iterdir()):
-            raise BadRequest(
-                f"{study.out} is not empty and holds no study. Name a folder that is not there yet.",
-                reason="OUT_NOT_EMPTY",
-            ) from None
-        study.out.mkdir(parents=True, exist_ok=True)
+        refuse_others(study.out, "study", ours=())
     except ValidationError:
         raise BadRequest(
             f"{place} can't be read. It was written by another version, or changed by hand.", reason="STUDY_UNREADABLE"
         ) from None
     else:
         manifest = _continued(study, before, manifest)
-    # In one step: a study that was cut off while being extended still has its old description.
-    new = place.with_name(f"{STUDY}.new")
-    new.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    new.replace(place)
+    replace_file(place, manifest.model_dump_json(indent=2) + "\n")
 
 
 def _continued(study: Study, before: StudyManifest, now: StudyManifest) -> StudyManifest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from court.deadline import gather_or_cancel
 from court.errors import BadRequest, Unavailable
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
+from eval.datasets.stored_files import json_line, replace_file, replace_lines, stored_lines
 from eval.models.call_cache import CallCache
 from eval.runs.folder import CALLS
 from eval.runs.progress import Progress
@@ -164,11 +164,11 @@ async def run_witness(
             manifest = begun
         else:
             # Before any check, so that no line stands in a folder that says nothing of what it is.
-            _write(plan.out / MANIFEST, manifest)
+            replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         await _check_all(plan, checking, progress)
         # Finished once: a call that finds nothing to do does not move the time.
         manifest = manifest.model_copy(update={"finished": manifest.finished or datetime.now(UTC)})
-        _write(plan.out / MANIFEST, manifest)
+        replace_file(plan.out / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
     return manifest
 
 
@@ -186,19 +186,10 @@ def read_manifest(out: Path) -> WitnessManifest:
         raise BadRequest(f"{out} holds no evaluation of the witness.", reason="RUN_MISSING") from None
 
 
-def read_checked(out: Path) -> list[CheckedClaim]:
+def read_checked(out: Path) -> tuple[CheckedClaim, ...]:
     """Reads what was checked so far; a last line that a crash cut is passed over. Raises BadRequest."""
-    try:
-        # What follows the last line feed is empty, or a line that a crash cut.
-        *lines, _torn = (out / CHECKED).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    try:
-        return [CheckedClaim.model_validate_json(line) for line in lines]
-    except ValidationError:
-        raise BadRequest(
-            f"{out / CHECKED} can't be read. It was changed by hand, or the disk is at fault.", reason="RUN_UNREADABLE"
-        ) from None
+    path = out / CHECKED
+    return stored_lines(path, CheckedClaim.model_validate_json) if path.exists() else ()
 
 
 async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) -> None:
@@ -207,7 +198,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
     total, turn = len(plan.arms) * len(plan.claims), asyncio.Semaphore(plan.concurrency)
     passing: list[PassingError] = []
     # Without a line that a crash cut.
-    _write_lines(plan.out, list(done.values()))
+    replace_lines(plan.out / CHECKED, done.values())
     with (plan.out / CHECKED).open("a", encoding="ascii") as file:
 
         async def one(arm: Arm, claim: GoldClaim) -> None:
@@ -223,7 +214,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
                     return
             done[arm, claim.id] = checked
             # Handed to the system at once: what a crash costs is asked again, out of the store.
-            file.write(checked.model_dump_json(ensure_ascii=True) + "\n")
+            file.write(json_line(checked))
             file.flush()
             # By what is done and not by what was begun, as checks end in any order.
             progress.step("checked", len(done), total)
@@ -243,7 +234,7 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
         )
     order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
     # In the order of the plan at the end, so that two runs of the same plan give the same file.
-    _write_lines(plan.out, sorted(done.values(), key=lambda one: order[one.arm, one.id]))
+    replace_lines(plan.out / CHECKED, sorted(done.values(), key=lambda one: order[one.arm, one.id]))
 
 
 def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
@@ -261,16 +252,3 @@ def _require_same(begun: WitnessManifest, now: WitnessManifest) -> None:
             "another. Set it up as it was, or begin another in another folder.",
             reason="RUN_DIFFERS",
         )
-
-
-def _write_lines(out: Path, lines: Sequence[CheckedClaim]) -> None:
-    # In one step, so that a crash leaves the old lines or the new ones.
-    new = out / f"{CHECKED}.new"
-    new.write_text("".join(one.model_dump_json(ensure_ascii=True) + "\n" for one in lines), "ascii")
-    new.replace(out / CHECKED)
-
-
-def _write(path: Path, manifest: WitnessManifest) -> None:
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
-    new.replace(path)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.arena.folder import ArenaFolder, line
+from eval.arena.folder import ArenaFolder
+from eval.datasets.stored_files import json_line
 from tests.support.arena_world import Arena, Voice
 from tests.support.sizes import FULL
 
@@ -90,4 +91,4 @@ def test_what_is_killed_goes_on_and_asks_for_nothing_twice(tmp_path):
     alone.folder.write_manifest(alone.manifest())
     asyncio.run(alone.go(delay_s=DELAY_S))
     assert len(alone.store.kept) == kept
-    assert sorted(map(line, ArenaFolder(root).events())) == sorted(map(line, alone.folder.events()))
+    assert sorted(map(json_line, ArenaFolder(root).events())) == sorted(map(json_line, alone.folder.events()))

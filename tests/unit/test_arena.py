@@ -30,7 +30,7 @@ from eval.arena.events import (
     NotJudged,
     TaskFormulated,
 )
-from eval.arena.folder import ArenaFolder, FixedTask, HumanReference, line
+from eval.arena.folder import ArenaFolder, FixedTask, HumanReference
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import among
@@ -43,6 +43,7 @@ from eval.arena.terminal import as_text
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
 from eval.datasets.known import DATASETS
+from eval.datasets.stored_files import json_line
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel
 from eval.models.open import ModelSpec
@@ -210,7 +211,7 @@ def test_an_arena_that_broke_off_goes_on_and_comes_to_the_same(tmp_path, calls):
     done = {event.meme for event in cut.folder.events() if event.kind == "MemeDone"}
     cut.voices = {name: Voice(name, THREE) for name in THREE}
     cut.hold()
-    assert sorted(map(line, cut.folder.events())) == sorted(map(line, whole.folder.events()))
+    assert sorted(map(json_line, cut.folder.events())) == sorted(map(json_line, whole.folder.events()))
     # What was answered was not asked again; only what was under way when it broke off was.
     assert as_text(leaderboard(cut.root)) == as_text(leaderboard(whole.root))  # whatever order it came in
     assert expected_calls <= made + cut.asked <= expected_calls + (made - calls)
@@ -606,7 +607,7 @@ def test_the_look_of_an_answer_is_counted():
 
 def test_the_record_is_read_strictly_and_a_torn_last_line_is_passed_over(held, tmp_path):
     events = held.folder.events()
-    assert AnyEvent.validate_json(line(events[0])) == events[0]
+    assert AnyEvent.validate_json(json_line(events[0])) == events[0]
     arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"])
     arena.hold()
     path = tmp_path / "events.jsonl"

@@ -9,7 +9,7 @@ from statsmodels.stats.multitest import multipletests
 
 from court.digests import digest
 from court.errors import BadRequest
-from eval.arena.folder import FixedTask, line
+from eval.arena.folder import FixedTask
 from eval.arena.group_words import group_sections
 from eval.arena.groups import LEAST_TASKS, boards_by, groups_of
 from eval.arena.interaction import _dealt, holm, interaction, step_down
@@ -18,6 +18,7 @@ from eval.arena.ranking.battles import Battles, wins
 from eval.arena.ranking.bradley_terry import fit
 from eval.arena.run import digest_of
 from eval.cli import cli
+from eval.datasets.stored_files import json_line
 from tests.support.arena_world import Arena, Voice
 
 MODELS = ("a", "b", "c", "d")
@@ -215,7 +216,7 @@ def test_where_a_group_has_no_maximum_it_shows_win_rates_and_why(tmp_path):
 
 def test_questions_without_tags_keep_their_digest_and_tags_are_stored(by_language):
     tagged = next(event for event in by_language.folder.events() if event.kind == "TaskFormulated")
-    assert json.loads(line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).tasks == 80
+    assert json.loads(json_line(tagged))["tags"]["field"] == "tea" and leaderboard(by_language.root).tasks == 80
     # As the first edition had it, whose lines had no tags.
     old = {"meme": "m", "rounds": ["Who?"], "language": "", "reference": ""}
     assert digest_of([FixedTask(meme="m", rounds=("Who?",))]) == digest([old])

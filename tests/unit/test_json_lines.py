@@ -7,6 +7,7 @@ import pytest
 from court.errors import BadRequest
 from eval.arena.folder import HumanReference
 from eval.datasets.json_lines import read_json_lines
+from eval.datasets.stored_files import replace_lines, stored_lines
 
 
 def test_lines_are_numbered_and_end_at_line_feeds_alone(tmp_path):
@@ -27,3 +28,19 @@ def test_what_can_t_be_read_is_named(tmp_path):
     for unreadable in (tmp_path, tmp_path / "no-text.jsonl", tmp_path / "missing.jsonl"):
         with pytest.raises(BadRequest, match="can't be read"):
             list(read_json_lines(unreadable, HumanReference))
+
+
+def test_a_line_that_a_crash_cut_is_skipped_only_in_a_file_that_grows(tmp_path):
+    path = tmp_path / "deep" / "memes.jsonl"
+    one = HumanReference(meme="m", reasoning="a line\u2028within a text")
+    replace_lines(path, [one, one])
+    assert stored_lines(path, HumanReference.model_validate_json, torn=False) == (one, one)
+    assert [file.name for file in path.parent.iterdir()] == ["memes.jsonl"], "and no half-written file beside it"
+    path.write_text(path.read_text() + '{"meme": "m"')
+    assert stored_lines(path, HumanReference.model_validate_json) == (one, one)
+    with pytest.raises(BadRequest, match=r"memes\.jsonl, line 3, can't be read"):
+        stored_lines(path, HumanReference.model_validate_json, torn=False)
+    path.write_text('{"meme": "m"}\n' + path.read_text())
+    with pytest.raises(BadRequest, match="line 1, can't be read") as caught:
+        stored_lines(path, HumanReference.model_validate_json, reason="ARENA_UNREADABLE")
+    assert caught.value.reason == "ARENA_UNREADABLE"

@@ -473,7 +473,7 @@ def test_two_processes_are_not_at_the_same_run(begun, home, data):
 
     with (begun.root / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match="Another process is at the run"):
+        with pytest.raises(BadRequest, match="Another process is at the run"):
             hold(a_plan(home, data, begun.root))
 
 
