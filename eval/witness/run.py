@@ -234,7 +234,8 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
         )
     order = {(arm, claim.id): place for place, (arm, claim) in enumerate(_pairs(plan))}
     # In the order of the plan at the end, so that two runs of the same plan give the same file.
-    replace_lines(plan.out / CHECKED, sorted(done.values(), key=lambda one: order[one.arm, one.id]))
+    ordered = sorted(done.values(), key=lambda one: order[one.arm, one.id])
+    replace_lines(plan.out / CHECKED, ordered)
 
 
 def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
