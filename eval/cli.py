@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from court.errors import CourtError
 from eval.commands.ablate import ablate
 from eval.commands.arena import arena
 from eval.commands.classify import classify
@@ -29,7 +32,16 @@ from serving.access.private_files import make_files_private
 from serving.cli.main import run_command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """See the base class. Here, and not in each command, an error of the court becomes its message."""
+        try:
+            return super().invoke(ctx)
+        except CourtError as error:
+            raise click.ClickException(error.message) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""
     make_files_private()

@@ -68,24 +68,20 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     Differences are the arm minus `full`, paired by meme, with 95 % intervals by bootstrap (10,000 resamples); p is from
     the exact McNemar test. A meme without a class counts as wrong.
     """
-    from court.errors import CourtError
     from court.events import Procedure
     from eval.commands.options import hold, study_of
     from eval.runs.results import read_results
     from eval.studies.arms import ModelOf, arms_named
 
-    try:
-        chosen = arms_named(
-            [name.strip() for name in (arms or "").split(",") if name.strip()],
-            [ModelOf.parse(model) for model in models],
-            Procedure(options["procedure"].upper()),
-            prompts,
-        )
-        study = study_of("ablate", chosen, **options)
-        results = [read_results(folder.root) for folder in hold(study)]
-        _tell(results, study.protocols, options["seed"], as_json)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    chosen = arms_named(
+        [name.strip() for name in (arms or "").split(",") if name.strip()],
+        [ModelOf.parse(model) for model in models],
+        Procedure(options["procedure"].upper()),
+        prompts,
+    )
+    study = study_of("ablate", chosen, **options)
+    results = [read_results(folder.root) for folder in hold(study)]
+    _tell(results, study.protocols, options["seed"], as_json)
 
 
 def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:

@@ -99,7 +99,6 @@ def arena(context: click.Context, /, **given: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from court.errors import CourtError
     from eval.arena.agreement import HumanVerdict
     from eval.arena.folder import read_lines
     from eval.arena.groups import groups_in, plain_groups
@@ -112,31 +111,28 @@ def arena(context: click.Context, /, **given: Any) -> None:
     # Before any model is asked: the error further down would come after all calls are paid for.
     if given["by"] and given["repeats"] > 1 and not given["only_report"]:
         raise click.UsageError("--by is for one arena: leave it out here, and report on the folder of a repeat.")
-    try:
-        # Before any model is asked, so that a fault in the file costs no calls.
-        humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
-        if not given["only_report"]:
-            ask = _options_of(given)
-            if given["repeats"] == 1:
-                _hold(ask, yes=given["yes"])
-            else:
-                for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
-                    # The question is put once: repeats are of one decision.
-                    _hold(repeat, yes=given["yes"] or number > 0)
-        if folders := repeats_in(out):
-            if given["by"]:
-                raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
-            boards = [leaderboard(folder, humans) for folder in folders]
-            for one, folder in zip(boards, folders, strict=True):
-                _page(one, folder)
-            _tell_repeats(boards, out, as_json=given["as_json"])
-            return
-        board = leaderboard(out, humans)
-        groups = groups_in(out, _keys(given["by"]))
-        page = _page(board, out)
-        sections = _group_page(board, groups, out) if groups else []
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # Before any model is asked, so that a fault in the file costs no calls.
+    humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
+    if not given["only_report"]:
+        ask = _options_of(given)
+        if given["repeats"] == 1:
+            _hold(ask, yes=given["yes"])
+        else:
+            for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
+                # The question is put once: repeats are of one decision.
+                _hold(repeat, yes=given["yes"] or number > 0)
+    if folders := repeats_in(out):
+        if given["by"]:
+            raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
+        boards = [leaderboard(folder, humans) for folder in folders]
+        for one, folder in zip(boards, folders, strict=True):
+            _page(one, folder)
+        _tell_repeats(boards, out, as_json=given["as_json"])
+        return
+    board = leaderboard(out, humans)
+    groups = groups_in(out, _keys(given["by"]))
+    page = _page(board, out)
+    sections = _group_page(board, groups, out) if groups else []
     if given["as_json"]:
         more = {"by": [plain_groups(one) for one in groups]} if groups else {}
         click.echo(json.dumps({**figures_of(board), **more}))
@@ -155,7 +151,6 @@ def arena(context: click.Context, /, **given: Any) -> None:
 @publisher_options
 def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
     """Exports an arena's boards: a Parquet table, or an Every Eval Ever record per model."""
-    from court.errors import CourtError
     from eval.arena.leaderboard import leaderboard
 
     if parquet is None and given["database"] is None:
@@ -170,8 +165,6 @@ def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
         if publisher is not None:
             for record in records_of_arena(board, publisher):
                 click.echo(f"{record.write(given['database'])} has the figures of a model.")
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 
@@ -192,7 +185,6 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
 
     An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
-    from court.errors import CourtError
     from court.events import Side
     from eval.arena.cross_examination import tasks_of_run
     from serving.cli.common import run as asyncio_run
@@ -205,8 +197,6 @@ def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
         with out.open("x", encoding="utf-8") as file:
             for task in made.tasks:
                 file.write(json.dumps(task.model_dump(mode="json"), ensure_ascii=True) + "\n")
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     except FileExistsError:
         raise click.UsageError(f"{out} is there already: name another file.") from None
     except OSError as error:

@@ -86,7 +86,7 @@ def classify(**given: Any) -> None:
     Exit code: 0 if every meme has an answer or a failure of its own, 3 if some are still to be asked about, 1 if the
     run could not go on, 130 if it was interrupted.
     """
-    from court.errors import CourtError, Unavailable
+    from court.errors import Unavailable
     from eval.commands.options import run_watched
     from eval.models.vllm_session import VllmSessions
     from eval.runs.run import SERVER_GONE, UNFINISHED, run
@@ -114,8 +114,6 @@ def classify(**given: Any) -> None:
             raise click.ClickException(error.message) from None
         click.echo(f"Not finished. {error.message} What was answered is kept: the same command goes on.", err=True)
         sys.exit(EXIT_UNFINISHED)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     _show(plans, given)
 
 
@@ -269,18 +267,14 @@ def _folder_name(question: Question) -> str:
 
 
 def _show(plans: Sequence[Plan], given: dict[str, Any]) -> None:
-    from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections
     from eval.reports import tasks
     from eval.runs.results import read_results
 
-    try:
-        groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
-        lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
-        title = f"{given['task']} on {plans[0].dataset.title}"
-        figures = {"groups": tasks.as_json(groups)} if given["as_json"] else None
-        show_sections(title, lead, sections, page=given["html"], figures=figures, command=command_line())
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
+    lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
+    title = f"{given['task']} on {plans[0].dataset.title}"
+    figures = {"groups": tasks.as_json(groups)} if given["as_json"] else None
+    show_sections(title, lead, sections, page=given["html"], figures=figures, command=command_line())
     if not given["as_json"]:
         click.echo(f"\n{given['out']} holds it. memecourt-eval report {given['out']} shows it again.")

@@ -32,7 +32,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     Only memes of both runs are compared; a meme without a class counts as wrong. Differences are A minus B with 95 %
     intervals by paired bootstrap over memes (10,000 resamples); the p-value is from the exact McNemar test.
     """
-    from court.errors import BadRequest, CourtError
+    from court.errors import BadRequest
     from eval.commands.options import protocols_of
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
@@ -40,23 +40,20 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     from eval.scores.tables import table
     from eval.scores.task_compare import compare_tasks
 
-    try:
-        a, b = read_results(run_a), read_results(run_b)
-        for one in (a, b):
-            if not one.finished:
-                raise BadRequest(
-                    f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
-                    "run --resume`, and compare then."
-                )
-        if a.question is not None or b.question is not None:
-            _show_answers(compare_tasks(a, b, seed=seed), as_json)
-            return
-        common = tuple(one for one in a.protocols if one in b.protocols)
-        if not common:
-            raise click.ClickException(f"{a.name} and {b.name} were not run under the same protocol.")
-        comparisons = [compared(a, b, one, seed=seed) for one in protocols_of(protocol, common)]
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    a, b = read_results(run_a), read_results(run_b)
+    for one in (a, b):
+        if not one.finished:
+            raise BadRequest(
+                f"{one.name} is not finished: some of its memes have no answer yet. Finish it with `memecourt-eval "
+                "run --resume`, and compare then."
+            )
+    if a.question is not None or b.question is not None:
+        _show_answers(compare_tasks(a, b, seed=seed), as_json)
+        return
+    common = tuple(one for one in a.protocols if one in b.protocols)
+    if not common:
+        raise click.ClickException(f"{a.name} and {b.name} were not run under the same protocol.")
+    comparisons = [compared(a, b, one, seed=seed) for one in protocols_of(protocol, common)]
     where_a, where_b = f"{a.dataset}, split {a.split}", f"{b.dataset}, split {b.split}"
     if as_json:
         click.echo(json.dumps({"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in comparisons]}))

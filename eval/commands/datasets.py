@@ -152,15 +152,11 @@ def fetch(id_: str, out: Path) -> None:
     The card has to name the repository (layout.hub). Whether you may copy and use the data set is between you and its
     authors; the terms that the card states are shown.
     """
-    from court.errors import CourtError
     from eval.datasets.hub import download
 
     dataset = _dataset(id_)
     click.echo(f"{dataset.title}: {dataset.licence or 'no licence is named'}; {dataset.source_url}", err=True)
-    try:
-        click.echo(download(dataset.card, out))
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    click.echo(download(dataset.card, out))
 
 
 def _dataset(id_: str) -> Dataset:

@@ -25,27 +25,23 @@ def detect(**given: Any) -> None:
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
     the arena's record and reused when the command runs again.
     """
-    from court.errors import CourtError
     from eval.arena.detection import detection_report
     from eval.arena.detection_words import detection_sections
     from eval.arena.folder import ArenaFolder
 
-    try:
-        folder = ArenaFolder(given["out"])
-        manifest = folder.manifest()
-        if not given["only_report"]:
-            follow_up(
-                given,
-                manifest.settings.targets,
-                partial(_detect, concurrency=given["concurrency"]),
-                memes={meme.id for meme in manifest.memes},
-                what="labels",
-            )
-        report = detection_report(manifest, folder.events(), seed=manifest.seed)
-        title, page = f"Detection beside understanding: {manifest.name}", given["out"] / PAGE
-        show_report(title, detection_sections(report), asdict(report), page=page, as_json=given["as_json"])
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    folder = ArenaFolder(given["out"])
+    manifest = folder.manifest()
+    if not given["only_report"]:
+        follow_up(
+            given,
+            manifest.settings.targets,
+            partial(_detect, concurrency=given["concurrency"]),
+            memes={meme.id for meme in manifest.memes},
+            what="labels",
+        )
+    report = detection_report(manifest, folder.events(), seed=manifest.seed)
+    title, page = f"Detection beside understanding: {manifest.name}", given["out"] / PAGE
+    show_report(title, detection_sections(report), asdict(report), page=page, as_json=given["as_json"])
 
 
 async def _detect(one: FollowUp, concurrency: int) -> None:
@@ -63,28 +59,24 @@ def difficulty(**given: Any) -> None:
     `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
     and the guideline, and no answer of a target.
     """
-    from court.errors import CourtError
     from eval.arena.events import DifficultyRated, TaskFormulated
     from eval.arena.folder import ArenaFolder
     from eval.arena.groups import HARD
 
-    try:
-        folder = ArenaFolder(given["out"])
-        # First: without an arena there is nothing that an annotator could rate.
-        folder.manifest()
-        if not given["only_report"]:
-            if not given["annotator"]:
-                raise click.UsageError("Missing option --annotator.")
-            follow_up(
-                given,
-                [given["annotator"]],
-                partial(_rate, annotator=given["annotator"], concurrency=given["concurrency"]),
-                memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
-                what="questions",
-            )
-        rated = [event for event in folder.events() if isinstance(event, DifficultyRated)]
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    folder = ArenaFolder(given["out"])
+    # First: without an arena there is nothing that an annotator could rate.
+    folder.manifest()
+    if not given["only_report"]:
+        if not given["annotator"]:
+            raise click.UsageError("Missing option --annotator.")
+        follow_up(
+            given,
+            [given["annotator"]],
+            partial(_rate, annotator=given["annotator"], concurrency=given["concurrency"]),
+            memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
+            what="questions",
+        )
+    rated = [event for event in folder.events() if isinstance(event, DifficultyRated)]
     if not rated:
         raise click.ClickException("No question has been rated yet.")
     hard = sum(event.difficulty >= HARD for event in rated)

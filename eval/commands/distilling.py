@@ -38,7 +38,7 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
     appear only in the test part. The folder holds texts and pictures of memes: protect it, and what is trained on it,
     as you protect the data set. Train with python -m eval.arena.train_judge.
     """
-    from court.errors import BadRequest, CourtError
+    from court.errors import BadRequest
     from eval.arena.folder import ArenaFolder
     from eval.arena.judge_examples import judge_examples
     from eval.models.samples import read_memes
@@ -64,8 +64,6 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
             seed=manifest.seed,
         )
         made.write(folder)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{folder} can't be written: {error.strerror}.") from None
     counts = made.manifest.examples
@@ -89,7 +87,6 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
 
     The baselines are "the longer answer wins" and the untrained model (--base).
     """
-    from court.errors import CourtError
     from eval.arena.distilled import distil_report
     from eval.arena.distilled_words import distil_sections
     from eval.arena.judge_examples import read_examples
@@ -124,8 +121,6 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
     except Interrupted as error:
         tell("Interrupted. What was said is kept; the same command goes on.")
         sys.exit(error.exit_code)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
 
 
 async def _ask_models(

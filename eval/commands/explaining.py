@@ -34,34 +34,30 @@ def explain(**given: Any) -> None:
     verdicts already tell the aspect of the loss, no model is asked for it. No model explains its own battles. Replies
     are stored in the arena's record and reused when the command runs again.
     """
-    from court.errors import CourtError
     from eval.arena.folder import ArenaFolder
     from eval.arena.loss_words import loss_sections
     from eval.arena.losses import loss_report, losses_of
 
-    try:
-        folder = ArenaFolder(given["out"])
-        manifest = folder.manifest()
-        if not given["only_report"]:
-            if not given["explainer"]:
-                raise click.UsageError("Missing option --explainer.")
-            losses = losses_of(manifest, folder.events(), most=given["most"], seed=manifest.seed)
-            follow_up(
-                given,
-                [name for name in (given["explainer"], given["second"]) if name],
-                partial(_explain, given=given, losses=losses),
-                # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
-                # with questions.
-                memes={loss.meme for loss in losses},
-                what="losses",
-            )
-        report = loss_report(manifest, folder.events(), seed=manifest.seed)
-        if report is None:
-            raise click.ClickException("No loss has been explained yet.")
-        title = f"Lost battles: {manifest.name}"
-        show_report(title, loss_sections(report), asdict(report), page=given["out"] / PAGE, as_json=given["as_json"])
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    folder = ArenaFolder(given["out"])
+    manifest = folder.manifest()
+    if not given["only_report"]:
+        if not given["explainer"]:
+            raise click.UsageError("Missing option --explainer.")
+        losses = losses_of(manifest, folder.events(), most=given["most"], seed=manifest.seed)
+        follow_up(
+            given,
+            [name for name in (given["explainer"], given["second"]) if name],
+            partial(_explain, given=given, losses=losses),
+            # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
+            # with questions.
+            memes={loss.meme for loss in losses},
+            what="losses",
+        )
+    report = loss_report(manifest, folder.events(), seed=manifest.seed)
+    if report is None:
+        raise click.ClickException("No loss has been explained yet.")
+    title = f"Lost battles: {manifest.name}"
+    show_report(title, loss_sections(report), asdict(report), page=given["out"] / PAGE, as_json=given["as_json"])
 
 
 async def _explain(one: FollowUp, given: dict[str, Any], losses: Sequence[Loss]) -> None:

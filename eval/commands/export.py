@@ -74,7 +74,7 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
     everything said about them. The other formats hold ids, gold labels and predictions, and texts only with
     --with-texts. Pictures stay in the run. Open the log with ``inspect view --log-dir FOLDER``.
     """
-    from court.errors import BadRequest, CourtError
+    from court.errors import BadRequest
     from eval.runs.folder import dataset_of
     from eval.runs.results import read_results
 
@@ -105,8 +105,6 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
                 with_texts=given["with_texts"],
             )
             click.echo(f"{record.write(given['database'])} has the figures, and beside it stand the samples.")
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 

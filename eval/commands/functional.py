@@ -30,16 +30,12 @@ def make(out: Path, cases: int, seed: int) -> None:
     Its train split is the starter library's memes: precedents for whoever has no other. Any system can be tested that
     judges test.jsonl: the court by `run`, others by a file of predictions for `functional score`.
     """
-    from court.errors import CourtError
     from eval.commands.options import say
     from eval.runs.progress import watching
     from eval.synthetic.functional import write_functional
 
-    try:
-        with watching(say) as progress:
-            made = write_functional(out, count=cases, seed=seed, progress=partial(progress.step, "pictures"))
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    with watching(say) as progress:
+        made = write_functional(out, count=cases, seed=seed, progress=partial(progress.step, "pictures"))
     harmful = sum(case.harmful for case in made)
     kinds = len({case.functionality for case in made})
     click.echo(f"{len(made):,} cases of {kinds} functionalities, {harmful:,} of them harmful")
@@ -61,7 +57,6 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
 
     A case passes if it gets its label; one without a class fails. Rates have 95 % Wilson intervals.
     """
-    from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.datasets.known import DATASETS
     from eval.datasets.read import read_split
@@ -74,33 +69,30 @@ def score(data: Path, runs: tuple[Path, ...], predictions: tuple[Path, ...], htm
 
     if not runs and not predictions:
         raise click.UsageError("Name a run, or --predictions FILE.")
-    try:
-        cases = read_key(data)
-        results = [read_results(root) for path in runs for root in runs_below(path)]
-        for one in results:
-            require_verdicts(one)
-        if predictions:
-            # The tests are the split test; train is for precedents.
-            memes = read_split(DATASETS[DATASET], data, "test").memes
-            results += [
-                read_predictions(file, memes).results(
-                    memes,
-                    name=file.stem,
-                    dataset=DATASET,
-                    split="test",
-                    protocols=DATASETS[DATASET].protocols,
-                )
-                for file in predictions
-            ]
-        rows = [(one.name, functional_scores(cases, one)) for one in results]
-        figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
-        show_sections(
-            "Functional tests",
-            unfinished_in_words(results),
-            functional_sections(rows, suite().titles),
-            page=html,
-            figures=figures if as_json else None,
-            command=command_line(),
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    cases = read_key(data)
+    results = [read_results(root) for path in runs for root in runs_below(path)]
+    for one in results:
+        require_verdicts(one)
+    if predictions:
+        # The tests are the split test; train is for precedents.
+        memes = read_split(DATASETS[DATASET], data, "test").memes
+        results += [
+            read_predictions(file, memes).results(
+                memes,
+                name=file.stem,
+                dataset=DATASET,
+                split="test",
+                protocols=DATASETS[DATASET].protocols,
+            )
+            for file in predictions
+        ]
+    rows = [(one.name, functional_scores(cases, one)) for one in results]
+    figures = {"systems": [{"name": name, **asdict(scores)} for name, scores in rows]}
+    show_sections(
+        "Functional tests",
+        unfinished_in_words(results),
+        functional_sections(rows, suite().titles),
+        page=html,
+        figures=figures if as_json else None,
+        command=command_line(),
+    )

@@ -36,7 +36,6 @@ def annotators(
     cross-entropy), its labels against the majority, apart for memes on which all agree and others. Intervals are 95 %,
     by bootstrap over memes.
     """
-    from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import annotators_section, soft_section
@@ -48,42 +47,37 @@ def annotators(
 
     named = [word.strip() for word in (harmful or "").split(",") if word.strip()]
     lead: list[str] = []
-    try:
-        if votes.is_dir():
-            own = read_results(votes)
-            given = scored.card_votes(own)
-            lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
-            if own.question is None:
-                # A run of trials is itself held against its memes' votes.
-                runs = tuple(dict.fromkeys((votes, *runs)))
-            # What the card calls harmful, unless the user says it.
-            if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):
-                named = list(task.court.harmful) if task.court else []
-        else:
-            rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
-            given = [scored.AnnotatorVote(*row) for row in rows]
-        agreement = annotator_agreement(given, seed=seed)
-        soft = soft_labels(given)
-        sections = [annotators_section(agreement)]
-        scores = []
-        if runs:
-            shares = harm_shares(soft, named)
-            for root in (root for path in runs for root in runs_below(path)):
-                results = read_results(root)
-                require_verdicts(results)
-                lead += unfinished_in_words([results])
-                scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
-            sections.append(soft_section(scores))
-        figures = {
-            "agreement": asdict(agreement),
-            "soft_labels": soft,
-            "runs": [{"run": name, **asdict(one)} for name, one in scores],
-        }
-        show_sections(
-            "Annotators", lead, sections, page=html, figures=figures if as_json else None, command=command_line()
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    if votes.is_dir():
+        own = read_results(votes)
+        given = scored.card_votes(own)
+        lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
+        if own.question is None:
+            # A run of trials is itself held against its memes' votes.
+            runs = tuple(dict.fromkeys((votes, *runs)))
+        # What the card calls harmful, unless the user says it.
+        if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):
+            named = list(task.court.harmful) if task.court else []
+    else:
+        rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
+        given = [scored.AnnotatorVote(*row) for row in rows]
+    agreement = annotator_agreement(given, seed=seed)
+    soft = soft_labels(given)
+    sections = [annotators_section(agreement)]
+    scores = []
+    if runs:
+        shares = harm_shares(soft, named)
+        for root in (root for path in runs for root in runs_below(path)):
+            results = read_results(root)
+            require_verdicts(results)
+            lead += unfinished_in_words([results])
+            scores.append((results.name, soft_scores(results.judged, shares, seed=seed)))
+        sections.append(soft_section(scores))
+    figures = {
+        "agreement": asdict(agreement),
+        "soft_labels": soft,
+        "runs": [{"run": name, **asdict(one)} for name, one in scores],
+    }
+    show_sections("Annotators", lead, sections, page=html, figures=figures if as_json else None, command=command_line())
 
 
 @labels.command()
@@ -106,30 +100,26 @@ def noise(
     library, it is the vote of the other precedents, excluding those that share picture or words. The list holds ids
     only and no text of a meme.
     """
-    from court.errors import CourtError
     from eval.commands.pages import command_line, show_sections
     from eval.reports.label_words import noise_section
     from eval.studies.vote import left_out_probabilities
 
     if bool(runs) == (library is not None):
         raise click.UsageError("Give either runs or --library.")
-    try:
-        if library is not None:
-            from eval.scores.label_noise import find_label_noise
+    if library is not None:
+        from eval.scores.label_noise import find_label_noise
 
-            name, found = library.name, find_label_noise(left_out_probabilities(library))
-        else:
-            name, found = _noise_of_runs(runs, protocol)
-        show_sections(
-            "Label noise",
-            [],
-            [noise_section(found, name, show)],
-            page=html,
-            figures={"of": name, **asdict(found)} if as_json else None,
-            command=command_line(),
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+        name, found = library.name, find_label_noise(left_out_probabilities(library))
+    else:
+        name, found = _noise_of_runs(runs, protocol)
+    show_sections(
+        "Label noise",
+        [],
+        [noise_section(found, name, show)],
+        page=html,
+        figures={"of": name, **asdict(found)} if as_json else None,
+        command=command_line(),
+    )
 
 
 def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, LabelNoise]:

@@ -16,7 +16,6 @@ def perf(name: str | None, as_json: bool) -> None:
 
     Exit code: 0 if every figure is within its bound, 1 if not, 2 if there is no such benchmark.
     """
-    from court.errors import CourtError
     from eval.perf.bench import BENCHMARKS, measure
 
     if name is None:
@@ -25,10 +24,7 @@ def perf(name: str | None, as_json: bool) -> None:
         return
     if name not in BENCHMARKS:
         raise click.UsageError(f"There is no benchmark {name!r}. There are: {', '.join(BENCHMARKS)}.")
-    try:
-        result = measure(name)
-    except CourtError as error:
-        raise click.ClickException(error.message) from error
+    result = measure(name)
     if as_json:
         said = {"name": name, "figures": result.rounded, "goals": dict(result.goals), "holds": result.holds}
         click.echo(json.dumps(said))

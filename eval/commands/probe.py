@@ -115,7 +115,6 @@ def probe(context: click.Context, /, **given: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from court.errors import CourtError
     from eval.probe.repeats import repeats_of
     from eval.probe.report import read_report
     from eval.runs.folder import CALLS
@@ -126,29 +125,26 @@ def probe(context: click.Context, /, **given: Any) -> None:
             # Not by the value: whoever names the default means it.
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
                 given[name] = value
-    try:
-        if given["only_report"]:
-            out = given["out"] or _folder_of(given)
+    if given["only_report"]:
+        out = given["out"] or _folder_of(given)
+    else:
+        plan = _planned(given)
+        out = plan.out
+        if given["repeats"] == 1:
+            _hold(plan, given)
         else:
-            plan = _planned(given)
-            out = plan.out
-            if given["repeats"] == 1:
-                _hold(plan, given)
-            else:
-                for one in repeats_of(plan, given["repeats"]):
-                    # One store for all repeats: calls that they have in common are made once.
-                    _hold(one, given | {"calls": given["calls"] or out / CALLS})
-        # By what lies there and not by --repeats, which nobody gives with --report.
-        if folders := repeats_in(out):
-            reports = [read_report(folder, threshold=given["threshold"]) for folder in folders]
-            for each, folder in zip(reports, folders, strict=True):
-                _page(each, folder)
-            _tell_repeats(reports, out, as_json=given["as_json"])
-            return
-        report = read_report(out, threshold=given["threshold"])
-        page = _page(report, out)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+            for one in repeats_of(plan, given["repeats"]):
+                # One store for all repeats: calls that they have in common are made once.
+                _hold(one, given | {"calls": given["calls"] or out / CALLS})
+    # By what lies there and not by --repeats, which nobody gives with --report.
+    if folders := repeats_in(out):
+        reports = [read_report(folder, threshold=given["threshold"]) for folder in folders]
+        for each, folder in zip(reports, folders, strict=True):
+            _page(each, folder)
+        _tell_repeats(reports, out, as_json=given["as_json"])
+        return
+    report = read_report(out, threshold=given["threshold"])
+    page = _page(report, out)
     if given["as_json"]:
         click.echo(json.dumps(figures_of(report)))
         return
@@ -176,21 +172,17 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     """
     from dataclasses import asdict
 
-    from court.errors import CourtError
     from eval.probe.compare import compare_probes
     from eval.probe.compared_words import comparison_lead, comparison_sections
 
-    try:
-        comparison = compare_probes(probes, threshold=threshold)
-        cells = [
-            {"target": target, "category": category, **asdict(cell)}
-            for (target, category), cell in comparison.cells.items()
-        ]
-        figures = {**asdict(replace(comparison, cells={})), "cells": cells} if as_json else None
-        lead, sections = comparison_lead(comparison), comparison_sections(comparison)
-        show_sections("Targets compared", lead, sections, page=html, figures=figures)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    comparison = compare_probes(probes, threshold=threshold)
+    cells = [
+        {"target": target, "category": category, **asdict(cell)}
+        for (target, category), cell in comparison.cells.items()
+    ]
+    figures = {**asdict(replace(comparison, cells={})), "cells": cells} if as_json else None
+    lead, sections = comparison_lead(comparison), comparison_sections(comparison)
+    show_sections("Targets compared", lead, sections, page=html, figures=figures)
 
 
 @probe.command()
@@ -218,7 +210,6 @@ def export_exam(folder: Path, target: Path, **given: Any) -> None:
     links where the disk has them) and a card (exam.toml). The memes are original, with their gold labels; rewritten
     texts never leave the probe.
     """
-    from court.errors import CourtError
     from eval.commands.options import arena_samples
     from eval.probe import exam
     from eval.probe.folder import ProbeFolder
@@ -233,8 +224,6 @@ def export_exam(folder: Path, target: Path, **given: Any) -> None:
         written = exam.export_exam(
             folder, samples, target, threshold=given["threshold"], with_train=not given["without_train"]
         )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or target} can't be written: {error.strerror}.") from None
     if written.without_picture:

@@ -89,58 +89,52 @@ def rate_arena(**given: Any) -> None:
     after which nothing is gained. With neither it shows what needs no raters: length, and how much stays between
     rounds.
     """
-    from court.errors import CourtError
     from eval.arena import rating
     from eval.arena.folder import ArenaFolder
     from eval.arena.rating_words import measure_section, round_section
     from eval.reports.rating_words import rating_section
 
-    try:
-        folder = ArenaFolder(given["out"])
-        manifest, events = folder.manifest(), folder.events()
-        texts = rating.guideline_texts(events)
-        if given["sheet"]:
-            pictures = _pictures_of(given, manifest)
-            if given["what"] == rating.CONTEXTS:
-                items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
-            else:
-                rounds = _rounds(given["rounds"])
-                # Of one round, the last, the whole sheet is drawn.
-                each = given["count"] if rounds is None else given["per_round"]
-                items = rating.guideline_items(
-                    texts, rounds=rounds, per_round=each, seed=given["seed"], pictures=pictures
-                )
-            _write(given, items, rating.CRITERIA[given["what"]])
-            return
-        if given["ratings"]:
-            ratings, key = _read(given, tuple(rating.CRITERIA))
-            found = _summary(ratings, key)
-            sections = [
-                rating_section(
-                    found,
-                    rating.PUBLISHED[key.what],
-                    source=rating.PUBLISHED_SOURCE,
-                    published_self=rating.PUBLISHED_SELF[key.what],
-                )
-            ]
-            more: dict[str, Any] = {}
-            if key.what == rating.GUIDELINES:
-                by_round = rating.ratings_by_round(ratings, key)
-                end = rating.plateau(by_round)
-                more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
-                sections.append(round_section(by_round, end))
-            _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
-            return
-        measures = rating.measures_by_round(texts)
-        _show(
-            given,
-            f"Guidelines of {manifest.name}",
-            [measure_section(measures)],
-            found=(),
-            more={"measures": [asdict(one) for one in measures]},
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    folder = ArenaFolder(given["out"])
+    manifest, events = folder.manifest(), folder.events()
+    texts = rating.guideline_texts(events)
+    if given["sheet"]:
+        pictures = _pictures_of(given, manifest)
+        if given["what"] == rating.CONTEXTS:
+            items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
+        else:
+            rounds = _rounds(given["rounds"])
+            # Of one round, the last, the whole sheet is drawn.
+            each = given["count"] if rounds is None else given["per_round"]
+            items = rating.guideline_items(texts, rounds=rounds, per_round=each, seed=given["seed"], pictures=pictures)
+        _write(given, items, rating.CRITERIA[given["what"]])
+        return
+    if given["ratings"]:
+        ratings, key = _read(given, tuple(rating.CRITERIA))
+        found = _summary(ratings, key)
+        sections = [
+            rating_section(
+                found,
+                rating.PUBLISHED[key.what],
+                source=rating.PUBLISHED_SOURCE,
+                published_self=rating.PUBLISHED_SELF[key.what],
+            )
+        ]
+        more: dict[str, Any] = {}
+        if key.what == rating.GUIDELINES:
+            by_round = rating.ratings_by_round(ratings, key)
+            end = rating.plateau(by_round)
+            more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
+            sections.append(round_section(by_round, end))
+        _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
+        return
+    measures = rating.measures_by_round(texts)
+    _show(
+        given,
+        f"Guidelines of {manifest.name}",
+        [measure_section(measures)],
+        found=(),
+        more={"measures": [asdict(one) for one in measures]},
+    )
 
 
 @click.command("rate")
@@ -162,24 +156,20 @@ def rate_probe(**given: Any) -> None:
     With --ratings FILE --key NAME.key.json it shows means and agreement, and people's judgement beside the Miners' and
     the Scorer's. A sheet of rewritten texts is marked like the probe's own files.
     """
-    from court.errors import CourtError
     from eval.probe import rating
     from eval.reports.rating_words import rating_section
 
     if not given["sheet"] and not given["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
-    try:
-        if given["sheet"]:
-            items = rating.items_of(given["out"], given["what"], most=given["count"], seed=given["seed"])
-            _write(given, items, rating.CRITERIA[given["what"]], mark=rating.MARKED.get(given["what"], ""))
-            return
-        ratings, key = _read(given, tuple(rating.CRITERIA))
-        found = _summary(ratings, key)
-        sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
-        beside = rating.agent_section(ratings, key, threshold=given["threshold"])
-        _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    if given["sheet"]:
+        items = rating.items_of(given["out"], given["what"], most=given["count"], seed=given["seed"])
+        _write(given, items, rating.CRITERIA[given["what"]], mark=rating.MARKED.get(given["what"], ""))
+        return
+    ratings, key = _read(given, tuple(rating.CRITERIA))
+    found = _summary(ratings, key)
+    sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
+    beside = rating.agent_section(ratings, key, threshold=given["threshold"])
+    _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
 
 
 def _rounds(text: str) -> range | None:

@@ -53,39 +53,36 @@ def report(
 
     Runs of classify are shown by their task: the authors' metrics, label by label, beside always saying the same.
     """
-    from court.errors import BadRequest, CourtError
+    from court.errors import BadRequest
     from eval.reports.gather import gather, runs_below
     from eval.reports.terminal import as_terminal
     from eval.runs.results import read_results
 
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")
-    try:
-        results = [read_results(root) for path in runs for root in runs_below(path)]
-        asked = [one for one in results if one.question is not None]
-        trials = [one for one in results if one.question is None]
-        if asked and trials and (html or markdown):
-            raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
-        tables: dict[str, object] = {}
-        texts: list[str] = []
-        # Written after the tables are told: a page needs libraries that a terminal does without.
-        pages: list[Callable[[], None]] = []
-        if trials:
-            # Only the page and Markdown show records, and only the page pictures.
-            records, pictures = bool(html or markdown), bool(html) and not no_pictures
-            gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
-            tables = _plain(gathered)
-            texts.append(as_terminal(gathered))
-            pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
-        if asked:
-            tables["tasks"] = _show_question_runs(asked, texts, pages, html=html, markdown=markdown)
-        if by:
-            tables["by"] = _show_parts(results, by, texts)
-        click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
-        for write in pages:
-            write()
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    results = [read_results(root) for path in runs for root in runs_below(path)]
+    asked = [one for one in results if one.question is not None]
+    trials = [one for one in results if one.question is None]
+    if asked and trials and (html or markdown):
+        raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
+    tables: dict[str, object] = {}
+    texts: list[str] = []
+    # Written after the tables are told: a page needs libraries that a terminal does without.
+    pages: list[Callable[[], None]] = []
+    if trials:
+        # Only the page and Markdown show records, and only the page pictures.
+        records, pictures = bool(html or markdown), bool(html) and not no_pictures
+        gathered = asyncio.run(gather(trials, records=records, pictures=pictures))
+        tables = _plain(gathered)
+        texts.append(as_terminal(gathered))
+        pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
+    if asked:
+        tables["tasks"] = _show_question_runs(asked, texts, pages, html=html, markdown=markdown)
+    if by:
+        tables["by"] = _show_parts(results, by, texts)
+    click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
+    for write in pages:
+        write()
     if show and html is not None:
         click.launch(html.resolve().as_uri())
 

@@ -113,26 +113,21 @@ def reproduce(paper: str, **given: Any) -> None:
     Exit code: 0 if every run of the plan is finished, 3 if some memes have no answer yet for want of a server, 1 if it
     could not go on, 130 if it was interrupted.
     """
-    from court.errors import CourtError
-
-    try:
-        # Options and data are checked, and the plan is complete, before the first call.
-        plan, servers, targets, preset = _planned(paper, given)
-        runs = plan.planned()
-        _tell_plan(plan, runs, given)
-        # Before the check of the folder: a plan can be looked at while a study is there.
-        if given["dry_run"]:
-            return
-        if (plan.out / "study.json").exists() and not given["resume"]:
-            raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
-        # Only a person at a terminal is asked; in a job nobody could answer.
-        if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
-            click.confirm("Begin?", abort=True, err=True)
-        unfinished = _hold(plan, servers)
-        # Also where it is not finished: what was judged so far is scored and written.
-        outcome = _written(plan, targets, preset, given["balanced"])
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # Options and data are checked, and the plan is complete, before the first call.
+    plan, servers, targets, preset = _planned(paper, given)
+    runs = plan.planned()
+    _tell_plan(plan, runs, given)
+    # Before the check of the folder: a plan can be looked at while a study is there.
+    if given["dry_run"]:
+        return
+    if (plan.out / "study.json").exists() and not given["resume"]:
+        raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
+    # Only a person at a terminal is asked; in a job nobody could answer.
+    if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
+        click.confirm("Begin?", abort=True, err=True)
+    unfinished = _hold(plan, servers)
+    # Also where it is not finished: what was judged so far is scored and written.
+    outcome = _written(plan, targets, preset, given["balanced"])
     _tell(outcome, given["as_json"])
     if unfinished:
         say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")

@@ -120,7 +120,7 @@ def run(**given: Any) -> None:
     Exit code: 0 if every meme has been judged (undecided and failed ones are counted), 3 if some have no answer yet for
     want of a server that may come back, 1 if the run could not go on, 130 if it was interrupted.
     """
-    from court.errors import CourtError, Unavailable
+    from court.errors import Unavailable
     from eval.runs.folder import MANIFEST
     from eval.runs.progress import watching
     from eval.runs.run import SERVER_GONE, UNFINISHED
@@ -131,11 +131,8 @@ def run(**given: Any) -> None:
 
     if given["config"]:
         os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
-    try:
-        # Both before anything is started: a usage error must not cost a server's start.
-        plan = _resumed(given) if given["resume"] else _planned(given)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # Both before anything is started: a usage error must not cost a server's start.
+    plan = _resumed(given) if given["resume"] else _planned(given)
 
     async def run_to_end(progress: Progress) -> str:
         """Why the run is not finished; empty where it is."""

@@ -48,7 +48,6 @@ def score(
 
     Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
-    from court.errors import CourtError
     from eval.commands.options import dataset_of, protocols_of
     from eval.datasets.read import read_split
     from eval.scores.metrics import card
@@ -57,15 +56,10 @@ def score(
 
     dataset = dataset_of(id_)
     protocols = protocols_of(protocol, dataset.protocols)
-    try:
-        read = read_split(dataset, data, split)
-        scored = read_predictions(file, read.memes, scorer=scorer)
-        results = scored.results(
-            read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols
-        )
-        cards = [card(results, one, seed=seed) for one in protocols]
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    read = read_split(dataset, data, split)
+    scored = read_predictions(file, read.memes, scorer=scorer)
+    results = scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols)
+    cards = [card(results, one, seed=seed) for one in protocols]
     if as_json:
         click.echo(
             json.dumps(

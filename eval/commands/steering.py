@@ -25,13 +25,9 @@ def steering(files: tuple[Path, ...], as_json: bool) -> None:
     No text is shown. Intervals are 95 %, exact (Clopper-Pearson); "in words" leaves out what is told by its form alone:
     control tokens, hidden text, floods.
     """
-    from court.errors import CourtError
     from eval.studies.steering import measure_steering
 
-    try:
-        report = measure_steering(files)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    report = measure_steering(files)
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return

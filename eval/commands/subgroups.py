@@ -37,7 +37,6 @@ def subgroups(
     intervals. Each is tested against the other memes by Fisher's exact test, and all p-values of a table are corrected
     by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class counts as wrong.
     """
-    from court.errors import CourtError
     from eval.commands.options import protocols_of
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
@@ -49,31 +48,28 @@ def subgroups(
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
     read, sections, figures = [], [], []
-    try:
-        for root in (root for path in runs for root in runs_below(path)):
-            results = read_results(root)
-            require_verdicts(results)
-            read.append(results)
-            of_meme: dict[str, tuple[str, ...]] = {}
-            if groups is not None:
-                for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
-                    of_meme[id_] = (*of_meme.get(id_, ()), group)
-                # A file about other memes would put all of these into one group without a word.
-                if not of_meme.keys() & {one.meme.id for one in results.judged}:
-                    raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
-            elif by is not None:
-                of_meme, _ = groups_of(results, by)
-            for one in protocols_of(protocol, results.protocols):
-                table = subgroup_table(results, one, of_meme)
-                sections.append(subgroup_section(results.name, table))
-                figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
-        show_sections(
-            "Subgroups",
-            unfinished_in_words(read),
-            sections,
-            page=html,
-            figures={"by": by or "groups", "tables": figures} if as_json else None,
-            command=command_line(),
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    for root in (root for path in runs for root in runs_below(path)):
+        results = read_results(root)
+        require_verdicts(results)
+        read.append(results)
+        of_meme: dict[str, tuple[str, ...]] = {}
+        if groups is not None:
+            for id_, group in read_meme_rows(groups, ("id", "group"), "groups of memes"):
+                of_meme[id_] = (*of_meme.get(id_, ()), group)
+            # A file about other memes would put all of these into one group without a word.
+            if not of_meme.keys() & {one.meme.id for one in results.judged}:
+                raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
+        elif by is not None:
+            of_meme, _ = groups_of(results, by)
+        for one in protocols_of(protocol, results.protocols):
+            table = subgroup_table(results, one, of_meme)
+            sections.append(subgroup_section(results.name, table))
+            figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
+    show_sections(
+        "Subgroups",
+        unfinished_in_words(read),
+        sections,
+        page=html,
+        figures={"by": by or "groups", "tables": figures} if as_json else None,
+        command=command_line(),
+    )

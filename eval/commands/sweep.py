@@ -38,25 +38,21 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from court.errors import CourtError
     from eval.commands.options import dataset_of, hold, study_of
     from eval.runs.results import read_results
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
-    try:
-        # Before anything is tried: on a test split not even one setting may be chosen.
-        require_not_test(dataset_of(options["dataset"]), options["split"])
-        scores = parse_thresholds(thresholds)
-        parsed = [parse_axis(axis) for axis in axes]
-        if not parsed and not scores:
-            raise click.UsageError("Give a --grid or --thresholds: there is nothing to choose from.")
-        if len(dict(parsed)) < len(parsed):
-            raise click.UsageError("Each setting has one --grid, with all its values.")
-        study = study_of("sweep", grid(dict(parsed)), **options)
-        results = [read_results(folder.root) for folder in hold(study)]
-        sweeps = [rank(results, protocol, scores, seed=options["seed"]) for protocol in study.protocols]
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # Before anything is tried: on a test split not even one setting may be chosen.
+    require_not_test(dataset_of(options["dataset"]), options["split"])
+    scores = parse_thresholds(thresholds)
+    parsed = [parse_axis(axis) for axis in axes]
+    if not parsed and not scores:
+        raise click.UsageError("Give a --grid or --thresholds: there is nothing to choose from.")
+    if len(dict(parsed)) < len(parsed):
+        raise click.UsageError("Each setting has one --grid, with all its values.")
+    study = study_of("sweep", grid(dict(parsed)), **options)
+    results = [read_results(folder.root) for folder in hold(study)]
+    sweeps = [rank(results, protocol, scores, seed=options["seed"]) for protocol in study.protocols]
     if as_json:
         click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
         return

@@ -32,7 +32,6 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
     \b
     memecourt-eval run --dataset synthetic-harmeme --data OUT …
     """  # noqa: D301 - click's mark for text that is not to be wrapped
-    from court.errors import CourtError
     from eval.commands.options import say
     from eval.runs.progress import watching
     from eval.synthetic.make import Layout, Plant, make
@@ -41,20 +40,17 @@ def synthetic(out: Path, layout: str, train: int, val: int, test: int, seed: int
         planted = [Plant(word.strip()) for word in plant.split(",") if word.strip()]
     except ValueError:
         raise click.UsageError(f"--plant knows {' and '.join(Plant)}, not {plant!r}.") from None
-    try:
-        with watching(say) as progress:
-            made = make(
-                out,
-                Layout(layout),
-                train=train,
-                val=val,
-                test=test,
-                seed=seed,
-                plant=planted,
-                progress=partial(progress.step, "pictures"),
-            )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    with watching(say) as progress:
+        made = make(
+            out,
+            Layout(layout),
+            train=train,
+            val=val,
+            test=test,
+            seed=seed,
+            plant=planted,
+            progress=partial(progress.step, "pictures"),
+        )
     harmful = sum(meme.harmful for meme in made.memes)
     click.echo(f"{len(made.memes):,} memes, {harmful:,} of them harmful, as data set {made.dataset}")
     for meme in made.memes:

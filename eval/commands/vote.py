@@ -78,7 +78,6 @@ def vote(
     """
     # Imports stay inside the command: they pull in scikit-learn and the encoders, which `--help` should
     # not wait for.
-    from court.errors import CourtError
     from eval.datasets.protocol import Protocol
     from eval.studies.vote import measure_left_out, measure_vote
     from retrieval.library.sources import Source
@@ -108,22 +107,19 @@ def vote(
         )
         return
     how = Protocol(protocol)
-    try:
-        if file is None:
-            scores = measure_left_out(
-                library,
-                twins_too=not keep_twins,
-                templates_too=split == "template",
-                protocol=how,
-                drop_precedents=drop_precedents,
-                seed=seed,
-            )
-            _print_scores(scores, {}, as_json)
-            return
-        source = Source(path=file, pictures=pictures)
-        report = asyncio.run(measure_vote(library, source, protocol=how, drop_precedents=drop_precedents, seed=seed))
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    if file is None:
+        scores = measure_left_out(
+            library,
+            twins_too=not keep_twins,
+            templates_too=split == "template",
+            protocol=how,
+            drop_precedents=drop_precedents,
+            seed=seed,
+        )
+        _print_scores(scores, {}, as_json)
+        return
+    source = Source(path=file, pictures=pictures)
+    report = asyncio.run(measure_vote(library, source, protocol=how, drop_precedents=drop_precedents, seed=seed))
     remarks = {
         "protocol": f"{protocol}: {report.dropped:,} memes and {report.precedents_dropped:,} precedents dropped",
         "undecided": f"{report.undecided:,} would be left to a person: every precedent is too far",
@@ -136,7 +132,6 @@ def vote(
 
 
 def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, seed: int, as_json: bool) -> None:
-    from court.errors import CourtError
     from eval.studies.vote import measure_plain_votes
 
     try:
@@ -144,10 +139,7 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
         numbers = [int(k) for k in ks.split(",")]
     except ValueError:
         raise click.UsageError(f"--k takes numbers with commas between them, not {ks!r}.") from None
-    try:
-        report = asyncio.run(measure_plain_votes(library, source, numbers, without_near=without_near, seed=seed))
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    report = asyncio.run(measure_plain_votes(library, source, numbers, without_near=without_near, seed=seed))
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return

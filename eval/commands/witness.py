@@ -102,7 +102,6 @@ def witness(context: click.Context, /, **options: Any) -> None:
 
     Running the command again continues, and repeats no model call.
     """
-    from court.errors import CourtError
     from eval.witness.report import witness_lead, witness_sections
     from eval.witness.run import read_checked
     from eval.witness.scores import score_arms
@@ -113,21 +112,18 @@ def witness(context: click.Context, /, **options: Any) -> None:
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
                 options[name] = value
     _refuse_contradictions(options)
-    try:
-        plan = _planned(options)
-        manifest = run_watched(lambda progress: _run(plan, options, progress), "the same command goes on")
-        cards = score_arms(read_checked(plan.out), seed=plan.seed)
-        figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
-        show_sections(
-            "The expert witness",
-            witness_lead(manifest, cards),
-            witness_sections(manifest, cards),
-            page=plan.out / PAGE,
-            figures=json.loads(json.dumps(figures)) if options["as_json"] else None,
-            command=manifest.command,
-        )
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    plan = _planned(options)
+    manifest = run_watched(lambda progress: _run(plan, options, progress), "the same command goes on")
+    cards = score_arms(read_checked(plan.out), seed=plan.seed)
+    figures = {"manifest": manifest.model_dump(mode="json"), "arms": [asdict(card) for card in cards]}
+    show_sections(
+        "The expert witness",
+        witness_lead(manifest, cards),
+        witness_sections(manifest, cards),
+        page=plan.out / PAGE,
+        figures=json.loads(json.dumps(figures)) if options["as_json"] else None,
+        command=manifest.command,
+    )
 
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
