@@ -15,7 +15,7 @@ from court.errors import CourtError, ModelRefused, Overrun, ReplyUnusable
 from court.meme import Frame
 from court.ports import ChatReply, FinishReason
 from court.prompts import Prompt
-from court.replies import parse
+from court.replies import Reply, parse
 from court.untrusted import Fence
 from eval.models.metered import MeteredModel
 from eval.models.prompts import load
@@ -23,6 +23,7 @@ from eval.probe import replies
 from eval.probe.taxonomy import Category, Taxonomy
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 
 VOICES = 3
 """Miners, and references."""
@@ -153,17 +154,7 @@ async def examine(bench: ProbeModels, subject: Subject, category: Category) -> r
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("present", category=fence.around(category.line)),
     )
-    read = partial(parse, replies.Presence)
-    return await _say(
-        bench.senior,
-        prompt,
-        task="present",
-        parts=parts,
-        read=read,
-        fence=fence,
-        schema=replies.PRESENCE,
-        chars=replies.REASON,
-    )
+    return await _say_as(replies.Presence, bench, prompt, task="present", parts=parts, fence=fence)
 
 
 async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
@@ -175,34 +166,14 @@ async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str)
         prompt.task("rewritten", text=fence.around(text)),
         prompt.task("keeps", misbelief=fence.around(misbelief)),
     )
-    read = partial(parse, replies.Keeping)
-    return await _say(
-        bench.senior,
-        prompt,
-        task="keeps",
-        parts=parts,
-        read=read,
-        fence=fence,
-        schema=replies.KEEPING,
-        chars=replies.REASON,
-    )
+    return await _say_as(replies.Keeping, bench, prompt, task="keeps", parts=parts, fence=fence)
 
 
 async def admit(bench: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
     """Asks whether a proposed category is distinct and of the right grain. Raises NoReply."""
     prompt, fence = prompt_of("judge"), bench.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
-    read = partial(parse, replies.Admission)
-    return await _say(
-        bench.senior,
-        prompt,
-        task="admit",
-        parts=(task,),
-        read=read,
-        fence=fence,
-        schema=replies.ADMISSION,
-        chars=replies.REASON,
-    )
+    return await _say_as(replies.Admission, bench, prompt, task="admit", parts=(task,), fence=fence)
 
 
 async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> str:
@@ -213,17 +184,7 @@ async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> s
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("misbelief", category=fence.around(category.line)),
     )
-    read = partial(parse, replies.Misbelief)
-    said = await _say(
-        bench.senior,
-        prompt,
-        task="misbelief",
-        parts=parts,
-        read=read,
-        fence=fence,
-        schema=replies.MISBELIEF,
-        chars=replies.SENTENCE,
-    )
+    said = await _say_as(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
     return said.misbelief
 
 
@@ -243,17 +204,7 @@ async def merge(bench: ProbeModels, subject: Subject, text: str, category: Categ
         *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
         prompt.task("merge", category=fence.around(category.line)),
     )
-    read = partial(parse, replies.Reference)
-    said = await _say(
-        bench.senior,
-        prompt,
-        task="merge",
-        parts=parts,
-        read=read,
-        fence=fence,
-        schema=replies.REFERENCE,
-        chars=replies.ANSWER,
-    )
+    said = await _say_as(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
     return said.answer
 
 
@@ -345,6 +296,15 @@ async def _explain(
     if not reply.text.strip():
         raise NoReply("REPLY_EMPTY", "it said nothing")
     return reply
+
+
+async def _say_as(
+    kind: type[R], bench: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
+) -> R:
+    """Has the senior reply in one of the plain forms."""
+    schema, chars = replies.FORMS[kind]
+    read = partial(parse, kind)
+    return await _say(bench.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars)
 
 
 async def _say(

@@ -89,11 +89,14 @@ _REASON = _words(REASON)
 _YES_OR_NO = {"type": "boolean"}
 # Reasons before decisions: a model writes in the order of the schema, so that it decides after it has given its
 # reasons.
-PRESENCE = object_schema({"reason": _REASON, "present": _YES_OR_NO})
-KEEPING = object_schema({"reason": _REASON, "keeps": _YES_OR_NO})
-ADMISSION = object_schema({"reason": _REASON, "distinct": _YES_OR_NO, "right_grain": _YES_OR_NO})
-MISBELIEF = object_schema({"misbelief": _words(SENTENCE)})
-REFERENCE = object_schema({"answer": _words(ANSWER)})
+FORMS: dict[type[Reply], tuple[dict[str, Any], int]] = {
+    Presence: (object_schema({"reason": _REASON, "present": _YES_OR_NO}), REASON),
+    Keeping: (object_schema({"reason": _REASON, "keeps": _YES_OR_NO}), REASON),
+    Admission: (object_schema({"reason": _REASON, "distinct": _YES_OR_NO, "right_grain": _YES_OR_NO}), REASON),
+    Misbelief: (object_schema({"misbelief": _words(SENTENCE)}), SENTENCE),
+    Reference: (object_schema({"answer": _words(ANSWER)}), ANSWER),
+}
+"""JSON schema and longest text, in characters, of the replies of the senior model that need no further check."""
 REWRITING = object_schema({"explanation": _REASON, "rewritten": _words(TEXT)})
 
 

@@ -319,6 +319,7 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
 
 
 def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[UnexplainedMeme, ...]:
+    every: Sequence[Scored | Step] = (*scored, *steps)
     found = [
         UnexplainedMeme(
             category=one.category,
@@ -327,23 +328,10 @@ def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -
             text=one.text,
             score=one.scoring.score,
             scoring=one.scoring,
-            step=None,
+            step=one if isinstance(one, Step) else None,
         )
-        for one in scored
-        if one.scoring.score is not None and one.scoring.score <= threshold
-    ]
-    found += [
-        UnexplainedMeme(
-            category=step.category,
-            misbelief=step.misbelief,
-            meme=step.meme,
-            text=step.text,
-            score=step.scoring.score,
-            scoring=step.scoring,
-            step=step,
-        )
-        for step in steps
-        if step.scoring is not None and step.scoring.score is not None and step.scoring.score <= threshold
+        for one in every
+        if one.scoring is not None and one.scoring.score is not None and one.scoring.score <= threshold
     ]
     # The meme's own text goes before its rewritten ones, so that a reader sees what they started from.
     return tuple(sorted(found, key=lambda one: (one.score, one.category, one.meme, one.step is not None)))
