@@ -104,19 +104,7 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     def rows() -> Rows:
         # Read anew, so that no rows stay in memory between naming a source and building from it.
         again = read_split(dataset, data, split)
-        good = [
-            Row(
-                line=meme.line,
-                id=meme.id,
-                label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
-                source_label=meme.source_label,
-                text=meme.text,
-                categories=meme.targets,
-                image=meme.image,
-                source=name,
-            )
-            for meme in again.memes
-        ]
+        good = [row_of(meme, name) for meme in again.memes]
         # Under the source's name, by which a library's report puts them in order.
         return Rows(SourceFormat.CARD, good, [replace(problem, source=name) for problem in again.problems])
 
@@ -129,6 +117,20 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
         files=tuple(data / file for file in read.files if (data / file).is_file()),
         # Those that come with the program are known by the files; a card of one's own may be changed. A tree has none.
         recipe=digest([dataset.own_card.to_json(), dict(read.files)]) if dataset.own_card else "",
+    )
+
+
+def row_of(meme: JudgedMeme, source: str = "") -> Row:
+    """A meme as a source of precedents has it, labelled by the data set's two classes."""
+    return Row(
+        line=meme.line,
+        id=meme.id,
+        label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
+        source_label=meme.source_label,
+        text=meme.text,
+        categories=meme.targets,
+        image=meme.image,
+        source=source,
     )
 
 

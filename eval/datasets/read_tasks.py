@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from court.digests import digest
@@ -13,8 +13,8 @@ from eval.datasets.card import DatasetCard
 from eval.datasets.card_split import CardMeme, read_by_card
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, Split, SplitRole
-from eval.datasets.read import refuse_others
-from retrieval.library.sources import Row, Rows, Source, SourceFormat
+from eval.datasets.read import refuse_others, row_of
+from retrieval.library.sources import Rows, Source, SourceFormat
 
 EXAMPLES = "examples of"
 """Stands in the name of a library of labelled examples: its labels of harm mean nothing."""
@@ -89,20 +89,9 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
 
     def rows() -> Rows:
         memes = read_task_split(dataset, data, split, task).memes
-        good = [
-            Row(
-                line=meme.line,
-                id=meme.id,
-                # A library wants a label of harm; an example's means nothing, as the name of the source says.
-                label=Label.NOT_HARMFUL,
-                source_label="",
-                text=meme.text,
-                image=meme.image,
-                source=name,
-            )
-            for meme in memes
-        ]
-        return Rows(SourceFormat.CARD, good, [])
+        # A library wants a label of harm; an example's means nothing, as the name of the source says.
+        bare = [replace(row_of(meme, name), label=Label.NOT_HARMFUL, source_label="", categories=()) for meme in memes]
+        return Rows(SourceFormat.CARD, bare, [])
 
     # Once at the beginning too, so that what is wrong is found before a library is built.
     read = read_task_split(dataset, data, split, task)

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from court.digests import digest, sha256_of
 from court.errors import BadRequest, Unavailable
 from court.ports import PictureReader
-from court.verdict import Label
 from eval.datasets.items import JudgedMeme
+from eval.datasets.read import row_of
 from eval.datasets.stored_files import replace_file
 from eval.runs.folder import Excluded
 from retrieval.audit.leakage import WHYS, Leaks, LeakThresholds, find_leaks
@@ -39,7 +39,7 @@ from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
 from retrieval.library.readers import read_source
-from retrieval.library.sources import Row, Source
+from retrieval.library.sources import Source
 from retrieval.library.storage import CURRENT
 from retrieval.open import BUILTIN, load_encoder, name_of
 
@@ -353,17 +353,7 @@ async def _compare(
 ) -> tuple[list[Excluded], Leaks]:
     """Finds precedents too near to judged memes, in the order of the precedents, and the full report."""
     # The label plays no part here: it only makes a row complete.
-    rows = [
-        Row(
-            line=meme.line,
-            id=meme.id,
-            label=Label.HARMFUL if meme.harmful else Label.NOT_HARMFUL,
-            source_label=meme.source_label,
-            text=meme.text,
-            image=meme.image,
-        )
-        for meme in judged
-    ]
+    rows = [row_of(meme) for meme in judged]
     found = await find_leaks(
         whole, rows, pictures=pictures, encoder=encoder, reader=reader, beside=beside, nearness=nearness, tell=tell
     )
