@@ -25,7 +25,7 @@ from eval.datasets.protocol import Level
 from eval.synthetic.ability import Ability as Ability  # offered here too: an oracle has one
 from eval.synthetic.ability import chance_of
 from eval.synthetic.draw import read_badge
-from eval.synthetic.task_oracle import task_odds, task_reply
+from eval.synthetic.task_oracle import laid_out, task_odds, task_reply
 from eval.synthetic.world import claim_of
 
 _FENCED = re.compile(r"\[begin (\w+)\]\n(.*?)\n\[end \1\]", re.DOTALL)
@@ -314,24 +314,8 @@ def _exchanges(parts: Sequence[str | bytes]) -> list[str]:
 
 
 def _shown(parts: Sequence[str | bytes]) -> JudgeInput:
-    """Parses the Judge's input as its prompt lays it out: pictures come before their captions."""
-    under: dict[str, list[str]] = {}
-    pictures: dict[str, str | None] = {}
-    before: list[bytes] = []
-    for part in parts:
-        if isinstance(part, bytes):
-            before.append(part)
-            continue
-        heading = ""
-        for found in _LAID_OUT.finditer(part):
-            if found["fenced"] is not None:
-                under.setdefault(heading, []).append(found["fenced"])
-                continue
-            heading = found["heading"]
-            if heading.startswith("Above:"):
-                pictures[heading] = next((read_badge(each) for each in before), None)
-                # Pictures belong to the heading that follows them.
-                before = []
+    """Parses the Judge's input as its prompt lays it out."""
+    under, pictures, _ = laid_out(parts, _LAID_OUT)
     precedents = [
         (words, pictures.get(f"Above: the picture of precedent {shown[1]}."), shown[2] != "not harmful")
         for heading, (words, *_) in under.items()

@@ -115,26 +115,10 @@ def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
 
 
 def _shown(parts: Sequence[str | bytes]) -> TaskInput:
-    """Parses the input as the prompt lays it out: pictures come before their captions."""
-    under: dict[str, str] = {}
-    pictures: dict[str, str | None] = {}
-    labelled: dict[str, str] = {}
-    before: list[bytes] = []
-    for part in parts:
-        if isinstance(part, bytes):
-            before.append(part)
-            continue
-        heading = ""
-        for found in _LAID_OUT.finditer(part):
-            if found["fenced"] is not None:
-                under[heading] = found["fenced"]
-                continue
-            heading = found["heading"]
-            if example := _LABELLED.match(heading):
-                labelled[example[1]] = example[2]
-            if heading.startswith("Above:"):
-                pictures[heading] = next((read_badge(each) for each in before), None)
-                before = []
+    """Parses the input as the prompt lays it out."""
+    texts, pictures, headings = laid_out(parts, _LAID_OUT)
+    under = {heading: found[-1] for heading, found in texts.items()}
+    labelled = {example[1]: example[2] for heading in headings if (example := _LABELLED.match(heading))}
     kept = [
         _follows(under.get(f"Text of example {n}:", ""), pictures.get(f"Above: the picture of example {n}."), said)
         for n, said in labelled.items()
@@ -148,6 +132,39 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
         named=named[1] if named else None,
         follow=2 * sum(kept) > len(kept),
     )
+
+
+def laid_out(
+    parts: Sequence[str | bytes], pattern: re.Pattern[str]
+) -> tuple[dict[str, list[str]], dict[str, str | None], list[str]]:
+    """Parses a user message as its prompt lays it out.
+
+    Args:
+        parts: The message: texts, and pictures as PNG, which come before their captions.
+        pattern: Finds headings (group ``heading``) and texts between marks (``fenced``).
+
+    Returns:
+        The texts under each heading, in order; the badge on each picture by its caption; all headings.
+    """
+    under: dict[str, list[str]] = {}
+    pictures: dict[str, str | None] = {}
+    headings: list[str] = []
+    before: list[bytes] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            before.append(part)
+            continue
+        heading = ""
+        for found in pattern.finditer(part):
+            if found["fenced"] is not None:
+                under.setdefault(heading, []).append(found["fenced"])
+                continue
+            heading = found["heading"]
+            headings.append(heading)
+            if heading.startswith("Above:"):
+                pictures[heading] = next((read_badge(each) for each in before), None)
+                before = []
+    return under, pictures, headings
 
 
 def _follows(text: str, badge: str | None, said: str) -> bool:
