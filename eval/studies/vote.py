@@ -22,7 +22,7 @@ from eval.datasets.protocol import LEVELS, Protocol, of_level
 from eval.scores.metrics import Scores, score
 from retrieval.audit.leakage import TEMPLATE
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
-from retrieval.calibration.leave_one_out import leave_one_out_neighbours
+from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighbours
 from retrieval.embed.encoder import Encoder
 from retrieval.embed.onnx_texts import NAME as ONNX_TEXTS
 from retrieval.library.library import Library
@@ -320,6 +320,16 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
         BadLibrary: The library can't be opened.
     """
     library = Library.open(place, None)
+    near, probabilities = _votes_left_out(library, apart=True)
+    by_row = dict(zip(near.rows.tolist(), probabilities, strict=True))
+    # A meme that can be compared with nothing has no probability.
+    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
+
+
+def _votes_left_out(
+    library: Library, *, twins_too: bool = True, apart: bool = False, template: float | None = None
+) -> tuple[Neighbours, list[float]]:
+    """Neighbours of each meme with what is left out, and the probability of harm by their vote."""
     tuning = library.manifest.tuning
     (near,) = leave_one_out_neighbours(
         library.rows,
@@ -329,29 +339,16 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
         alphas=[tuning.alpha],
         depth=tuning.vote.k + 1,
         limit=len(library.memes),
-        apart=True,
+        twins_too=twins_too,
+        apart=apart,
+        template=template,
         safeguards=tuning.safeguards,
     )
-    votes = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards)
-    by_row = dict(zip(near.rows.tolist(), votes.tolist(), strict=True))
-    # A meme that can be compared with nothing has no probability.
-    return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
+    return near, safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
 
 
 def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
-    tuning = library.manifest.tuning
-    (near,) = leave_one_out_neighbours(
-        library.rows,
-        library.memes,
-        library.manifest.encoder.text_dim,
-        alphas=[tuning.alpha],
-        depth=tuning.vote.k + 1,
-        limit=len(library.memes),
-        twins_too=twins_too,
-        template=TEMPLATE if templates_too else None,
-        safeguards=tuning.safeguards,
-    )
-    probabilities = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
+    near, probabilities = _votes_left_out(library, twins_too=twins_too, template=TEMPLATE if templates_too else None)
     # Dropped after the vote, not before: memes that are not judged are precedents all the same, unless
     # `_voters` took them out.
     kept = [_keeps_label(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
@@ -359,7 +356,8 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
     if not gold:
         raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")
-    return score(gold, [p >= tuning.vote.threshold for p in probabilities], probabilities, seed=seed)
+    threshold = library.manifest.tuning.vote.threshold
+    return score(gold, [p >= threshold for p in probabilities], probabilities, seed=seed)
 
 
 def _keeps_label(source_label: str, protocol: Protocol) -> bool:
