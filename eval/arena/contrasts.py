@@ -17,8 +17,10 @@ from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import MIDDLE, SCALE, Floats
 from eval.arena.ranking.bootstrap import draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
-from eval.arena.words import OVERALL, Setting
+from eval.arena.words import OVERALL, SETTING_WORDS, Setting
+from eval.reports.sections import Section
 from eval.scores.metrics import Figure
+from eval.scores.tables import figure
 
 Battle = tuple[str, int, str, str, str]
 """Meme, task, the two answers as they were shown, and the judge."""
@@ -193,3 +195,38 @@ def _own(judge: str, model: str, families: Mapping[str, str]) -> bool:
 def _figure(values: Floats, ends: tuple[float, float]) -> Figure:
     low, high = np.percentile(values[1:], ends)
     return Figure(float(values[0]), float(low), float(high))
+
+
+def contrast_sections(found: Sequence[SettingContrast], models: Sequence[str]) -> list[Section]:
+    """A table for each contrast: targets down, judges across.
+
+    Args:
+        found: The contrasts.
+        models: Targets in the order in which they are shown, such as that of the whole board.
+    """
+    return [_section(one, models) for one in found]
+
+
+def _section(contrast: SettingContrast, models: Sequence[str]) -> Section:
+    one, other = SETTING_WORDS[contrast.one], SETTING_WORDS[contrast.other]
+    judges = list(dict.fromkeys(shift.judge for shift in contrast.shifts))
+    shifts = {(shift.judge, shift.target): shift for shift in contrast.shifts}
+    rows = [(model, *(_cell(shifts[judge, model]) for judge in judges)) for model in models]
+    sure = [shift for shift in contrast.shifts if shift.sure]
+    notes = [
+        f"Points that a target's rating is higher by a judge's verdicts with {one} than with {other}, over the same "
+        f"{contrast.battles:,} judgements in the same order; 95 % intervals by bootstrap over memes. * the interval "
+        "does not hold 0; ° of the judge's own family. Each interval is by itself: of twenty, one misses by chance.",
+        f"Ratings are spread by {contrast.spread:.0f} points with {one} and {contrast.other_spread:.0f} with {other} "
+        f"(standard deviation, mean over judges): {figure(contrast.wider, '+.0f')}.",
+    ]
+    if contrast.own_family is not None:
+        notes.append(f"The judges' own families gain {figure(contrast.own_family, '+.0f')} more than the others.")
+    if sure:
+        notes.append("Surely moved: " + "; ".join(f"{shift.target} by {shift.judge}" for shift in sure) + ".")
+    title = f"Ratings with {one}, less those with {other}"
+    return Section(f"contrast-{contrast.one}", title, (("target", *judges), *rows), tuple(notes))
+
+
+def _cell(shift: Shift) -> str:
+    return figure(shift.points, "+.0f") + "*" * shift.sure + "°" * shift.own_family

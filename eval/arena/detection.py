@@ -19,9 +19,11 @@ from eval.arena.speakers import Speaker
 from eval.arena.words import OVERALL
 from eval.models.memes import ShownMeme
 from eval.models.metered import MeteredModel
+from eval.reports.sections import Section
 from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampled_means import ResampledMeans
 from eval.scores.resampling import interval
+from eval.scores.tables import figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +205,33 @@ def _spearman(pairs: Sequence[tuple[float, float]], drawn: Sequence[tuple[Floats
         float(spearmanr(values[:, 0], values[:, 1]).statistic),
         *interval(np.array([spearmanr(one[:, 0], one[:, 1]).statistic for one in there])),
     )
+
+
+def detection_sections(report: DetectionReport) -> list[Section]:
+    """A table of models by accuracy, with their win rates, and the rank correlation."""
+    table = (
+        ("model", "accuracy", "macro-F1", "labelled", "win rate overall"),
+        *(
+            (
+                row.model,
+                f"{figure(row.accuracy, '.1f', times=100)} %",
+                f"{row.macro_f1:.3f}",
+                f"{row.labelled:,} of {row.labelled + row.unlabelled:,}",
+                "–" if row.win_rate is None else f"{100 * row.win_rate:.1f} %",
+            )
+            for row in report.rows
+        ),
+    )
+    if report.spearman is None:
+        together = "Fewer than three models can be ranked by both, or all are alike in one: there is no correlation."
+    else:
+        together = (
+            f"Spearman's rank correlation of accuracy and win rate over {len(report.rows)} models is "
+            f"{figure(report.spearman, '.2f')}. With few models its interval says little."
+        )
+    notes = (
+        f"Bare labels of {report.memes:,} memes; a meme without a usable label counts as wrong. Always naming the "
+        f"larger class gets {100 * report.majority:.1f} %. Intervals are 95 %, by bootstrap over memes.",
+        together,
+    )
+    return [Section("detection", "Detection beside understanding", table, notes)]

@@ -23,8 +23,10 @@ from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.speakers import prompt_of
 from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
+from eval.reports.sections import Section
 from eval.scores.metrics import Figure
 from eval.scores.resampled_means import mean_of
+from eval.scores.tables import figure
 from serving.docket.review.agreement import Kappa, cohen
 
 Comparison = tuple[str, int, str, str]
@@ -275,3 +277,60 @@ def _frame(path: Path) -> Frame:
     # Width and height stand at this place of every PNG; the folder's pictures are our own.
     width, height = struct.unpack(">II", png[16:24])
     return Frame(png, width, height)
+
+
+def distil_sections(report: DistilReport) -> list[Section]:
+    """A table of the student and the baselines."""
+    table = (
+        (
+            "judge",
+            "error of ratings, held-out families",
+            "rank correlation",
+            "agreement with the teacher",
+            "κ",
+            "first shown won",
+            "same in both orders",
+            "own family's lift",
+            "unusable",
+            "US$ per 1,000",
+        ),
+        *(
+            (
+                one.judge,
+                figure(one.rmse, ".1f"),
+                figure(one.spearman, ".2f"),
+                _percent(one.agreement),
+                figure(one.kappa.value, ".2f"),
+                "–" if one.first_share is None else f"{100 * one.first_share:.0f} %",
+                "–" if one.consistent is None else f"{100 * one.consistent:.0f} %",
+                figure(one.own_lift, ".2f"),
+                f"{one.unusable:,}",
+                figure(report.usd_per_1000.get(one.judge), ".2f"),
+            )
+            for one in report.checks
+        ),
+    )
+    student = report.checks[0]
+    bound = (
+        "It judged nothing."
+        if student.rmse is None
+        else f"{student.judge} is {'within' if student.rmse <= BOUND else 'not within'} the bound of {BOUND:.0f}."
+    )
+    ceiling = (
+        "The teacher did not judge both orders, so that there is no ceiling to hold agreement against."
+        if report.ceiling is None
+        else "The teacher agrees with itself in the other order with κ "
+        f"{figure(report.ceiling.value, '.2f')}: no student can be asked for more."
+    )
+    notes = (
+        f"On {report.comparisons:,} comparisons about held-out memes, or with a model of a held-out family "
+        f"({', '.join(report.held_out)}). Errors are in points of a Bradley-Terry rating. {bound}",
+        ceiling,
+    )
+    return [Section("distilled", "A judge of one's own beside its teacher", table, notes)]
+
+
+def _percent(figure: Figure | None) -> str:
+    if figure is None:
+        return "–"
+    return f"{100 * figure.value:.0f} % [{100 * figure.low:.0f}, {100 * figure.high:.0f}]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.arena import figures
-from eval.arena.contrast_words import contrast_sections
+from eval.arena.contrasts import contrast_sections
 from eval.arena.leaderboard import Leaderboard
 from eval.arena.published import MEMEARENA_NDCG, NDCG_SOURCE
 from eval.arena.words import SETTING_WORDS

@@ -14,9 +14,11 @@ from court.errors import BadRequest
 from eval.arena.events import Answered, ContextSimulated, Event, FusionBegun, FusionRound, TaskFormulated
 from eval.arena.words import Relevance
 from eval.reports.rating_sheet import EXPLANATION_CRITERIA, Criterion, RatedItem, SheetKey
+from eval.reports.sections import Section
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
 from eval.scores.resampled_means import mean_of
+from eval.scores.tables import figure
 
 GUIDELINES, CONTEXTS = "guidelines", "contexts"
 CRITERIA: Mapping[str, tuple[Criterion, ...]] = {
@@ -284,3 +286,34 @@ def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Rand
         ranked.append((seen[text.meme], place, text))
         seen[text.meme] += 1
     return [text for _, _, text in sorted(ranked, key=lambda one: one[:2])[:most]]
+
+
+def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
+    """Mean ratings by round, and the round after which nothing is gained.
+
+    Args:
+        rounds: Mean scores by round, in order.
+        end: The round that :func:`eval.arena.rating.plateau` finds.
+    """
+    rows = [(str(one.round), f"{one.items:,}", figure(one.mean, ".2f")) for one in rounds]
+    if len(rounds) < 2:
+        told = "Guidelines of several rounds (--rounds 0-14) show from which one on nothing is gained."
+    elif end is None:
+        told = "The last round that was rated still gained half the width of its interval or more."
+    else:
+        told = (
+            f"After round {end}, no further one gains half the width of its interval: with "
+            f"fusion_rounds = {max(1, end)} in [arena] the calls of all later ones are saved. Published: about 8 of 14."
+        )
+    notes = ("All criteria together; intervals are 95 %, by bootstrap over memes.", told)
+    return Section("rounds", "By round of the fusion", (("round", "guidelines", "mean score"), *rows), notes)
+
+
+def measure_section(measures: Sequence[RoundMeasures]) -> Section:
+    """Free measures by round."""
+    rows = [
+        (str(one.round), f"{one.n:,}", f"{one.words:.0f}", "–" if one.kept is None else f"{100 * one.kept:.0f} %")
+        for one in measures
+    ]
+    note = "Kept: words that this text and the one before it have in common, of all that they have (Jaccard)."
+    return Section("measures", "By round of the fusion", (("round", "guidelines", "words", "kept"), *rows), (note,))

@@ -13,6 +13,7 @@ from eval.arena.words import OVERALL
 from eval.reports.sections import Section
 from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
+from eval.scores.tables import figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +134,18 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
         models.append(RepeatedModel(name, repeated(ratings), repeated([row.win_rate for row in own])))
     by_rating = all(rated)
 
-    def figure(model: RepeatedModel) -> RepeatedFigure:
+    def compared(model: RepeatedModel) -> RepeatedFigure:
         return model.rating if by_rating else model.win_rate
 
     # Without a figure a model comes last; of equals the name decides.
-    ordered = sorted(models, key=lambda model: (-(figure(model).mean or 0.0), model.model))
+    ordered = sorted(models, key=lambda model: (-(compared(model).mean or 0.0), model.model))
     places = [
         AdjacentPlaces(
             ahead=one.model,
             behind=other.model,
             held=sum(
                 a is not None and b is not None and a > b
-                for a, b in zip(figure(one).values, figure(other).values, strict=True)
+                for a, b in zip(compared(one).values, compared(other).values, strict=True)
             ),
             repeats=len(boards),
         )
@@ -166,9 +167,9 @@ def repeat_section(board: RepeatedBoard) -> Section:
     rows = [
         (
             model.model,
-            _points(model.rating.mean if board.by_rating else None),
-            _points(model.rating.sd if board.by_rating else None, 1),
-            *map(_points, model.rating.values),
+            figure(model.rating.mean if board.by_rating else None, ".0f"),
+            figure(model.rating.sd if board.by_rating else None, ".1f"),
+            *(figure(value, ".0f") for value in model.rating.values),
             _percent(model.win_rate.mean),
             _percent(model.win_rate.sd),
             held.get(model.model, "–"),
@@ -187,10 +188,6 @@ def repeat_section(board: RepeatedBoard) -> Section:
             "In some repeat not all models can be rated together, so that they stand in the order of the battles won."
         )
     return Section("repeats", "Over all repeats", (header, *rows), tuple(notes))
-
-
-def _points(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(value: float | None) -> str:

@@ -219,7 +219,7 @@ def _keys(by: str | None) -> tuple[str, ...]:
 
 
 def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> list[Section]:
-    from eval.arena.group_words import group_sections
+    from eval.arena.groups import group_sections
     from eval.reports.sections import as_page
 
     sections = group_sections(groups, [row.model for row in board.board("overall").rows])

@@ -25,8 +25,7 @@ def detect(**given: Any) -> None:
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
     the arena's record and reused when the command runs again.
     """
-    from eval.arena.detection import detection_report
-    from eval.arena.detection_words import detection_sections
+    from eval.arena.detection import detection_report, detection_sections
     from eval.arena.folder import ArenaFolder
 
     folder = ArenaFolder(given["out"])

@@ -87,8 +87,7 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
 
     The baselines are "the longer answer wins" and the untrained model (--base).
     """
-    from eval.arena.distilled import distil_report
-    from eval.arena.distilled_words import distil_sections
+    from eval.arena.distilled import distil_report, distil_sections
     from eval.arena.judge_examples import read_examples
     from eval.models.open import read_models
     from eval.runs.progress import watching

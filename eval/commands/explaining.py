@@ -35,8 +35,7 @@ def explain(**given: Any) -> None:
     are stored in the arena's record and reused when the command runs again.
     """
     from eval.arena.folder import ArenaFolder
-    from eval.arena.loss_words import loss_sections
-    from eval.arena.losses import loss_report, losses_of
+    from eval.arena.losses import loss_report, loss_sections, losses_of
 
     folder = ArenaFolder(given["out"])
     manifest = folder.manifest()

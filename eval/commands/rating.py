@@ -91,7 +91,7 @@ def rate_arena(**given: Any) -> None:
     """
     from eval.arena import rating
     from eval.arena.folder import ArenaFolder
-    from eval.arena.rating_words import measure_section, round_section
+    from eval.arena.rating import measure_section, round_section
     from eval.reports.rating_words import rating_section
 
     folder = ArenaFolder(given["out"])

@@ -6,6 +6,7 @@ from eval.probe.compare import CHANGE, FAILURE, FAILURE_BEFORE, MEAN, SCORE, Pro
 from eval.probe.published import PUBLISHED, SOURCE
 from eval.reports.sections import Section
 from eval.scores.metrics import Figure
+from eval.scores.tables import figure
 
 _MARKS = {"best": "¹", "second": "²"}
 
@@ -81,9 +82,6 @@ def _cell(comparison: ProbeComparison, target: str, category: str, metric: str) 
     return _shown(cell.figures[metric], metric, interval=category == MEAN) + _MARKS.get(cell.surely.get(metric, ""), "")
 
 
-def _shown(figure: Figure | None, metric: str, *, interval: bool) -> str:
-    if figure is None:
-        return "–"
-    factor, form = (1.0, "{:.2f}") if metric == SCORE else (100.0, "{:+.1f}" if metric == CHANGE else "{:.1f}")
-    value, low, high = (form.format(factor * each) for each in (figure.value, figure.low, figure.high))
-    return f"{value} [{low}, {high}]" if interval else value
+def _shown(found: Figure | None, metric: str, *, interval: bool) -> str:
+    form, times = (".2f", 1.0) if metric == SCORE else ("+.1f" if metric == CHANGE else ".1f", 100.0)
+    return figure(found if interval or found is None else found.value, form, times=times)

@@ -12,6 +12,7 @@ from eval.reports.sections import Section
 from eval.reports.words import percent
 from eval.runs.repeats import prepare_repeats, repeat_folder, require_repeats
 from eval.scores.repeated import RepeatedFigure, repeated
+from eval.scores.tables import figure
 
 ALL = "all"
 
@@ -121,7 +122,7 @@ def repeat_section(probe: RepeatedProbe) -> Section:
     rows = [
         (
             one.name,
-            *(_shown(one.score.mean), _shown(one.score.sd), *map(_shown, one.score.values)),
+            *(figure(value, ".2f") for value in (one.score.mean, one.score.sd, *one.score.values)),
             *(percent(one.failure.mean), percent(one.failure.sd)),
             *(percent(one.pooled.mean), percent(one.pooled.sd), *map(percent, one.pooled.values)),
         )
@@ -142,7 +143,3 @@ def _category(name: str, rows: Sequence[CategoryRow | None]) -> RepeatedCategory
         repeated([figure.value if figure else None for figure in figures]) for figures in (means, failures, pooled)
     ]
     return RepeatedCategory(name, *figures)
-
-
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

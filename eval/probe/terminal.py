@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eval.probe.report import CategoryRow, ProbeReport, Rates
-from eval.scores.metrics import Figure
-from eval.scores.tables import table
+from eval.scores.tables import figure, table
 
 _TOPICS = 5
 _STABLE = 150
@@ -55,7 +54,7 @@ def _rates(rates: Rates) -> list[str]:
     told = f" ({', '.join(lost)})" if lost else ""
     return [
         f"{rates.scored:,}{told}",
-        _mean(rates.mean),
+        figure(rates.mean, ".2f"),
         _failed(rates),
     ]
 
@@ -64,16 +63,12 @@ def _failed(rates: Rates) -> str:
     return "–" if rates.failure is None else f"{100 * rates.failure.value:.1f} %"
 
 
-def _mean(mean: Figure | None) -> str:
-    return "–" if mean is None else f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
-
-
 def _steps(report: ProbeReport) -> str:
     cells = [["step", "searches", "as they are", "rewritten", "failed", "outcomes"]]
     for row in report.steps:
-        failed = _failed(row.after)
+        mean, failed = figure(row.after.mean, ".2f"), _failed(row.after)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
-        cells.append([str(row.number), f"{row.n:,}", f"{row.before:.2f}", _mean(row.after.mean), failed, outcomes])
+        cells.append([str(row.number), f"{row.n:,}", f"{row.before:.2f}", mean, failed, outcomes])
     return table(cells)
 
 

@@ -10,6 +10,7 @@ from eval.datasets.json_lines import read_json_lines
 from eval.reports.rating_sheet import SheetKey
 from eval.reports.sections import Section
 from eval.scores.ratings import CriterionRatings, Rating
+from eval.scores.tables import figure
 
 
 def read_ratings(paths: Sequence[Path], key: SheetKey) -> tuple[Rating, ...]:
@@ -72,10 +73,10 @@ def rating_section(
             one.criterion,
             f"{one.items:,}",
             f"{one.raters:,}",
-            f"{one.mean.value:.2f} [{one.mean.low:.2f}, {one.mean.high:.2f}]",
-            _figure(one.fleiss.value),
-            _figure(one.cohen),
-            _figure(one.alpha),
+            figure(one.mean, ".2f"),
+            figure(one.fleiss.value, ".2f"),
+            figure(one.cohen, ".2f"),
+            figure(one.alpha, ".2f"),
             "–" if one.self_agreement.alike is None else f"{one.self_agreement.alike:.2f} of {one.self_agreement.n:,}",
             *(_published(published, one.criterion) if published else ()),
         )
@@ -96,8 +97,4 @@ def _published(published: Mapping[str, tuple[float, float | None]], criterion: s
     if criterion not in published:
         return "–", "–"
     mean, agreement = published[criterion]
-    return f"{mean:.2f}", _figure(agreement)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return f"{mean:.2f}", figure(agreement, ".2f")

@@ -26,15 +26,22 @@ def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
     )
 
 
-def figure(value: Figure | float | None) -> str:
-    """A figure to three places, with its interval where it has one; a dash where there is none."""
+def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.0) -> str:
+    """A figure, with its interval where it has one; a dash where there is none.
+
+    Args:
+        value: The figure.
+        form: Format of a number, such as ``+.1f``.
+        times: Factor of the figure and of its interval: 100 for per cent.
+    """
     match value:
         case None:
             return "–"
         case Figure():
-            return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+            low, high = times * value.low, times * value.high
+            return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
         case _:
-            return f"{value:.3f}"
+            return f"{times * value:{form}}"
 
 
 def cards_table(cards: Sequence[tuple[str, Card]]) -> str:

@@ -15,6 +15,7 @@ from eval.scores import resampling
 from eval.scores.compare import SURE, mcnemar, signed_interval
 from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
 from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
+from eval.scores.tables import figure
 from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
 
 
@@ -139,8 +140,8 @@ def task_comparison_in_words(comparison: TaskComparison) -> list[str]:
     a, b, official = comparison.name_a, comparison.name_b, comparison.official
     over = f" in {comparison.groups:,} groups" if comparison.groups else ""
     sentences = [
-        f"{comparison.task}, {comparison.n:,} memes{over}: {official} of {a} {_places(comparison.a[official])}, of {b} "
-        f"{_places(comparison.b[official])}."
+        f"{comparison.task}, {comparison.n:,} memes{over}: {official} of {a} {figure(comparison.a[official])}, of {b} "
+        f"{figure(comparison.b[official])}."
     ]
     if comparison.only_one:
         sentences.append(f"{comparison.only_one:,} memes that one alone was asked about are not compared.")
@@ -186,7 +187,3 @@ def _differences(
 def _answered_labels(one: Judged, task: str) -> tuple[str, ...] | None:
     answer = one.prediction.said.get(task)
     return None if answer is None else answer.labels
-
-
-def _places(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -163,6 +163,7 @@ def laid_out(
             headings.append(heading)
             if heading.startswith("Above:"):
                 pictures[heading] = next((read_badge(each) for each in before), None)
+                # Pictures belong to the heading that follows them.
                 before = []
     return under, pictures, headings
 

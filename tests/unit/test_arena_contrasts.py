@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from eval.arena.contrast_words import contrast_sections
-from eval.arena.contrasts import contrasts
+from eval.arena.contrasts import contrast_sections, contrasts
 from eval.arena.leaderboard import leaderboard
 from eval.arena.page import as_html
 from eval.arena.ranking.battles import SCALE

@@ -12,8 +12,7 @@ from PIL import Image
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest
 from court.meme import Frame
-from eval.arena.distilled import LONGER, distil_report, judged_by
-from eval.arena.distilled_words import distil_sections
+from eval.arena.distilled import LONGER, distil_report, distil_sections, judged_by
 from eval.arena.events import Judged
 from eval.arena.judge_examples import judge_examples, mirrored_reasons, read_examples
 from eval.arena.replies import parse_verdicts

@@ -10,8 +10,7 @@ from statsmodels.stats.multitest import multipletests
 from court.digests import digest
 from court.errors import BadRequest
 from eval.arena.folder import FixedTask
-from eval.arena.group_words import group_sections
-from eval.arena.groups import LEAST_TASKS, boards_by, groups_of
+from eval.arena.groups import LEAST_TASKS, boards_by, group_sections, groups_of
 from eval.arena.interaction import _dealt, holm, interaction, step_down
 from eval.arena.leaderboard import leaderboard
 from eval.arena.ranking.battles import Battles, wins
