@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from serving.cli.common import with_options
+
 if TYPE_CHECKING:
     from eval.reports.every_eval_ever import Publisher
     from eval.runs.results import Results
@@ -17,36 +19,30 @@ C = TypeVar("C", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path)
 
 
-def publisher_options(command: C) -> C:
-    """Adds the options that say who publishes results, and where to write them."""
-    # Decorators apply from the bottom up; reversed, --help shows the options in this order.
-    for option in reversed(
-        (
-            click.option(
-                "--every-eval-ever",
-                "database",
-                type=_PATH,
-                metavar="DIR",
-                help="Folder to write Every Eval Ever records (schema 0.3.0) below.",
-            ),
-            click.option(
-                "--organization",
-                default="",
-                metavar="NAME",
-                help="Name of the evaluating organization, as readers will see it.",
-            ),
-            click.option("--organization-url", default="", metavar="URL", help="Address of the organization."),
-            click.option(
-                "--relationship",
-                type=click.Choice(["first_party", "third_party", "collaborative", "other"]),
-                default="third_party",
-                show_default=True,
-                help="Relationship of the evaluator to the makers of the models.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+publisher_options = with_options(
+    click.option(
+        "--every-eval-ever",
+        "database",
+        type=_PATH,
+        metavar="DIR",
+        help="Folder to write Every Eval Ever records (schema 0.3.0) below.",
+    ),
+    click.option(
+        "--organization",
+        default="",
+        metavar="NAME",
+        help="Name of the evaluating organization, as readers will see it.",
+    ),
+    click.option("--organization-url", default="", metavar="URL", help="Address of the organization."),
+    click.option(
+        "--relationship",
+        type=click.Choice(["first_party", "third_party", "collaborative", "other"]),
+        default="third_party",
+        show_default=True,
+        help="Relationship of the evaluator to the makers of the models.",
+    ),
+)
+"""Options that say who publishes results, and where to write them."""
 
 
 def publisher_of(given: dict[str, Any]) -> Publisher:

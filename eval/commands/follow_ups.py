@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from eval.commands.options import arena_samples
+from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaFolder, ArenaManifest
@@ -40,31 +41,23 @@ class FollowUp:
     progress: Callable[[int, int], None]
 
 
-def follow_up_options(command: C) -> C:
-    """Adds the options by which an arena, its memes and its models are named again."""
-    path = click.Path(path_type=Path)
-    # Decorators apply from the bottom up; reversed, --help shows the options in this order.
-    for option in reversed(
-        (
-            click.option("--out", type=path, required=True, help="Folder of the arena."),
-            click.option("--models", type=path, default=Path("arena.toml"), show_default=True, help="Models file."),
-            click.option("--data", type=path, help="Data set of the arena, if [arena] does not name it."),
-            click.option(
-                "--concurrency",
-                type=click.IntRange(1, 1000),
-                default=4,
-                show_default=True,
-                help="Maximum concurrent questions.",
-            ),
-            click.option("--calls", type=path, help="Store of model calls, shared by arenas."),
-            click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
-            click.option(
-                "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+_PATH = click.Path(path_type=Path)
+follow_up_options = with_options(
+    click.option("--out", type=_PATH, required=True, help="Folder of the arena."),
+    click.option("--models", type=_PATH, default=Path("arena.toml"), show_default=True, help="Models file."),
+    click.option("--data", type=_PATH, help="Data set of the arena, if [arena] does not name it."),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, 1000),
+        default=4,
+        show_default=True,
+        help="Maximum concurrent questions.",
+    ),
+    click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas."),
+    click.option("--report", "only_report", is_flag=True, help="Call no model; report on the stored replies."),
+    click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."),
+)
+"""Options by which an arena, its memes and its models are named again."""
 
 
 def follow_up(

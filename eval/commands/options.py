@@ -157,6 +157,14 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
     return tuple(dict.fromkeys(Protocol(name) for name in names))
 
 
+threshold_option = click.option(
+    "--threshold",
+    type=click.IntRange(0, 10),
+    default=4,
+    show_default=True,
+    help="Highest score at which an explanation counts as failed.",
+)
+
 patience_option = click.option(
     "--patience",
     default=10.0,

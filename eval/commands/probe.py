@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import vllm_turns_options
+from eval.commands.options import threshold_option, vllm_turns_options
 from eval.commands.pages import command_line, show_sections, write_page
 from eval.commands.rating import rate_probe
 
@@ -156,13 +156,7 @@ def probe(context: click.Context, /, **given: Any) -> None:
 
 @probe.command()
 @click.argument("probes", nargs=-1, required=True, metavar="DIR...", type=click.Path(path_type=Path))
-@click.option(
-    "--threshold",
-    type=click.IntRange(0, 10),
-    default=4,
-    show_default=True,
-    help="Highest score at which an explanation counts as failed.",
-)
+@threshold_option
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
 def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json: bool) -> None:
@@ -195,13 +189,7 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
     type=click.Path(path_type=Path),
     help="Models file with a [probe] table that names several data sets.",
 )
-@click.option(
-    "--threshold",
-    type=click.IntRange(0, 10),
-    default=4,
-    show_default=True,
-    help="Highest score at which an explanation counts as failed.",
-)
+@threshold_option
 @click.option("--without-train", is_flag=True, help="Leave out the train split; runs then need --library.")
 def export_exam(folder: Path, target: Path, **given: Any) -> None:
     """Writes the memes that the target of PROBE failed to explain as a data set, to run trials on them.

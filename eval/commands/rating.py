@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from eval.commands.options import arena_samples
+from eval.commands.options import arena_samples, threshold_option
 from eval.commands.pages import command_line, write_page
+from serving.cli.common import with_options
 
 if TYPE_CHECKING:
     from eval.arena.folder import ArenaManifest
@@ -24,42 +25,28 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _sheet_options(command: F) -> F:
-    """Options of both commands: what is drawn, and which ratings are reported on."""
-    # Decorators apply from the bottom up; reversed, --help shows the options in the order of this list.
-    for option in reversed(
-        (
-            click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to draw from."),
-            click.option(
-                "--sheet", type=click.Path(path_type=Path), help="Draw a rating sheet and write it under this name."
-            ),
-            click.option(
-                "--count", default=50, show_default=True, type=click.IntRange(1), help="Number of items on a sheet."
-            ),
-            click.option(
-                "--seed",
-                default=0,
-                show_default=True,
-                type=click.IntRange(0),
-                help="Seed of the draw and of the order.",
-            ),
-            click.option(
-                "--ratings",
-                type=click.Path(path_type=Path),
-                multiple=True,
-                help="Ratings (JSON lines: item, who, criterion, score). Repeatable.",
-            ),
-            click.option("--key", type=click.Path(path_type=Path), help="Key file of the rated sheet."),
-            click.option(
-                "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file."
-            ),
-            click.option(
-                "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+_sheet_options = with_options(
+    click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to draw from."),
+    click.option("--sheet", type=click.Path(path_type=Path), help="Draw a rating sheet and write it under this name."),
+    click.option("--count", default=50, show_default=True, type=click.IntRange(1), help="Number of items on a sheet."),
+    click.option(
+        "--seed",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Seed of the draw and of the order.",
+    ),
+    click.option(
+        "--ratings",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="Ratings (JSON lines: item, who, criterion, score). Repeatable.",
+    ),
+    click.option("--key", type=click.Path(path_type=Path), help="Key file of the rated sheet."),
+    click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page to this file."),
+    click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without texts."),
+)
+"""Options of both commands: what is drawn, and which ratings are reported on."""
 
 
 @click.command("rate")
@@ -141,13 +128,7 @@ def rate_arena(**given: Any) -> None:
 @click.option(
     "--what", type=click.Choice(["mine", "references", "scores", "rewritten"]), default="references", show_default=True
 )
-@click.option(
-    "--threshold",
-    type=click.IntRange(0, 10),
-    default=4,
-    show_default=True,
-    help="Highest score at which an explanation counts as failed.",
-)
+@threshold_option
 @_sheet_options
 def rate_probe(**given: Any) -> None:
     """Prepares blind human ratings of a probe's agents, and reports on them.
