@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from contextlib import asynccontextmanager
 from copy import copy
@@ -24,6 +23,7 @@ from serving.runner.executor import TrialExecutor
 from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.support.fakes import a_picture
+from tests.support.playing import play_in
 from tests.unit.test_trial import a_court
 
 IMAGE = b"any bytes: the picture reader is a fake"
@@ -128,18 +128,7 @@ async def a_scene(
 
 
 def play(work, path, **options):
-    async def scene():
-        async with a_scene(path, **options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
-
-
-async def until(condition):
-    """Waits until something holds that the server does not tell of."""
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    return play_in(a_scene(path, **options), work)
 
 
 async def rest_of(call):

@@ -34,6 +34,7 @@ from serving.rpc.precedents import PrecedentsService
 from serving.rpc.server import make_server
 from serving.settings import Settings
 from tests.contract.real_court import IMAGE, real_court
+from tests.support.playing import until
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
@@ -369,14 +370,6 @@ def test_a_file_that_is_not_there_lets_nobody_in_by_accident(file):
 
 
 # What changes while the server runs
-
-
-async def until(true):
-    for _ in range(1000):
-        if await true():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 @asynccontextmanager

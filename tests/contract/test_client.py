@@ -14,6 +14,7 @@ import trustme
 
 from memecourt.client import AsyncClient, CallError, Client, JudgeError, Retries, Tls, judge_request
 from memecourt.v1 import court_pb2 as wire
+from serving.models.vllm import free_port
 from tests.contract.fake_court import FakeCourt, Refusal, listening, served
 from tests.contract.real_court import IMAGE, real_court
 
@@ -153,9 +154,7 @@ def test_nobody_waits_for_what_can_t_come_in_time(client):
 
 
 def test_a_server_that_starts_late_is_found(client):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     servers, court = [], FakeCourt()
     starter = threading.Timer(0.5, lambda: servers.append(listening(court, address)[0]))
     starter.start()
@@ -817,9 +816,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever(client):
 
 
 def test_no_server_at_all_is_an_outcome_too(client):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     outcomes = outcomes_of(client.each(address, "judge_many", asks(2), timeout=3))
     for error in outcomes.values():
         assert error.code is Code.DEADLINE_EXCEEDED

@@ -48,6 +48,7 @@ from serving.rpc.docket import SERVICE, DocketService
 from serving.rpc.flow_control import ReceiveBudget
 from serving.rpc.listings import place_of, token_of, which_of
 from tests.support.dockets import Intercepted
+from tests.support.playing import play_in
 from tests.support.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
@@ -181,11 +182,7 @@ async def a_scene(place: Path | Address, *, docket: Any = None) -> AsyncIterator
 
 
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
-    async def scene() -> T:
-        async with a_scene(place, **options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
+    return play_in(a_scene(place, **options), work)
 
 
 @pytest.fixture

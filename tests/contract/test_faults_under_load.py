@@ -23,9 +23,10 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
-from tests.contract.scenes import a_scene, rest_of, told, until
+from tests.contract.scenes import a_scene, rest_of, told
 from tests.support.dockets import open_trials, place_of
 from tests.support.fakes import FakeReader
+from tests.support.playing import until
 from tests.support.sizes import FULL
 from tests.unit.test_trial import a_court
 

@@ -27,6 +27,7 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.status import _CODES
 from serving.settings import Settings
 from tests.contract.real_court import IMAGE, real_court
+from tests.support.playing import until
 from tests.support.sizes import FULL
 
 BASE64 = base64.b64encode(IMAGE).decode()
@@ -60,14 +61,6 @@ async def curl(*arguments, data=b""):
     said, _ = await process.communicate(data)
     assert process.returncode == 0
     return said.decode()
-
-
-async def until_true(holds):
-    for _ in range(6000):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never holds")
 
 
 def form(**fields):
@@ -270,7 +263,7 @@ def test_a_deadline_ends_a_trial_and_is_504(tmp_path):
         court.reader.wait = asyncio.Event()
         answer = await client.post("/v1/judge", content=IMAGE, headers={**PNG, "x-timeout-s": "0.5"})
         assert reason(answer, 504) == "DEADLINE"
-        await until_true(lambda: not court.reception.admission.running)
+        await until(lambda: not court.reception.admission.running)
 
     with_api(tmp_path, scene)
 
@@ -282,7 +275,7 @@ def test_a_caller_that_leaves_ends_its_trial(tmp_path):
         await court.reader.asked.wait()
         assert court.reception.admission.running == 1
         asking.cancel()
-        await until_true(lambda: not court.reception.admission.running)
+        await until(lambda: not court.reception.admission.running)
         assert court.court.memory.bytes_in_use == 0
 
     with_api(tmp_path, scene)
@@ -297,9 +290,9 @@ def test_a_caller_that_leaves_in_the_middle_of_a_body_leaves_nothing_behind(tmp_
         for _ in range(5):
             _, writer = await asyncio.open_connection("127.0.0.1", int(court.http.rpartition(":")[2]))
             writer.write(HALF.replace(b"Host", later + b"Host"))
-            await until_true(lambda: court.court.memory.bytes_in_use)
+            await until(lambda: court.court.memory.bytes_in_use)
             writer.close()
-            await until_true(lambda: not court.court.memory.bytes_in_use)
+            await until(lambda: not court.court.memory.bytes_in_use)
         await asyncio.sleep(0.1)
 
     with_api(tmp_path, scene)
@@ -480,13 +473,13 @@ def test_reviews_are_told_as_they_are_made_and_from_where_the_caller_is(tmp_path
             lines = stream.aiter_lines()
             assert [await anext(lines) for _ in range(2)][1] == "event: position"
             await review("the first")
-            told = [line async for line in until(lines, "event: review")]
+            told = [line async for line in lines_until(lines, "event: review")]
             place = next(line for line in reversed(told) if line.startswith("id: ")).removeprefix("id: ")
             assert "the first" in await anext(lines)
         await review("the second")
         async with client.stream("GET", "/v1/reviews/events", headers={"last-event-id": place}) as stream:
             lines = stream.aiter_lines()
-            [_ async for _ in until(lines, "event: review")]
+            [_ async for _ in lines_until(lines, "event: review")]
             assert "the second" in await anext(lines)
 
     with_api(tmp_path, scene)
@@ -603,9 +596,9 @@ def test_a_caller_who_leaves_a_stream_leaves_no_memory_behind(tmp_path):
         _, writer = await open_lines(court)
         line = stream_line("left", image=BASE64, text="x")
         writer.write(b"%x\r\n%s\r\n" % (len(line), line))
-        await until_true(lambda: court.court.memory.bytes_in_use > before)
+        await until(lambda: court.court.memory.bytes_in_use > before)
         writer.transport.abort()
-        await until_true(lambda: court.court.memory.bytes_in_use == before)
+        await until(lambda: court.court.memory.bytes_in_use == before)
 
     with_api(tmp_path, scene)
 
@@ -657,7 +650,7 @@ def test_public_keys_of_webhooks_are_there_for_whoever_asks(tmp_path):
     with_api(tmp_path, scene)
 
 
-async def until(lines, last):
+async def lines_until(lines, last):
     async for line in lines:
         yield line
         if line == last:
@@ -679,7 +672,7 @@ def test_a_stream_whose_token_is_withdrawn_breaks_off_with_a_problem(tmp_path):
             assert await anext(lines) == "id: 0"
             court.tokens.use((b"",))
             court.reader.wait.set()
-            [_ async for _ in until(lines, "event: problem")]
+            [_ async for _ in lines_until(lines, "event: problem")]
             assert "TOKEN_UNKNOWN" in await anext(lines)
         await asking
 
@@ -811,7 +804,7 @@ def test_what_is_busy_says_when_to_come_again(tmp_path):
             asyncio.create_task(client.post(f"/v1/judge?try_anew=true&request_id={n}", content=IMAGE, headers=PNG))
             for n in range(2)
         ]
-        await until_true(lambda: court.reception.admission.running + court.reception.admission.waiting == 2)
+        await until(lambda: court.reception.admission.running + court.reception.admission.waiting == 2)
         answer = await client.post("/v1/judge?try_anew=true", content=IMAGE, headers=PNG)
         assert reason(answer, 429) == "BUSY"
         assert int(answer.headers["retry-after"]) >= 1

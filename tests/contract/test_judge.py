@@ -37,6 +37,7 @@ from tests.contract.scenes import IMAGE, a_scene, play, told
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
 from tests.support.leftovers import soon, uncollected
+from tests.support.playing import play_in
 from tests.unit.test_trial import a_court
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -413,11 +414,7 @@ def test_a_client_without_a_server_says_so():
 
 
 def play_full(work, path, cast, **options):
-    async def scene():
-        async with a_scene(path, court=full_court(cast, **options)) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
+    return play_in(a_scene(path, court=full_court(cast, **options)), work)
 
 
 def test_a_full_trial_carries_its_finding_models_and_score(tmp_path):

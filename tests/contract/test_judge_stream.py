@@ -13,9 +13,10 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
-from tests.contract.scenes import IMAGE, play, rest_of, told, until
+from tests.contract.scenes import IMAGE, play, rest_of, told
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import soon, uncollected
+from tests.support.playing import until
 
 
 def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):

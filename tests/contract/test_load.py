@@ -16,9 +16,10 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import SERVICE
 from tests.contract.real_court import IMAGE as DRAWN
 from tests.contract.real_court import real_court
-from tests.contract.scenes import IMAGE, play, rest_of, told, until
+from tests.contract.scenes import IMAGE, play, rest_of, told
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
+from tests.support.playing import until
 from tests.support.service_calls import refused
 from tests.support.sizes import FULL
 

@@ -41,6 +41,7 @@ from serving.runner.quarantine import Quarantine
 from tests.support.encoders import PlainPictureReader, picture_of, png_of
 from tests.support.fakes import FakeFinder, H, findings
 from tests.support.libraries import ENCODER, EPOCH, PICTURES, TUNING, drawn_library, drawn_meme
+from tests.support.playing import play_in, until
 from tests.support.service_calls import Refusal, a_channel, by, refused
 
 T = TypeVar("T")
@@ -137,12 +138,6 @@ class Scene:
         answer: wire.GetLibraryResponse = await self.stub.GetLibrary(wire.GetLibraryRequest(), timeout=TIMEOUT)
         return answer
 
-    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Waits until searches have come to see a change."""
-        async with asyncio.timeout(TIMEOUT):
-            while not await holds():  # noqa: ASYNC110 - what is waited for is found out by looking
-                await asyncio.sleep(0.02)
-
     def history(self, *of: str) -> list[Any]:
         with open_writer(self.place) as writer:
             return writer.history(*of)
@@ -180,11 +175,7 @@ async def a_scene(place: Path | Address, *, pictures: Any = None, finder: Any = 
 
 
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], **options: Any) -> T:
-    async def scene() -> T:
-        async with a_scene(place, **options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
+    return play_in(a_scene(place, **options), work)
 
 
 def test_the_nearest_precedents_are_found_with_all_that_is_known_of_them(place: Path | Address, drawn: Library) -> None:
@@ -352,7 +343,7 @@ def test_what_is_added_is_found_with_who_and_why_in_the_history(place: Path | Ad
         }  # fmt: skip
         added = await it.added("ada", **given)
         assert (added.id, added.change) == ("new", 6)
-        await it.until(lambda: has(it, "new"))
+        await until(lambda: has(it, "new"))
         (one,) = [one for one in (await it.found(text="quite unheard of", image=PICTURE)).precedents if one.id == "new"]
         assert one.similarity == pytest.approx(1)
         assert one.relation == wire.RELATION_SAME_MEME
@@ -390,7 +381,7 @@ def test_what_is_removed_is_found_no_longer(place: Path | Address) -> None:
         async def gone() -> bool:
             return not await has(it, "of-3")
 
-        await it.until(gone)
+        await until(gone)
         assert (await it.library()).library.size == 44
         assert it.meme("of-3") is None
         change = it.history("of-3")[-1].change
@@ -412,7 +403,7 @@ def test_what_is_relabelled_is_found_with_its_new_label(place: Path | Address) -
             (wire.LABEL_NOT_HARMFUL, Label.NOT_HARMFUL) if meme.harmful else (wire.LABEL_HARMFUL, Label.HARMFUL)
         )
         assert await it.relabelled("of-1", other, "ada") == 6
-        await it.until(lambda: has(it, "of-1", other))
+        await until(lambda: has(it, "of-1", other))
         assert (await it.library()).harmful == harmful + (1 if label is Label.HARMFUL else -1)
         now = it.meme("of-1")
         assert now is not None and (now.label, now.verified, now.who) == (label, True, "ada")
@@ -441,7 +432,7 @@ def test_changes_at_once_are_all_made_and_numbered(place: Path | Address) -> Non
         same = await asyncio.gather(*(it.added(id="twice") for _ in range(5)), return_exceptions=True)
         errors = [Refusal(one).said for one in same if isinstance(one, grpc.aio.AioRpcError)]
         assert errors == [("ALREADY_EXISTS", "DUPLICATE_ID", "id")] * 4
-        await it.until(lambda: has(it, "twice"))
+        await until(lambda: has(it, "twice"))
         assert (await it.library()).library.size == 45 + 13
 
     play(place, work)

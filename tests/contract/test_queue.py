@@ -18,6 +18,7 @@ from serving.queue.consumer import QueueConsumer
 from serving.queue.open import RemoteCourt, open_queue
 from serving.queue.source import QueueAnswer, QueueSettings
 from tests.contract.real_court import IMAGE, real_court
+from tests.support.playing import until
 from tests.support.redis_server import entries_of, redis_server
 
 AGAIN_S = 0.4
@@ -92,12 +93,6 @@ async def consuming(url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grac
         finally:
             stopping.set()
             await running
-
-
-async def until(holds):
-    async with asyncio.timeout(120):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def put(url, **parts):

@@ -1,6 +1,5 @@
 """Requests that ask the same again, id aside: they skip nearly everything, and nothing that matters."""
 
-import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +11,7 @@ from serving.docket.ports import RequestName
 from serving.runner.runner import TrialRunner
 from tests.contract.real_court import IMAGE, real_court
 from tests.support.libraries import drawn_library
+from tests.support.playing import play_in
 from tests.support.service_calls import refused
 
 THREE = 3
@@ -37,11 +37,7 @@ def again(monkeypatch):
 
 
 def run(path, work, **settings):
-    async def scene():
-        async with real_court(path, **settings) as court:
-            return await work(court)
-
-    return asyncio.run(scene())
+    return play_in(real_court(path, **settings), work)
 
 
 def bare(response):

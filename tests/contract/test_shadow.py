@@ -26,11 +26,12 @@ from serving.docket.retention import erase_expired, retention_periods
 from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
-from tests.contract.scenes import IMAGE, a_court, a_scene, until
+from tests.contract.scenes import IMAGE, a_court, a_scene
 from tests.support.cast import Cast
 from tests.support.dockets import NOON
 from tests.support.evidence import TEXT, Expert, FakeEvidence, always, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
+from tests.support.playing import until
 
 OTHER = DEFAULT_POLICY.model_copy(update={"version": "candidate"})
 

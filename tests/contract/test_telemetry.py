@@ -44,6 +44,7 @@ from serving.telemetry import open_telemetry
 from tests.support.cast import Cast, full_court
 from tests.support.collector import a_collector, told
 from tests.support.fakes import LIBRARY, FakeReader, H, Notes, a_meme, a_picture, findings, precedent, telling
+from tests.support.playing import play_in, until
 from tests.unit.test_telemetry import calls_of, described, logging_as
 
 COURT = "memecourt.v1.Court"
@@ -171,18 +172,7 @@ async def a_scene(*, traces=False, court=None, **settings):
 
 
 def play(work, **options):
-    async def scene():
-        async with a_scene(**options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
-
-
-async def until(true):
-    """A call's end is counted just after the caller has heard of it."""
-    async with asyncio.timeout(20):
-        while not await true():  # noqa: ASYNC110 - each look asks the server, which has nothing to wait for
-            await asyncio.sleep(0.01)
+    return play_in(a_scene(**options), work)
 
 
 async def ended(call):

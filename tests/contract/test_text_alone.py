@@ -30,17 +30,14 @@ from tests.contract.real_court import IMAGE, RealCourt, real_court
 from tests.support.cast import Cast
 from tests.support.desk_pages import play_pages, said
 from tests.support.libraries import ENCODER
+from tests.support.playing import play_in
 from tests.support.service_calls import refused
 
 WORDS = "People from Blueland, go back to bed"
 
 
 def run(path: Path, work: Any, **settings: Any) -> Any:
-    async def scene() -> Any:
-        async with real_court(path, **settings) as court:
-            return await work(court)
-
-    return asyncio.run(scene())
+    return play_in(real_court(path, **settings), work)
 
 
 # The contract

@@ -20,6 +20,7 @@ from serving.docket.ports import DocketError
 from serving.docket.store.log_queries import SqlTransparencyLog
 from serving.docket.store.trials import SqlTrialReader
 from tests.contract.test_docket_service import AT, TIMEOUT, Scene, a_scene
+from tests.support.playing import play_in
 from tests.support.service_calls import by, refused
 
 OVERRULED = {"outcome": wire.REVIEW_OUTCOME_OVERRULED, "label": wire.LABEL_NOT_HARMFUL, "clause": "4"}
@@ -31,11 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def play(place: Path, work: Any) -> Any:
-    async def scene() -> Any:
-        async with a_scene(place, docket=Docket.open(place)) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
+    return play_in(a_scene(place, docket=Docket.open(place)), work)
 
 
 @asynccontextmanager

@@ -8,7 +8,6 @@ import concurrent.futures
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -21,6 +20,7 @@ from memecourt.client import Client, JudgeError, judge_request
 from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
+from serving.models.vllm import free_port
 from tests.integration.test_server import HARMFUL, drawn, memecourt, records
 
 pytestmark = pytest.mark.integration
@@ -32,9 +32,7 @@ class ModelServer:
     """The stand-in, on a port that stays the same when it is started again."""
 
     def __init__(self, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port("127.0.0.1")
         self.options = options
         self.process: subprocess.Popen[str] | None = None
         self.start()

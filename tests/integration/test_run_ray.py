@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 
 from eval.runs.folder import DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
+from serving.models.vllm import free_port
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("pyarrow")
@@ -29,12 +29,6 @@ pytest.importorskip("pyarrow")
 MEMES = 24
 FULL_MEMES = 8
 ENDS_S = 240  # what takes longer hangs
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 class Started:
@@ -114,7 +108,7 @@ class Cluster:
         self.place = place
         self.tmp = place / "tmp"
         self.tmp.mkdir()
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
         self.env = {
             **os.environ,
             "TMPDIR": str(self.tmp),
@@ -129,7 +123,7 @@ class Cluster:
         small = ("--object-store-memory=80000000",)
         port = self.address.rpartition(":")[2]
         head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
-        client = ("--ray-client-server-port", free_port())
+        client = ("--ray-client-server-port", free_port("127.0.0.1"))
         self.nodes.append(Started((*ray, *small, *head, *client), self.env))
         self.nodes[0].says("Ray runtime started")
         self.nodes.append(Started((*ray, *small, f"--address={self.address}"), self.env))
@@ -243,7 +237,7 @@ def test_a_run_on_a_cluster_of_which_a_worker_is_killed_says_what_a_run_here_say
 
 
 def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anything_twice(cluster, place):
-    port, key = free_port(), secrets.token_hex(8)
+    port, key = free_port("127.0.0.1"), secrets.token_hex(8)
     stand_in = (
         sys.executable,
         "-m",

@@ -52,20 +52,13 @@ from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.integration.test_full_server import ModelServer
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
+from tests.support.playing import until
 from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.integration
 
 ONCE = Retries(attempts=1)
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-
-
-async def until(true):
-    for _ in range(2000):
-        if true():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,7 @@ from tests.integration.test_http import url_of
 from tests.integration.test_other_clients import NODE
 from tests.integration.test_server import records
 from tests.support.pictures import encode, quarters
+from tests.support.playing import wait_until
 from tests.support.receivers import a_receiver
 
 pytestmark = pytest.mark.integration
@@ -59,13 +60,6 @@ def given(receiver):
     return [taken for taken in receiver.requests if taken.message["type"] == "memecourt.verdict.given"]
 
 
-def until(condition, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
-
-
 def test_a_server_that_is_killed_loses_no_message(start, hook, tmp_path):
     with a_receiver() as receiver:
         hook(receiver.url)
@@ -85,7 +79,7 @@ def test_a_server_that_is_killed_loses_no_message(start, hook, tmp_path):
         def taken():
             return {each.message["data"]["verdict_id"] for each in given(receiver)} >= wanted
 
-        until(taken)
+        wait_until(taken)
         # Each was sent under one id however often, and every one of the docket's.
         ids = {(each.id, each.message["data"]["entry"]) for each in given(receiver)}
         assert len(ids) == len({id_ for id_, _ in ids}) == 8
@@ -100,13 +94,13 @@ def test_two_servers_on_one_docket_send_each_message_once(start, hook):
         second = start(first.docket)
         first.ready(), second.ready()
         verdicts = [verdict for number in range(6) for verdict in judge((first, second)[number % 2], 2 * number, 2)]
-        until(lambda: len(given(receiver)) >= 12)
+        wait_until(lambda: len(given(receiver)) >= 12)
         # The one that sends is stopped: the other goes on at once.
         sends = next(each for each in (first, second) if any("is sent to by this server" in line for line in each.log))
         other = second if sends is first else first
         assert sends.end() == 0
         verdicts += judge(other, 12, 2)
-        until(lambda: len(given(receiver)) >= 14)
+        wait_until(lambda: len(given(receiver)) >= 14)
         time.sleep(1.5)  # three looks more
         assert other.end() == 0
         told = [each.message["data"]["verdict_id"] for each in given(receiver)]
@@ -169,7 +163,7 @@ def receiving(*command, secret, port, cwd):
         env={**os.environ, "MEMECOURT_SECRET": secret},
     )
     try:
-        until(lambda: answers(port) or process.poll() is not None, 30)
+        wait_until(lambda: answers(port) or process.poll() is not None, 30)
         yield process
     finally:
         process.kill()

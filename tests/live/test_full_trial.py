@@ -42,11 +42,11 @@ from eval.perf.vllm.prefix_cache import prompts_sent, share, tokenize_body
 from eval.perf.vllm.server import BLOCK
 from eval.perf.vllm.tiny_model import SPECIAL
 from retrieval.starter.draw import draw_meme
-from tests.live.test_vllm import until
 from tests.support.cast import Cast
 from tests.support.fakes import FakeFinder, FakeReader, H, N, Notes, findings
 from tests.support.injections import INJECTIONS, SPECIALS, marked
 from tests.support.pictures import encode
+from tests.support.playing import wait_until
 
 BRIEF = TrialSettings(reply_chars=64, rounds_min=2, rounds_max=2)
 LENGTHY = TrialSettings(reply_chars=1900, rounds_min=2, rounds_max=2)
@@ -227,7 +227,7 @@ def test_a_trial_that_is_given_up_frees_the_engine(vllm, picture, end):
         within_s = 5 if end == "deadline" else None
         before = await asyncio.to_thread(finished)
         trial = asyncio.create_task(court.hear(a_case(picture, "given up", within_s=within_s), notes))
-        await asyncio.to_thread(until, lambda: unfinished(vllm) >= 1, 60)
+        await asyncio.to_thread(wait_until, lambda: unfinished(vllm) >= 1, 60)
         if end == "deadline":
             with pytest.raises(TrialAborted) as caught:
                 await trial
@@ -237,7 +237,7 @@ def test_a_trial_that_is_given_up_frees_the_engine(vllm, picture, end):
             with pytest.raises(asyncio.CancelledError):
                 await trial
         ended = time.monotonic()
-        await asyncio.to_thread(until, lambda: unfinished(vllm) == 0, 60)
+        await asyncio.to_thread(wait_until, lambda: unfinished(vllm) == 0, 60)
         print(f"{end}: the engine is free after {time.monotonic() - ended:.3f} s")
         # It was freed before it had come to an end by itself with all that was asked.
         assert await asyncio.to_thread(finished) - before < len(model.begun)

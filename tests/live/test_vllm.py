@@ -19,6 +19,7 @@ from eval.perf.vllm.server import ENVIRONMENT, FLAGS
 from serving.models.vllm import VllmFailed, VllmServer
 from tests.live.processes import group, processes
 from tests.support.pictures import captioned, encode, quarters
+from tests.support.playing import wait_until
 
 RULING = {
     "type": "object",
@@ -55,13 +56,6 @@ def shared_memory(leader):
     """The files of shared memory that a process group has open."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
     return {Path(found) for found in re.findall(r"/dev/shm/psm_\w+", maps)}
-
-
-def until(true, seconds):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("count", [1, 4, 7])
@@ -175,13 +169,13 @@ def test_a_caller_who_hangs_up_frees_the_engine(vllm):
         headers = {"Authorization": f"Bearer {vllm.api_key}"}
         async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as client:
             asking = asyncio.create_task(client.post(f"{vllm.base_url}/chat/completions", json=body))
-            await asyncio.to_thread(until, lambda: vllm.metric("vllm:num_requests_running") >= 1, 60)
+            await asyncio.to_thread(wait_until, lambda: vllm.metric("vllm:num_requests_running") >= 1, 60)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
 
     asyncio.run(ask_and_hang_up())
-    until(lambda: vllm.metric("vllm:num_requests_running") == 0, 200)
+    wait_until(lambda: vllm.metric("vllm:num_requests_running") == 0, 200)
     assert vllm.metric("vllm:num_requests_waiting") == 0
     assert vllm.metric("vllm:generation_tokens_total") - before < tokens
     assert ask(vllm, words()).status_code == 200
@@ -254,7 +248,7 @@ class Command:
 
 def test_the_command_stops_while_it_starts(tiny_model, vllm_python):
     with Command(tiny_model, vllm_python) as command:
-        until(command.child, 60)
+        wait_until(command.child, 60)
         leader = command.child()
         time.sleep(3)
         command.process.send_signal(signal.SIGINT)
@@ -271,7 +265,7 @@ def test_the_command_says_where_and_with_which_key_and_leaves_nothing_when_it_is
         assert f"--llm-url {url} --model {tiny_model.name}" in said[2]
         leader = command.child()
         command.process.kill()
-        until(lambda: not group(leader), 120)
+        wait_until(lambda: not group(leader), 120)
 
 
 def test_it_stops_in_order_and_leaves_nothing(vllm):

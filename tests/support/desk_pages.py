@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,6 +26,7 @@ from serving.settings import Settings
 from tests.support.desks import NOBODY, Scene
 from tests.support.encoders import picture_of, png_of
 from tests.support.libraries import ENCODER, drawn_library
+from tests.support.playing import play_in
 
 T = TypeVar("T")
 
@@ -138,9 +138,4 @@ async def desk_pages(
 
 def play_pages(path: Path, work: Callable[[Pages], Awaitable[T]], **options: Any) -> T:
     """Serves, works and ends."""
-
-    async def scene() -> T:
-        async with desk_pages(path, **options) as it:
-            return await work(it)
-
-    return asyncio.run(scene())
+    return play_in(desk_pages(path, **options), work)

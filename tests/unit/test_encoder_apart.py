@@ -20,6 +20,7 @@ from court.errors import BadLibrary, Unavailable
 from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.embed.process import EncoderProcess
 from tests.support.encoders import WordEncoder, png_of
+from tests.support.playing import wait_until
 
 
 class Odd(WordEncoder):
@@ -135,13 +136,6 @@ def gone(pid: int) -> bool:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return True
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: EncoderProcess) -> None:

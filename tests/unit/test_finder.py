@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from retrieval.library.thumbnails import SIDE, ThumbnailWriter, shrink
 from retrieval.library.writer import LibraryWriter
 from retrieval.precedents.finder import LibraryFinder
 from tests.support.encoders import WordEncoder, picture_of, png_of
+from tests.support.playing import until
 
 RED, GREEN, BLUE = (250, 5, 5), (5, 250, 5), (5, 5, 250)
 ENCODER = WordEncoder()
@@ -503,11 +504,6 @@ def test_a_finder_that_follows_searches_what_is_new_and_keeps_the_old_where_that
     library = library_of(tmp_path, SPECS)
     finder, writer, said = LibraryFinder(library, ENCODER), LibraryWriter(library), []
     extra = library.memes[0].model_copy(update={"id": "extra", "kept": None})
-
-    async def until(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():  # noqa: ASYNC110 - what is waited for is found out by looking
-                await asyncio.sleep(0.005)
 
     async def story() -> None:
         task = asyncio.create_task(follow(finder, said.append, every_s=0.005))

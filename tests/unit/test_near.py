@@ -28,6 +28,7 @@ from serving.runner.near_duplicates import NearDuplicateIndex, StoredFingerprint
 from serving.settings import Settings
 from tests.support.drawn_memes import BASES, CAPTIONS, COPIES, Caption, drawn
 from tests.support.pictures import encode
+from tests.support.playing import play_in
 from tests.support.sizes import FULL
 
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
@@ -145,11 +146,7 @@ def on(place: Path) -> Callable[..., Any]:
     """Plays a scene with a server of its own."""
 
     def play(scene: Callable[[Server], Coroutine[Any, Any, Any]], **options: Any) -> Any:
-        async def run() -> Any:
-            async with a_server(place, **options) as server:
-                return await scene(server)
-
-        return asyncio.run(run())
+        return play_in(a_server(place, **options), scene)
 
     return play
 

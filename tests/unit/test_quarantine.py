@@ -15,6 +15,7 @@ from court.settings import TrialSettings
 from serving.docket.ports import RequestName
 from tests.support.cast import Cast, frames_of
 from tests.support.gates import through
+from tests.support.playing import play_in
 from tests.unit.test_chat_completions import HELLO, court_and_server, failing, seen
 from tests.unit.test_reception import ASK, Turns, other, quiet_soon, trials_in
 from tests.unit.test_reception import town as town
@@ -23,11 +24,7 @@ FULL = replace(ASK, procedure=Procedure.FULL)
 
 
 def on(town, work, **options):
-    async def scene():
-        async with town.server(**options) as reception:
-            return await work(reception)
-
-    return asyncio.run(scene())
+    return play_in(town.server(**options), work)
 
 
 async def refused(reception, ask):

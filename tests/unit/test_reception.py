@@ -30,6 +30,7 @@ from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.leftovers import soon, uncollected
+from tests.support.playing import play_in
 from tests.support.sizes import FULL
 
 
@@ -148,11 +149,7 @@ async def trials_in(docket):
 
 
 def on_one_server(town, work, **options):
-    async def scene():
-        async with town.server(**options) as reception:
-            return await work(reception)
-
-    return asyncio.run(scene())
+    return play_in(town.server(**options), work)
 
 
 SOME = 50 if FULL else 8

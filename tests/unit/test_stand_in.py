@@ -15,6 +15,7 @@ from eval.perf.model_server.faults import Faults, InjectedFault, Kind
 from eval.perf.model_server.replies import BLOCK, PrefixCache, ReplyMaker, loop_end, token_id, tokens_of
 from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings
+from tests.support.playing import until
 
 HELLO = {
     "model": "stand-in",
@@ -37,13 +38,6 @@ def talking(steps, settings=None, **more):
             return await steps(server, ask, session)
 
     return asyncio.run(asyncio.wait_for(run(), 30))
-
-
-async def until(holds):
-    for _ in range(200):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
 
 
 def test_the_same_prompt_has_the_same_reply_whatever_else_is_asked():
