@@ -231,16 +231,12 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
     return tuple(found)
 
 
-def ratings_by_round(
-    ratings: Sequence[Rating], key: SheetKey, *, resamples: int = 2000, seed: int = 0
-) -> tuple[RoundRatings, ...]:
+def ratings_by_round(ratings: Sequence[Rating], key: SheetKey) -> tuple[RoundRatings, ...]:
     """Mean score by round of the fusion, all criteria together.
 
     Args:
         ratings: Scores of a sheet of guidelines.
         key: Key of the sheet.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
     """
     by_round: dict[int, list[tuple[str, float]]] = defaultdict(list)
     items: dict[int, set[str]] = defaultdict(set)
@@ -254,7 +250,7 @@ def ratings_by_round(
         items[number].add(one.item)
     found = []
     for number in sorted(by_round):
-        mean = mean_of(by_round[number], resamples, seed)
+        mean = mean_of(by_round[number])
         assert mean is not None
         found.append(RoundRatings(number, len(items[number]), mean))
     return tuple(found)

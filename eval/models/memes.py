@@ -15,6 +15,9 @@ from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
 
+_WORKERS = 2
+"""Processes that decode pictures."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShownMeme:
@@ -64,7 +67,6 @@ async def shown_memes(
     limit: int | None = None,
     seed: int = 0,
     keep: Callable[[JudgedMeme], bool] = lambda _: True,
-    workers: int = 2,
 ) -> ShownMemes:
     """Reads memes of a split with their pictures.
 
@@ -75,7 +77,6 @@ async def shown_memes(
         limit: Largest number of memes, drawn by label; None for all.
         seed: Seed of that sample.
         keep: Which rows count at all, e.g. the harmful ones.
-        workers: Processes that decode pictures.
 
     Raises:
         BadRequest: The split can't be read; see :func:`eval.datasets.read.read_split`.
@@ -85,8 +86,8 @@ async def shown_memes(
     read = await asyncio.to_thread(read_split, dataset, data, split)
     # Left out before the draw, so that a limit counts memes that may be shown.
     drawn = sample([meme for meme in read.memes if keep(meme)], limit, seed)
-    reader = GuardedPictureReader(workers=workers)
-    turn = asyncio.Semaphore(workers)
+    reader = GuardedPictureReader(workers=_WORKERS)
+    turn = asyncio.Semaphore(_WORKERS)
     missing: dict[str, str] = {}
 
     async def one(meme: JudgedMeme) -> ShownMeme | None:

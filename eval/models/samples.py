@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -202,12 +202,3 @@ async def read_memes(
             )
         )
     return ShownMemes(tuple(memes), missing, files), () if samples.plain else tuple(described)
-
-
-def set_words(sets: Sequence[SampledSet]) -> str:
-    """The data sets of a manifest in words, such as ``harm-c, test (125 harmful memes, protocol merged)``."""
-    return "; ".join(
-        f"{one.dataset}, {one.split} ({one.memes:,} {'harmful ' if one.only == 'harmful' else ''}"
-        f"meme{'' if one.memes == 1 else 's'}, protocol {one.protocol})"
-        for one in sets
-    )

@@ -12,9 +12,9 @@ from court.digests import digest
 from court.errors import BadRequest
 from eval.probe.folder import MINED, REWRITTEN, SCORED, Mined, ProbeFolder, ProbeManifest, Scored, Step
 from eval.probe.refining import usable
-from eval.probe.report import RESAMPLES, THRESHOLD
+from eval.probe.report import THRESHOLD
 from eval.scores.metrics import Figure
-from eval.scores.resampled_means import MemeValues, ResampledMeans
+from eval.scores.resampled_means import RESAMPLES, MemeValues, ResampledMeans
 from eval.scores.resampling import Floats, interval
 
 MEAN = "mean of categories"
@@ -91,16 +91,12 @@ class _Probed:
         return {(name, one.meme) for name in names for one in usable(self.scored, name)}
 
 
-def compare_probes(
-    roots: Sequence[Path], *, threshold: int = THRESHOLD, resamples: int = RESAMPLES, seed: int = 0
-) -> ProbeComparison:
+def compare_probes(roots: Sequence[Path], *, threshold: int = THRESHOLD) -> ProbeComparison:
     """Compares targets that were probed with the same memes, references and seeds.
 
     Args:
         roots: Folders of the probes, two at least.
         threshold: Score up to which an explanation has failed.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
 
     Raises:
         BadRequest: A folder holds no probe, or one that can't be compared with the first.
@@ -113,7 +109,7 @@ def compare_probes(
     names = _names(probes)
     # One set of draws for all targets, so that differences between them are paired.
     # All memes, and not those with a score: the draws are the same whatever a target refused.
-    draws = ResampledMeans((meme for meme, _ in probes[0].memes), resamples, seed)
+    draws = ResampledMeans((meme for meme, _ in probes[0].memes), RESAMPLES, 0)
     categories = sorted({one.category for probe in probes for one in probe.scored})
     drawn: dict[tuple[str, str], dict[str, tuple[float, Floats]]] = {}
     counts: dict[tuple[str, str], tuple[int, int]] = {}

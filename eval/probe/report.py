@@ -39,7 +39,6 @@ THRESHOLD_WORDS = (
     "An explanation has failed with a score of {threshold} or less. The paper's text says below 4, but its own figures "
     "come out only where 4 counts as failed, so 4 and less is the default."
 )
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class _One:
     scoring: Scoring
 
 
-def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESAMPLES, seed: int = 0) -> ProbeReport:
+def read_report(root: Path, *, threshold: int = THRESHOLD) -> ProbeReport:
     """The report on a probe, finished or not.
 
     Raises:
@@ -198,7 +197,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
     def row(name: str, these: Sequence[Scored], rewritten: Sequence[Step]) -> CategoryRow:
         # The same seed for every row: rows over the same memes are then drawn alike, so that
         # differences between them are not noise of the bootstrap.
-        return _row(name, these, steps=rewritten, threshold=threshold, resamples=resamples, seed=seed)
+        return _row(name, these, steps=rewritten, threshold=threshold)
 
     rows = [
         row(name, [one for one in scored if one.category == name], [step for step in steps if step.category == name])
@@ -228,7 +227,7 @@ def read_report(root: Path, *, threshold: int = THRESHOLD, resamples: int = RESA
         categories=tuple(sorted(rows, key=_weakest)),
         # A data set without any benign meme has no row for it, in place of a row of dashes.
         gold=tuple(one for one in gold if one.before.n),
-        steps=_by_step(steps, threshold, resamples, seed),
+        steps=_by_step(steps, threshold),
         topics=topics_of(scored, steps, threshold),
         failures=failures,
         usage=folder.usage(),
@@ -245,9 +244,7 @@ def _weakest(row: CategoryRow) -> tuple[float, float, str]:
     return (0 if n else 1, sum(mean * count for mean, count in means) / n if n else 0.0, row.name)
 
 
-def _row(
-    name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int, resamples: int, seed: int
-) -> CategoryRow:
+def _row(name: str, scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> CategoryRow:
     own = [_One(one.meme, one.scoring) for one in scored]
     # A step that went astray or was not rewritten has no scoring: it is counted by its outcome, never
     # as a score.
@@ -264,15 +261,15 @@ def _row(
         name=name,
         # A meme may stand in several categories, and in "all" is still one meme.
         memes=len({one.meme for one in scored}),
-        before=_rates(own, threshold, resamples, seed),
+        before=_rates(own, threshold),
         steps=len(steps),
         outcomes=_counted(steps),
-        after=_rates(tried, threshold, resamples, seed),
-        change=mean_of(changes, resamples, seed),
-        pooled=_rates([*own, *tried], threshold, resamples, seed),
+        after=_rates(tried, threshold),
+        change=mean_of(changes),
+        pooled=_rates([*own, *tried], threshold),
         # Over the same resamples of memes; computed from two separate intervals the change would look
         # less certain than it is.
-        pooled_change=difference_of(failed, failed_before, resamples=resamples, seed=seed),
+        pooled_change=difference_of(failed, failed_before),
     )
 
 
@@ -281,7 +278,7 @@ def _failed(ones: Sequence[_One], threshold: int) -> list[tuple[str, float]]:
     return [(one.meme, float(one.scoring.score <= threshold)) for one in ones if one.scoring.score is not None]
 
 
-def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> Rates:
+def _rates(ones: Sequence[_One], threshold: int) -> Rates:
     outcomes = Counter(one.scoring.outcome for one in ones)
     # Refused and unscored answers have no score. Counting them as failures, or as successes, would
     # answer a question that the Scorer did not.
@@ -291,12 +288,12 @@ def _rates(ones: Sequence[_One], threshold: int, resamples: int, seed: int) -> R
         scored=outcomes[ScoringOutcome.SCORED],
         refused=outcomes[ScoringOutcome.REFUSED],
         unscored=outcomes[ScoringOutcome.UNSCORED],
-        mean=mean_of([(meme, float(score)) for meme, score in values], resamples, seed),
-        failure=mean_of([(meme, float(score <= threshold)) for meme, score in values], resamples, seed),
+        mean=mean_of([(meme, float(score)) for meme, score in values]),
+        failure=mean_of([(meme, float(score <= threshold)) for meme, score in values]),
     )
 
 
-def _by_step(steps: Sequence[Step], threshold: int, resamples: int, seed: int) -> tuple[StepRow, ...]:
+def _by_step(steps: Sequence[Step], threshold: int) -> tuple[StepRow, ...]:
     rows = []
     for number in sorted({step.number for step in steps}):
         these = [step for step in steps if step.number == number]
@@ -307,7 +304,7 @@ def _by_step(steps: Sequence[Step], threshold: int, resamples: int, seed: int) -
                 n=len(these),
                 outcomes=_counted(these),
                 before=sum(step.before for step in these) / len(these),
-                after=_rates(tried, threshold, resamples, seed),
+                after=_rates(tried, threshold),
             )
         )
     return tuple(rows)

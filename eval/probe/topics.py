@@ -12,6 +12,8 @@ from itertools import pairwise
 from eval.probe.folder import Scored, Step
 from eval.probe.similarity import words_of
 
+_MOST = 15
+"""Topics that are told at most."""
 _LEAST = 2
 """Misbeliefs that must share a topic: what stands in one alone is none."""
 
@@ -35,7 +37,7 @@ class Topic:
     example: str
 
 
-def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *, most: int = 15) -> tuple[Topic, ...]:
+def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[Topic, ...]:
     """Topics that failures are about: those with most failures first, of as many the ones with the lowest scores.
 
     What fails no more often with the words than without says nothing and is left out. Of words that stand in just the
@@ -45,7 +47,6 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
         scored: The memes as they are.
         steps: Outcomes of the rewritten memes.
         threshold: Up to which a score is a failure.
-        most: Largest number of topics.
     """
     lowest = _lowest(scored, steps)
     if not lowest:
@@ -74,7 +75,7 @@ def topics_of(scored: Sequence[Scored], steps: Sequence[Step], threshold: int, *
         for places, words in chosen.items()
         if len(places) >= _LEAST and len(places & failed) and (len(places & failed) / len(places) > usual or usual == 1)
     ]
-    return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:most])
+    return tuple(sorted(topics, key=lambda one: (-one.failed, one.mean, one.words))[:_MOST])
 
 
 def _lowest(scored: Sequence[Scored], steps: Sequence[Step]) -> list[tuple[int, str]]:

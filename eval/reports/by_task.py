@@ -9,7 +9,7 @@ from court.errors import BadRequest
 from eval.reports.sections import Section
 from eval.reports.words import plain
 from eval.runs.results import Results
-from eval.scores.metrics import RESAMPLES, Figure, card
+from eval.scores.metrics import Figure, card
 from eval.scores.subgroups import groups_of
 from eval.scores.tables import figure
 from eval.scores.task_card import task_card
@@ -36,7 +36,7 @@ class PartFigures:
     baseline: float | None
 
 
-def split_by_task(results: Results, by: str, *, resamples: int = RESAMPLES) -> tuple[PartFigures, ...]:
+def split_by_task(results: Results, by: str) -> tuple[PartFigures, ...]:
     """Scores a run on the memes of each group, by a task or a property as :func:`groups_of` takes it.
 
     Memes of several groups count in each of them; those of which a task says nothing, in none.
@@ -51,7 +51,7 @@ def split_by_task(results: Results, by: str, *, resamples: int = RESAMPLES) -> t
         ids = {meme for meme, of in groups.items() if label in of}
         judged = tuple(one for one in results.judged if one.meme.id in ids)
         if judged:
-            parts += _scored(replace(results, judged=judged), label, resamples)
+            parts += _scored(replace(results, judged=judged), label)
     if not parts:
         raise BadRequest(f"No meme of {results.name} has a gold label of {by}.", reason="NOTHING_TO_SCORE")
     return tuple(parts)
@@ -84,9 +84,9 @@ def by_task_sections(each: Sequence[Sequence[PartFigures]], task: str) -> list[S
     return sections
 
 
-def _scored(results: Results, label: str, resamples: int) -> list[PartFigures]:
+def _scored(results: Results, label: str) -> list[PartFigures]:
     if results.question is not None:
-        found = task_card(results, resamples=resamples)
+        found = task_card(results)
         # Once, where the official metric is one of these itself.
         shown = dict.fromkeys((found.official, *(("exact",) if found.question.multi else ("accuracy",))))
         figures = {name: found.figures[name] for name in shown}
@@ -104,7 +104,7 @@ def _scored(results: Results, label: str, resamples: int) -> list[PartFigures]:
     parts = []
     for protocol in results.protocols:
         try:
-            scored = card(results, protocol, resamples=resamples)
+            scored = card(results, protocol)
         except BadRequest:  # the protocol drops all of these memes: there is no row to show
             continue
         figures = {

@@ -27,7 +27,6 @@ from serving.version import SOFTWARE
 
 SCHEMA = "0.3.0"
 Relationship = Literal["first_party", "third_party", "collaborative", "other"]
-RELATIONSHIPS: tuple[Relationship, ...] = ("first_party", "third_party", "collaborative", "other")
 _LIBRARY = "memecourt"
 
 

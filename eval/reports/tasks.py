@@ -14,7 +14,6 @@ from eval.reports.words import plain
 from eval.runs.folder import dataset_of
 from eval.runs.question import Answerer
 from eval.runs.results import Results
-from eval.scores.metrics import RESAMPLES
 from eval.scores.tables import figure
 from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
@@ -54,7 +53,7 @@ _LABEL_HEAD = (
 )
 
 
-def gather_tasks(results: Sequence[Results], *, resamples: int = RESAMPLES) -> tuple[TaskGroup, ...]:
+def gather_tasks(results: Sequence[Results]) -> tuple[TaskGroup, ...]:
     """Scores runs that asked questions, by data set, split, and task.
 
     Raises:
@@ -64,7 +63,7 @@ def gather_tasks(results: Sequence[Results], *, resamples: int = RESAMPLES) -> t
     for one in results:
         # By what decides memes and gold, so that ways of asking the same question stand side by side.
         key = (one.dataset, one.split, str(question_of(one).material()))
-        groups.setdefault(key, []).append((one, task_card(one, resamples=resamples)))
+        groups.setdefault(key, []).append((one, task_card(one)))
     return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
 
 
@@ -74,7 +73,7 @@ def lead_of(groups: Sequence[TaskGroup]) -> list[str]:
     return [f"NOT FINISHED, so that these figures will change: {', '.join(unfinished)}."] if unfinished else []
 
 
-def sections_of(groups: Sequence[TaskGroup], *, resamples: int = RESAMPLES) -> list[Section]:
+def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:
     """Sections of all groups, in order."""
     return [
         section
@@ -82,11 +81,11 @@ def sections_of(groups: Sequence[TaskGroup], *, resamples: int = RESAMPLES) -> l
         for section in (
             *_figures(group, number),
             *_grid(group, number),
-            *_choice(group, number, resamples),
+            *_choice(group, number),
             *_labels(group, number),
             *_confusions(group, number),
             *_orders(group, number),
-            *_comparisons(group, number, resamples),
+            *_comparisons(group, number),
         )
     ]
 
@@ -218,7 +217,7 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
         )
 
 
-def _choice(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
+def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
     """The best of several ways of asking, and how much it owes to having been picked."""
     runs = [one for one, _ in group.runs if one.finished]
     # The draw is set aside: repeats differ in it alone.
@@ -226,7 +225,7 @@ def _choice(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
     # Repeats are no ways to choose from.
     if len(runs) < 2 or len(asked) < len(runs):
         return
-    choice = rank_answers(runs, resamples=resamples)
+    choice = rank_answers(runs)
     rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
     for place, way in enumerate(choice.ways):
         rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
@@ -288,7 +287,7 @@ def _orders(group: TaskGroup, number: int) -> Iterator[Section]:
         yield Section(f"task-{number}-orders-{place}", title, tuple(rows))
 
 
-def _comparisons(group: TaskGroup, number: int, resamples: int) -> Iterator[Section]:
+def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
     if len(group.runs) < 2:
         return
     (first, card), *others = group.runs
@@ -299,7 +298,7 @@ def _comparisons(group: TaskGroup, number: int, resamples: int) -> Iterator[Sect
     for one, _ in others:
         if not one.finished:
             continue
-        held = compare_tasks(one, first, resamples=resamples)
+        held = compare_tasks(one, first)
         difference = held.differences.get(held.official)
         said = "within noise" if not held.sure else "better" if difference and difference.value > 0 else "worse"
         rows.append((plain(one.name), figure(difference), f"{held.mcnemar_p:.2g}", said))

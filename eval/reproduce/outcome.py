@@ -131,16 +131,13 @@ class Reproduced:
     finished: bool
 
 
-def outcome_of(
-    plan: Reproduction, targets: Targets, *, balanced: bool = False, resamples: int = RESAMPLES
-) -> Reproduced:
+def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) -> Reproduced:
     """Reads what was judged so far, and scores it.
 
     Args:
         plan: Plan of the reproduction.
         targets: Published figures.
         balanced: True to score balanced draws too.
-        resamples: Resamples of each bootstrap.
 
     Raises:
         BadRequest: Nothing was begun in the plan's folder, or it can't be read.
@@ -150,7 +147,7 @@ def outcome_of(
         raise BadRequest(f"{plan.out} holds no reproduction.", reason="STUDY_MISSING")
     runs = dict(_runs(plan, manifest))
     models: dict[str, str] = {stage.size: stage.model for stage in manifest.stages}
-    scoring = _Scoring(plan, models, balanced=balanced, resamples=resamples)
+    scoring = _Scoring(plan, models, balanced=balanced)
     rows = [
         scoring.row(target, bench, runs.get((target.size, bench.name, target.arm)))
         for target in targets.targets
@@ -172,7 +169,7 @@ def outcome_of(
     sizes: dict[str, Results] = {
         size: runs[size, main.name, FULL_ARM] for size in SIZES if (size, main.name, FULL_ARM) in runs
     }
-    judged = JudgedArms(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=resamples)
+    judged = JudgedArms(arms, sizes, protocol=main.protocol, seed=plan.seed, resamples=RESAMPLES)
     full = {bench: results for (size, bench, arm), results in runs.items() if size == largest and arm == FULL_ARM}
     return Reproduced(
         plan=plan,
@@ -213,7 +210,6 @@ class _Scoring:
     plan: Reproduction
     models: Mapping[str, str]
     balanced: bool
-    resamples: int
 
     def row(
         self, target: Target | None, bench: Benchmark, results: Results | None, *, size: str = "", arm: str = ""
@@ -221,7 +217,7 @@ class _Scoring:
         size, arm = (target.size, target.arm) if target else (size, arm)
         scored = None
         if results is not None:
-            scored = card(results, bench.protocol, resamples=self.resamples, seed=self.plan.seed)
+            scored = card(results, bench.protocol, seed=self.plan.seed)
         reached, why = _reached(target, scored)
         costs = [one.prediction.cost for one in results.judged] if results else []
         return RowOutcome(

@@ -90,9 +90,7 @@ def card_votes(results: Results) -> list[AnnotatorVote]:
     return votes
 
 
-def annotator_agreement(
-    votes: Sequence[AnnotatorVote], *, resamples: int = RESAMPLES, seed: int = 0
-) -> AnnotatorAgreement:
+def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> AnnotatorAgreement:
     """Measures how far annotators agree; intervals are 95 %, by bootstrap over memes.
 
     Raises:
@@ -124,10 +122,10 @@ def annotator_agreement(
         votes=sum(labels.values()),
         labels=dict(labels.most_common()),
         # Over votes of all paired memes; a label by name, as no order of labels is known.
-        alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=resamples, seed=seed),
-        pairs=mean_of(agreeing, resamples, seed),
-        unanimous=mean_of(alike, resamples, seed),
-        ceiling=mean_of(against_rest, resamples, seed),
+        alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
+        pairs=mean_of(agreeing, RESAMPLES, seed),
+        unanimous=mean_of(alike, RESAMPLES, seed),
+        ceiling=mean_of(against_rest, RESAMPLES, seed),
     )
 
 
@@ -203,15 +201,12 @@ class SoftScores:
     without_votes: int
 
 
-def soft_scores(
-    judged: Sequence[Judged], shares: Mapping[str, float], *, resamples: int = RESAMPLES, seed: int = 0
-) -> SoftScores:
+def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: int = 0) -> SoftScores:
     """Scores predictions against the shares of annotators; a meme without a class counts as wrong.
 
     Args:
         judged: Memes and predictions.
         shares: Share of annotators who found a meme harmful, by id, as :func:`harm_shares` counts it.
-        resamples: Number of resamples.
         seed: Seed of the bootstrap.
     """
     voted = [one for one in judged if one.meme.id in shares]
@@ -234,7 +229,7 @@ def soft_scores(
             # By identity: an undecided verdict is None, which is neither.
             right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
     found: list[MemeValues] = [squares, entropies, right[True], right[False]]
-    brier, entropy, unanimous, contested = (mean_of(values, resamples, seed) for values in found)
+    brier, entropy, unanimous, contested = (mean_of(values, RESAMPLES, seed) for values in found)
     return SoftScores(
         scored=len(squares),
         brier=brier,

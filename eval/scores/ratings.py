@@ -21,8 +21,6 @@ from eval.scores.metrics import Figure
 from eval.scores.resampled_means import mean_of
 from serving.docket.review.agreement import Kappa, fleiss
 
-RESAMPLES = 2000
-
 
 class Rating(BaseModel):
     """One score of one person; one line of ``--ratings``."""
@@ -78,16 +76,12 @@ class CriterionRatings:
     self_agreement: SelfAgreement
 
 
-def summarise(
-    ratings: Sequence[Rating], repeat_of: Mapping[str, str], *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[CriterionRatings, ...]:
+def summarise(ratings: Sequence[Rating], repeat_of: Mapping[str, str]) -> tuple[CriterionRatings, ...]:
     """Figures of each criterion, in the order in which criteria first come.
 
     Args:
         ratings: Scores; of several by one person for one item and criterion, the last counts.
         repeat_of: The item that an item repeats, of those that do.
-        resamples: Number of resamples.
-        seed: Seed of the bootstrap.
     """
     found = []
     for criterion in dict.fromkeys(one.criterion for one in ratings):
@@ -106,7 +100,7 @@ def summarise(
         for (item, who), score in first.items():
             by_item[item][who] = score
         # Items are what is drawn, with all their scores: raters of one item see the same text.
-        mean = mean_of([(item, float(score)) for (item, _), score in first.items()], resamples, seed)
+        mean = mean_of([(item, float(score)) for (item, _), score in first.items()])
         assert mean is not None
         kappas = _pairwise(by_item)
         found.append(

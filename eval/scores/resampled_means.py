@@ -9,6 +9,7 @@ import numpy as np
 from eval.scores.metrics import Figure
 from eval.scores.resampling import Floats, interval
 
+RESAMPLES = 2000
 MemeValues = Sequence[tuple[str, float]]
 """A meme's id and a value of it; a meme may have several, which are drawn together."""
 
@@ -47,7 +48,7 @@ class ResampledMeans:
         return float(sums.sum() / counts.sum()), np.asarray(means)
 
 
-def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
+def mean_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
     """A mean, and where it lies when the memes are drawn anew; None where there are no values.
 
     Args:
@@ -63,7 +64,7 @@ def mean_of(values: MemeValues, resamples: int, seed: int) -> Figure | None:
     return Figure(value, *interval(drawn))
 
 
-def difference_of(values: MemeValues, less: MemeValues, *, resamples: int, seed: int) -> Figure | None:
+def difference_of(values: MemeValues, less: MemeValues, *, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
     """The difference of two means, both over the same drawn memes; None where one of them has no values.
 
     Args:

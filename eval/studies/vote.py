@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +65,7 @@ class VoteReport:
 
 
 async def measure_vote(
-    place: Path,
-    source: Source,
-    *,
-    protocol: Protocol = Protocol.MERGED,
-    drop_precedents: bool = False,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    place: Path, source: Source, *, protocol: Protocol = Protocol.MERGED, drop_precedents: bool = False, seed: int = 0
 ) -> VoteReport:
     """Asks the library in ``place`` about every labelled meme of ``source`` that the protocol keeps.
 
@@ -82,7 +76,6 @@ async def measure_vote(
         drop_precedents: True if precedents of the labels that the protocol drops give no vote either; the rest is then
             calibrated anew. The court's paper drops the label entirely; a court in use would keep what it knows.
         seed: Seed of the bootstrap.
-        progress: Told how many memes of how many are judged.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -97,7 +90,7 @@ async def measure_vote(
     whole = Library.open(place, encoder.identity)
     # The report below names the whole library's digest: the reduced one exists only while it is measured.
     with _voters(whole, protocol, drop_precedents) as library:
-        report = await _measured(library, encoder, source=source, rows=kept, seed=seed, progress=progress)
+        report = await _measured(library, encoder, source=source, rows=kept, seed=seed)
     return VoteReport(
         library=whole.digest,
         problems=tuple(rows.problems),
@@ -142,13 +135,7 @@ class PlainVotes:
 
 
 async def measure_plain_votes(
-    place: Path,
-    source: Source,
-    ks: Sequence[int],
-    *,
-    without_near: bool = False,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    place: Path, source: Source, ks: Sequence[int], *, without_near: bool = False, seed: int = 0
 ) -> PlainVotes:
     """Asks the library in ``place`` about every labelled meme of ``source``, by the majority of its k nearest.
 
@@ -163,7 +150,6 @@ async def measure_plain_votes(
             :meth:`retrieval.precedents.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
             lies at :data:`NEAR_TEXT` or nearer.
         seed: Seed of the bootstrap.
-        progress: Told how many memes of how many are judged.
 
     Raises:
         BadLibrary: The library can't be opened.
@@ -181,7 +167,7 @@ async def measure_plain_votes(
     said: list[list[bool]] = [[] for _ in ks]
     with_near = 0
     try:
-        for number, row in enumerate(rows.good, 1):
+        for row in rows.good:
             picture = await _picture(row, source, pictures)
             findings = await finder.find(
                 text=row.text,
@@ -205,7 +191,6 @@ async def measure_plain_votes(
                 # Twice the count against the number: exact, and of an odd k never even. Fewer than k
                 # voters may be even, which is then not harmful.
                 votes.append(2 * sum(entry.label is Label.HARMFUL for entry in voters) > len(voters))
-            progress(number, len(rows.good))
     finally:
         finder.close()
         # Also where a meme raised: both hold threads or processes.
@@ -230,14 +215,13 @@ async def _measured(
     source: Source,
     rows: Sequence[Row],
     seed: int,
-    progress: Callable[[int, int], None],
 ) -> _Figures:
     finder = LibraryFinder(library, encoder)
     pictures = GuardedPictureReader()
     gold, said, probabilities = [], [], []
     undecided = same_text = without_picture = 0
     try:
-        for number, row in enumerate(rows, 1):
+        for row in rows:
             picture = await _picture(row, source, pictures)
             findings = await finder.find(
                 text=row.text,
@@ -258,7 +242,6 @@ async def _measured(
             without_picture += picture is None
             same = (Relation.SAME_TEXT, Relation.SAME_MEME)
             same_text += any(exhibit.relation in same for exhibit in findings.exhibits)
-            progress(number, len(rows))
     finally:
         finder.close()
         await pictures.aclose()

@@ -269,12 +269,11 @@ class Oracle:
         }
 
 
-def oracle(ability: Ability = _USUAL, *, name: str = "oracle") -> ScriptedModel:
+def oracle(ability: Ability = _USUAL) -> ScriptedModel:
     """A chat model that speaks as the oracle; it also counts its calls.
 
     Args:
         ability: Ability of the oracle.
-        name: Name of the oracle; a lesser one should have another.
     """
     speaker = Oracle(ability)
 
@@ -289,7 +288,7 @@ def oracle(ability: Ability = _USUAL, *, name: str = "oracle") -> ScriptedModel:
         masses = speaker.odds(_plain(request.parts))
         return [masses[option] for option in options]
 
-    return ScriptedModel(says, odds=odds, name=name)
+    return ScriptedModel(says, odds=odds, name="oracle")
 
 
 def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:

@@ -9,7 +9,7 @@ import pytest
 from court.errors import BadRequest
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
-from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples, set_words
+from eval.models.samples import Sample, Samples, one_set, read_memes, read_samples
 from retrieval.starter.draw import draw_meme
 from tests.support.pictures import encode
 from tests.support.probing import a_data_set
@@ -52,7 +52,6 @@ def test_memes_of_two_sets_have_ids_of_their_own_and_the_manifest_has_every_dige
     assert set(shown.files) == {f"{one.dataset}/{name}" for one in sets for name in one.files}
     assert all(len(digest) == 64 for one in sets for digest in one.files.values())
     assert two(places).dataset == "harm-c + fhm" and two(places).split == "test + dev_seen"
-    assert "fhm, dev_seen (10 memes, protocol plain)" in set_words(sets)
 
 
 def test_only_harmful_memes_are_drawn_by_the_protocol_that_is_named(places):

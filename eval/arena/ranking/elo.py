@@ -29,20 +29,19 @@ def elo(table: Battles, *, k: float = K, initial: float = MIDDLE) -> Floats:
     return np.array(rating)
 
 
-def elo_of_orders(table: Battles, orders: Ints, *, k: float = K, initial: float = MIDDLE) -> Floats:
+def elo_of_orders(table: Battles, orders: Ints, *, k: float = K) -> Floats:
     """Ratings of several orders, or resamples, at once.
 
     Args:
         table: Battles.
         orders: Which battles are fought, one after the other; int of shape (orders, steps), −1 for none.
         k: Step size of a battle, see :func:`elo`.
-        initial: Initial rating of every model.
 
     Returns:
         float of shape (orders, models).
     """
     rows = np.arange(len(orders))
-    rating = np.full((len(orders), len(table.models)), initial)
+    rating = np.full((len(orders), len(table.models)), MIDDLE)
     for battle in orders.T:
         left, right = table.left[battle], table.right[battle]
         # Place -1 reads the last battle; without weight it moves nobody.

@@ -91,7 +91,7 @@ class Coverage:
     tables: int
 
 
-def coverage(world: World, tables: int, *, resamples: int = 1000, seed: int = 0) -> Coverage:
+def coverage(world: World, tables: int, *, resamples: int = 1000) -> Coverage:
     """Draws tables and counts."""
     truth = world.truth()
 
@@ -101,7 +101,7 @@ def coverage(world: World, tables: int, *, resamples: int = 1000, seed: int = 0)
 
     by_meme, by_row = [], []
     for number in range(tables):
-        table = world.table(seed + number)
+        table = world.table(number)
         by_meme.append(holds(spread(table, resamples=resamples, seed=number)))
         by_row.append(holds(spread_over_rows(table, resamples=resamples, seed=number)))
     return Coverage(float(np.mean(by_meme)), float(np.mean(by_row)), tables)

@@ -205,25 +205,18 @@ class Bar:
 
 
 @asynccontextmanager
-async def bar(
-    address: str,
-    *,
-    concurrency: int = 1024,
-    settings: TrialSettings | None = None,
-    finder: KnownFinder | None = None,
-) -> AsyncIterator[Bar]:
+async def bar(address: str, *, concurrency: int = 1024, finder: KnownFinder | None = None) -> AsyncIterator[Bar]:
     """A court before a server.
 
     Args:
         address: Address of the server.
         concurrency: Calls that it works on at once.
-        settings: Trial settings.
         finder: Finder of precedents.
     """
     load = Load(concurrency)
     async with http_client() as http:
         model = ChatCompletions(base_url=f"{address}/v1", model="stand-in", capabilities=CAN, http=http, load=load)
-        yield Bar(court_of(model, settings or TrialSettings(), finder=finder), model, load)
+        yield Bar(court_of(model, TrialSettings(), finder=finder), model, load)
 
 
 def court_of(

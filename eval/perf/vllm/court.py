@@ -88,15 +88,12 @@ class Recorded(ChatCompletions):
 
 
 @asynccontextmanager
-async def court_before(
-    server: VllmServer, settings: TrialSettings, *, temperature: float = 1.0
-) -> AsyncIterator[tuple[Court, Recorded]]:
+async def court_before(server: VllmServer, settings: TrialSettings) -> AsyncIterator[tuple[Court, Recorded]]:
     """A court before a vLLM and the client that it asks through, which knows by a probe what that vLLM can do.
 
     Args:
         server: Server that answers.
         settings: Trial settings.
-        temperature: Temperature of all roles; near 0, a model of random weights says the same over and over.
     """
     load = Load(_CONCURRENCY)
     async with http_client() as http:
@@ -105,7 +102,7 @@ async def court_before(
         # The probe's own calls are no part of a trial.
         model.forget()
         finder = KnownFinder(frames=tuple(_precedent(number) for number in range(3)))
-        yield court_of(model, settings, finder=finder, temperature=temperature), model
+        yield court_of(model, settings, finder=finder, temperature=1.0), model
 
 
 async def drawn_case(reader: GuardedPictureReader, number: int) -> TrialCase:

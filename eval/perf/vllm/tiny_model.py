@@ -85,12 +85,11 @@ _BEGINS_THOUGHT = (
 THOUGHT_MARKS = ("<think>", "</think>")
 
 
-def make_tiny_model(folder: Path, seed: int = 0, *, thinks: bool = False) -> Path:
+def make_tiny_model(folder: Path, *, thinks: bool = False) -> Path:
     """Writes the model into a folder, which is made; returns it.
 
     Args:
         folder: Folder to write to.
-        seed: Another seed, other weights.
         thinks: True for a model whose template begins each reply with a thought unless it is told not to, as Qwen3's
             does. Its thoughts, and its replies in free words, end where they must and not by themselves.
     """
@@ -104,7 +103,7 @@ def make_tiny_model(folder: Path, seed: int = 0, *, thinks: bool = False) -> Pat
     ids = {name: vocabulary[name] for name in SPECIAL}
     tokenizer.save(str(folder / "tokenizer.json"))
     rows = tokenizer.get_vocab_size()
-    weights = dict(_weights(rows, np.random.default_rng(seed)))
+    weights = dict(_weights(rows, np.random.default_rng(0)))
     if thinks:
         # Nothing that ends a thought is ever the likeliest token.
         weights["lm_head.weight"][[ids["<|im_end|>"], *(vocabulary[mark] for mark in THOUGHT_MARKS)]] = 0
