@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from court.meme import Frame
 from memecourt.v1.court_pb2_grpc import CourtStub
@@ -24,6 +22,7 @@ from serving.runner.runner import TrialRunner
 from serving.settings import Settings
 from tests.support.fakes import a_picture
 from tests.support.playing import play_in
+from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
 IMAGE = b"any bytes: the picture reader is a fake"
@@ -59,38 +58,11 @@ class Scene:
         """The status that a request is refused with, with all its details."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.stub.Judge(request, timeout=20, **options)
-        return told(caught.value)
+        return Refusal(caught.value)
 
     def another_channel(self, *options):
         """With a connection of its own, as another caller has."""
         return grpc.aio.insecure_channel(self.address, options=[*_OPTIONS, *options])
-
-
-class Told:
-    def __init__(self, code, message, details):
-        self.code = code
-        self.message = message
-        self.details = details
-
-    def of(self, kind):
-        found = []
-        for packed in self.details:
-            message = kind()
-            if packed.Unpack(message):
-                found.append(message)
-        return found
-
-    @property
-    def info(self):
-        (info,) = self.of(error_details_pb2.ErrorInfo)  # exactly one
-        assert info.domain == "memecourt.v1"
-        return info
-
-
-def told(error):
-    status = rpc_status.from_call(error)
-    assert status is not None, f"no details: {error.code()} {error.details()}"
-    return Told(error.code(), error.details(), status.details)
 
 
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]

@@ -23,10 +23,11 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.runner import reaper as loose_ends
-from tests.contract.scenes import a_scene, rest_of, told
+from tests.contract.scenes import a_scene, rest_of
 from tests.support.dockets import open_trials, place_of
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
+from tests.support.service_calls import Refusal
 from tests.support.sizes import FULL
 from tests.unit.test_trial import a_court
 
@@ -62,7 +63,7 @@ class Callers:
                     verdict = await stub.Judge(request, timeout=60)
                 except grpc.aio.AioRpcError as error:
                     assert error.code() in PASSING, (error.code(), error.details())
-                    self.errors[told(error).info.reason] += 1
+                    self.errors[Refusal(error).info.reason] += 1
                     await asyncio.sleep(0.05)
                     continue
                 self.verdicts.setdefault(request.request_id, set()).add(verdict.verdict_id)
@@ -306,7 +307,7 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answe
             for request in false:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await it.stub.Judge(request, timeout=20)
-                assert told(caught.value).info.reason == "REQUEST_ID_TAKEN"
+                assert Refusal(caught.value).info.reason == "REQUEST_ID_TAKEN"
             for responses in streamed:
                 assert Counter(response.request_id for response in responses) == Counter([*callers.verdicts])
                 for response in responses:

@@ -33,11 +33,12 @@ from serving.rpc.flow_control import MESSAGE_BYTES, Reservation
 from serving.rpc.judge import SERVICE
 from serving.rpc.status import failure_of, status_of
 from serving.runner.request import Call
-from tests.contract.scenes import IMAGE, a_scene, play, told
+from tests.contract.scenes import IMAGE, a_scene, play
 from tests.support.cast import RULING, Cast, full_court
 from tests.support.fakes import FakeReader, H, N, findings
 from tests.support.leftovers import soon, uncollected
 from tests.support.playing import play_in
+from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -169,7 +170,7 @@ def test_bytes_that_are_no_request_are_the_caller_s_fault(tmp_path):
         call = it.channel.unary_unary(f"/{SERVICE}/Judge")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff not a message", timeout=20)
-        return told(caught.value)
+        return Refusal(caught.value)
 
     refusal = play(work, tmp_path)
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT

@@ -13,10 +13,11 @@ from memecourt.v1.court_pb2_grpc import CourtStub
 from serving.rpc.calls import finish_call
 from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
-from tests.contract.scenes import IMAGE, play, rest_of, told
+from tests.contract.scenes import IMAGE, play, rest_of
 from tests.support.fakes import FakeReader
 from tests.support.leftovers import soon, uncollected
 from tests.support.playing import until
+from tests.support.service_calls import Refusal
 
 
 def item(request_id, *, text="some text", image=IMAGE, timeout=None, **fields):
@@ -220,7 +221,7 @@ def _end_of(call):
     with pytest.raises(grpc.RpcError) as caught:
         for response in call:
             responses.append(response)
-    return responses, told(caught.value)
+    return responses, Refusal(caught.value)
 
 
 def test_each_request_has_a_time_of_its_own(tmp_path):
@@ -251,7 +252,7 @@ def test_what_is_no_request_ends_the_stream_once_the_others_are_answered(tmp_pat
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while (data := await call.read()) is not grpc.aio.EOF:
                 responses.append(wire.JudgeStreamResponse.FromString(data))
-        return responses, told(caught.value)
+        return responses, Refusal(caught.value)
 
     responses, refusal = play(work, tmp_path)
     assert [(r.request_id, r.HasField("verdict")) for r in responses] == [("a", True)]
@@ -275,7 +276,7 @@ def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does
         response = await waiting.read()
         with pytest.raises(grpc.aio.AioRpcError) as second:
             await waiting.read()  # now it has nothing to wait for
-        return still, response, told(first.value), told(second.value)
+        return still, response, Refusal(first.value), Refusal(second.value)
 
     still, response, *refusals = play(work, tmp_path, reader=reader, idle=0.3)
     assert still and response.HasField("verdict")
@@ -319,7 +320,7 @@ def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         await other
-        return responses, told(caught.value)
+        return responses, Refusal(caught.value)
 
     (waits, runs), end = play(work, tmp_path, reader=reader, concurrent_trials=2)
     assert (waits.request_id, waits.failure.code, waits.failure.reason) == (

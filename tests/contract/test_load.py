@@ -16,11 +16,11 @@ from serving.rpc.flow_control import MESSAGE_BYTES
 from serving.rpc.judge import SERVICE
 from tests.contract.real_court import IMAGE as DRAWN
 from tests.contract.real_court import real_court
-from tests.contract.scenes import IMAGE, play, rest_of, told
+from tests.contract.scenes import IMAGE, play, rest_of
 from tests.support.cast import Cast, full_court
 from tests.support.fakes import FakeReader
 from tests.support.playing import until
-from tests.support.service_calls import refused
+from tests.support.service_calls import Refusal, refused
 from tests.support.sizes import FULL
 
 MIB = 1024 * 1024
@@ -170,7 +170,7 @@ def test_a_call_without_a_request_ends_and_says_why(tmp_path):
         for call in (silent, empty):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
-            errors.append(told(caught.value))
+            errors.append(Refusal(caught.value))
         return errors
 
     silent, empty = play(work, tmp_path, idle=0.3)
@@ -215,7 +215,7 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
         verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await silent
-        return verdict, told(caught.value)
+        return verdict, Refusal(caught.value)
 
     verdict, refusal = play(work, tmp_path, picture_memory=64 * MIB)
     assert verdict.label == wire.LABEL_HARMFUL
@@ -241,7 +241,7 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
         for call in waiting:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
-            refusals.append(told(caught.value))
+            refusals.append(Refusal(caught.value))
         still = not running.done()
         reader.wait.set()
         return refusals, still, await running, await it.docket.index.list(limit=9)

@@ -17,10 +17,11 @@ from memecourt.v1 import court_pb2 as wire
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
-from tests.contract.scenes import IMAGE, FakePictures, play, rest_of, told
+from tests.contract.scenes import IMAGE, FakePictures, play, rest_of
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
+from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
 
@@ -32,7 +33,7 @@ async def watched(it, **fields):
 async def refused(it, **fields):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await watched(it, **fields)
-    return told(caught.value)
+    return Refusal(caught.value)
 
 
 def asked(**fields):
@@ -216,7 +217,7 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
             it.service.close()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
-            return told(caught.value)
+            return Refusal(caught.value)
 
     (tmp_path / "2").mkdir()
     refusal = play(cut_off, tmp_path / "2")
@@ -272,7 +273,7 @@ def test_who_watches_is_told_when_the_docket_can_not_be_read(tmp_path, monkeypat
                 await rest_of(call)
         reader.wait.set()
         await judging
-        return told(caught.value)
+        return Refusal(caught.value)
 
     refusal = play(work, tmp_path, reader=reader)
     assert refusal.code is grpc.StatusCode.UNAVAILABLE and refusal.info.reason == "DOCKET_UNAVAILABLE"

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -33,3 +34,11 @@ async def soon(left: Callable[[], list[str]]) -> list[str]:
             break
         await asyncio.sleep(0.05)
     return found
+
+
+def alive(pid: int) -> bool:
+    """True if a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

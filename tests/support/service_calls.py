@@ -37,11 +37,16 @@ class Refusal:
         return found
 
     @property
-    def reason(self) -> str:
-        """For machines."""
+    def info(self) -> error_details_pb2.ErrorInfo:
+        """The one detail that is for machines."""
         (info,) = self.of(error_details_pb2.ErrorInfo)
         assert info.domain == "memecourt.v1"
-        return info.reason
+        return info
+
+    @property
+    def reason(self) -> str:
+        """The reason in it."""
+        return self.info.reason
 
     @property
     def field(self) -> str:

@@ -20,6 +20,7 @@ from court.errors import BadLibrary, Unavailable
 from retrieval.embed.encoder import Encoder, TextEmbeddings
 from retrieval.embed.process import EncoderProcess
 from tests.support.encoders import WordEncoder, png_of
+from tests.support.leftovers import alive
 from tests.support.playing import wait_until
 
 
@@ -131,13 +132,6 @@ def pid_of(encoder: EncoderProcess) -> int:
     return int(encoder.embed_texts(["pid"]).vectors[0, 0])
 
 
-def gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
-
-
 def test_it_gives_what_the_encoder_gives_from_a_process_of_its_own(shared: EncoderProcess) -> None:
     here = Odd()
     assert shared.identity == here.identity and shared.floors == here.floors
@@ -217,7 +211,7 @@ def test_when_its_process_ends_while_nobody_asks_the_next_call_starts_it_again(
 ) -> None:
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: gone(first))
+    wait_until(lambda: not alive(first))
     assert np.array_equal(encoder.embed_texts(["a cat"]).vectors, Odd().embed_texts(["a cat"]).vectors)
     assert pid_of(encoder) != first
     assert "signal SIGKILL" in caplog.text
@@ -231,7 +225,7 @@ def test_calls_under_way_when_it_ends_are_made_once_more(encoder: EncoderProcess
         os.kill(first, signal.SIGKILL)
         for each in waiting:
             assert each.result(timeout=60).vectors.shape == (2, 16)
-    assert pid_of(encoder) != first and gone(first)
+    assert pid_of(encoder) != first and not alive(first)
 
 
 def test_a_call_that_ends_it_twice_is_told_and_the_next_is_answered(encoder: EncoderProcess) -> None:
@@ -260,7 +254,7 @@ def test_one_that_comes_back_as_another_is_not_asked(tmp_path: Path) -> None:
     file.write_text("other-words")
     first = pid_of(encoder)
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: gone(first))
+    wait_until(lambda: not alive(first))
     for _ in range(2):
         with pytest.raises(Unavailable, match="other-words") as caught:
             encoder.embed_texts(["a cat"])
@@ -290,7 +284,7 @@ def test_all_who_wait_share_a_start_that_fails_and_the_next_is_made_after_a_paus
     def kill() -> None:
         number = pid_of(encoder)
         os.kill(number, signal.SIGKILL)
-        wait_until(lambda: gone(number))
+        wait_until(lambda: not alive(number))
         told.write_text(how)
         starts.write_text("")
 
@@ -338,7 +332,7 @@ def test_once_closed_it_is_gone_and_says_so(encoder: EncoderProcess) -> None:
         time.sleep(0.3)
         encoder.close()
         assert isinstance(waiting.exception(timeout=30), Unavailable)
-    assert gone(first)
+    assert not alive(first)
     with pytest.raises(Unavailable):
         encoder.embed_texts(["a cat"])
     encoder.close()
@@ -352,11 +346,11 @@ def test_it_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    assert not gone(child)
+    assert alive(child)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_until(lambda: gone(child))
+    wait_until(lambda: not alive(child))
 
 
 def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> None:
@@ -369,10 +363,10 @@ def test_it_ends_when_its_parent_is_killed_while_it_loads(tmp_path: Path) -> Non
     parent = subprocess.Popen([sys.executable, "-c", program, str(told)])
     wait_until(lambda: told.exists() and told.read_text() != "")
     child = int(told.read_text())
-    assert not gone(child)
+    assert alive(child)
     parent.kill()
     parent.wait()
-    wait_until(lambda: gone(child))
+    wait_until(lambda: not alive(child))
 
 
 @pytest.mark.parametrize("how", [["spin"], ["wait", "3600"]])
@@ -387,7 +381,7 @@ def test_a_call_without_end_is_ended_and_named_and_others_are_answered(how: list
                 stuck.result(60)
             other.result(60)
         assert caught.value.reason == "ENCODER_STUCK"
-        assert pid_of(encoder) != before and gone(before)
+        assert pid_of(encoder) != before and not alive(before)
         assert worker_deaths["encoder"] == deaths + 1
     finally:
         encoder.close()

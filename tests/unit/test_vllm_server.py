@@ -19,6 +19,7 @@ from court.settings import TrialSettings
 from serving.cli.main import cli
 from serving.models.connect import pictures_per_prompt
 from serving.models.vllm import VllmFailed, VllmServer, VllmSettings
+from tests.support.leftovers import alive
 
 STAND_IN = """
 import http.server, importlib.metadata, json, os, signal, subprocess, sys, time
@@ -86,13 +87,6 @@ def settings(tmp_path):
 def said(server, word):
     """What the stand-in said after a word."""
     return next(line.removeprefix(f"{word} ") for line in server.log(1000) if line.startswith(f"{word} "))
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def started(settings, then=None, **options):

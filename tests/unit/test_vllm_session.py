@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +21,7 @@ from eval.runs.folder import RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
 from serving.settings import ModelSettings, RoleSettings
+from tests.support.leftovers import alive
 from tests.support.vllm_stand_in import VllmStandIn
 
 
@@ -32,13 +32,6 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_VLLM_PYTHON", sys.executable)
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     return made
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def told(work):
