@@ -21,7 +21,8 @@ from court.ports import BATCH_PRIORITY, ChatModel, ChatReply, ChatRequest, Finis
 from court.prompts import Prompt
 from court.replies import UnusableReply
 from court.untrusted import Fence
-from eval.models.call_cache import CachedModel, CallCache, HitCounter
+from eval.models.cached_model import CachedModel, HitCounter
+from eval.models.call_cache import CallCache
 from eval.models.prompts import gave_away
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from court.roles import RoleModels, Speaker
 from court.trial import Court
 from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
-from eval.models.call_cache import HitCounter, stored_chairs
+from eval.models.cached_model import HitCounter, stored_chairs
 from eval.models.prompts import gave_away
 from eval.runs.attempt import PICTURE_MISSING, Attempt, Tried, ends_the_run
 from eval.runs.prediction import Cost, Outcome, Prediction

@@ -15,7 +15,8 @@ from court.events import Procedure, TrialFailed
 from court.record import TrialAborted, TrialRecord, TrialState
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import language_of_meme
-from eval.models.call_cache import CallCache, CallsError, HitCounter, stored_chairs
+from eval.models.cached_model import HitCounter, stored_chairs
+from eval.models.call_cache import CallCache, CallsError
 from eval.runs.from_record import prediction_of
 from eval.runs.prediction import Outcome, Prediction
 from serving.docket.ports import DocketError

@@ -24,7 +24,7 @@ from court.roles import Speaker
 from court.untrusted import Fence
 from eval.datasets.items import JudgedMeme
 from eval.datasets.language import language_of_meme
-from eval.models.call_cache import HitCounter, stored_chairs
+from eval.models.cached_model import HitCounter, stored_chairs
 from eval.models.prompts import gave_away, load
 from eval.runs.attempt import Attempt, Tried, ends_the_run
 from eval.runs.prediction import Cost, Outcome, Prediction

@@ -18,7 +18,7 @@ from court.replies import Ruling
 from court.roles import RoleModel
 from court.settings import TrialSettings
 from court.verdict import Label, ReviewReason, ScoreMeaning, Strength, Strengths, rule
-from eval.models.call_cache import key_of
+from eval.models.cached_model import key_of
 from eval.runs.from_record import calls_of, chain_of
 from memecourt.v1 import court_pb2 as wire
 from serving.cli.records import render
