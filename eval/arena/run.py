@@ -33,7 +33,7 @@ from eval.models.metered import MeteredModel
 from eval.models.open import ModelSpec, open_chairs
 from eval.models.samples import SampledSet, Samples, read_memes
 from eval.runs import environment as about
-from eval.runs.sole_use import refuse_others, sole_use
+from eval.runs.sole_use import refuse_different, refuse_others, sole_use
 from serving.version import SOFTWARE
 
 
@@ -255,13 +255,7 @@ def digest_of(lines: Sequence[BaseModel]) -> str:
 
 def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
     """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
-    differ = begun.same_as(now)
-    if differ:
-        raise BadRequest(
-            f"The arena was begun with something else than is there now: {', '.join(differ)}. Half of it would be one "
-            "thing and half another. Set it up as it was, or begin another in another folder.",
-            reason="RUN_DIFFERS",
-        )
+    refuse_different("arena", begun.same_as(now))
     # A finished arena that is gone through once more was not interrupted.
     return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
 

@@ -20,7 +20,7 @@ not asked again. The other files say what came of that, in a form that is easy t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -366,14 +366,3 @@ class ProbeFolder:
     def write(self, name: str, items: Iterable[BaseModel]) -> None:
         """Lines of a file, in one step, in place of those that are there."""
         replace_lines(self.root / name, items)
-
-
-def differing(begun: ProbeManifest, now: ProbeManifest) -> Mapping[str, tuple[object, object]]:
-    """Compares two manifests: the differing values by name, as they were and as they are.
-
-    Who takes a probe up again may do so with a later version on another machine, as long as it asks the same.
-    """
-    # What may differ is listed, not what may not: a field that is added counts unless somebody says otherwise.
-    free = {"created", "finished", "software", "commit", "python", "machine", "command"}
-    was, is_ = begun.model_dump(mode="json", exclude=free), now.model_dump(mode="json", exclude=free)
-    return {name: (was[name], is_[name]) for name in was if was[name] != is_[name]}

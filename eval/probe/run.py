@@ -38,7 +38,6 @@ from eval.probe.folder import (
     ProbeManifest,
     Scored,
     Step,
-    differing,
 )
 from eval.probe.mining import capped, mine, narrate
 from eval.probe.refining import Limits, chosen_seeds, listed_seeds, refine, usable
@@ -47,7 +46,7 @@ from eval.probe.seeds import SeedSet, seed_content
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.runs import environment as about
 from eval.runs.progress import Progress
-from eval.runs.sole_use import LOCK, refuse_others, sole_use
+from eval.runs.sole_use import LOCK, differing, refuse_different, refuse_others, sole_use
 from serving.version import SOFTWARE
 
 NOTICE = (
@@ -57,6 +56,8 @@ NOTICE = (
 """What is said before a probe starts."""
 
 # The command opens the store of calls before the probe writes its manifest.
+# A probe may be taken up again with a later version on another machine, as long as it asks the same.
+_FREE = frozenset({"created", "finished", "software", "commit", "python", "machine", "command"})
 _OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 """What may be there before a probe has begun."""
 
@@ -127,7 +128,7 @@ async def probe(
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
         manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
         if folder.begun:
-            _require_same(folder.manifest(), manifest)
+            refuse_different("probe", differing(folder.manifest(), manifest, _FREE))
             # The one on disk, with the time at which the probe was begun.
             manifest = folder.manifest()
         else:
@@ -335,16 +336,6 @@ def _manifest(
         machine=about.machine(),
         command=plan.command,
     )
-
-
-def _require_same(begun: ProbeManifest, now: ProbeManifest) -> None:
-    differ = differing(begun, now)
-    if differ:
-        raise BadRequest(
-            f"The probe was begun with something else than is there now: {', '.join(differ)}. Half of it would be one "
-            "thing and half another. Set it up as it was, or begin another in another folder.",
-            reason="RUN_DIFFERS",
-        )
 
 
 def refuse_place(out: Path) -> None:

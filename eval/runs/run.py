@@ -46,7 +46,7 @@ from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
 from eval.runs.question import Question, require_inputs
 from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
-from eval.runs.sole_use import refuse_others, sole_use
+from eval.runs.sole_use import refuse_different, refuse_others, sole_use
 from eval.runs.translated import ENGLISH, TranslatedAttempt
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.library.sources import Source
@@ -59,8 +59,6 @@ from serving.wiring import open_court
 if TYPE_CHECKING:
     from eval.runs.ray_cluster import Cluster
 
-RUN_DIFFERS = "RUN_DIFFERS"
-"""Reason of an error: what is there now is not what the run was begun with."""
 SERVER_GONE = "RUN_SERVER_GONE"
 """Reason of an error: so many memes in a row failed for want of something that trying on makes no sense."""
 UNFINISHED = "RUN_UNFINISHED"
@@ -576,7 +574,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
     # Same files and other memes: another version reads them differently. Half a run of each would be neither.
     if not differ and folder.memes() != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
-    _require_none(differ)
+    refuse_different("run", differ)
 
 
 def _require_same_court(begun: RunManifest, now: RunManifest) -> None:
@@ -591,16 +589,7 @@ def _require_same_court(begun: RunManifest, now: RunManifest) -> None:
         before, after = begun.settings.get(name), now.settings.get(name)
         if before != after:
             differ.append(_was(f"setting {name}", before, after))
-    _require_none(differ)
-
-
-def _require_none(differ: Sequence[str]) -> None:
-    if differ:
-        raise BadRequest(
-            f"The run was begun with something else than is there now: {'; '.join(differ)}. Half of it would be one "
-            "thing and half another. Set it up as it was, or begin a new run in another folder.",
-            reason=RUN_DIFFERS,
-        )
+    refuse_different("run", differ)
 
 
 def _was(name: str, before: object, after: object) -> str:

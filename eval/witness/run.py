@@ -18,7 +18,7 @@ from eval.datasets.stored_files import json_line, replace_file, replace_lines, s
 from eval.models.call_cache import CallCache
 from eval.runs.folder import CALLS
 from eval.runs.progress import Progress
-from eval.runs.sole_use import LOCK, refuse_others, sole_use
+from eval.runs.sole_use import LOCK, differing, refuse_different, refuse_others, sole_use
 from eval.witness.arms import Arm, PassingError
 from eval.witness.check import CheckedClaim, Checking
 from eval.witness.claims import GoldClaim, claims_digest
@@ -159,7 +159,8 @@ async def run_witness(
         refuse_place(plan.out)
         if (plan.out / MANIFEST).exists():
             begun = read_manifest(plan.out)
-            _require_same(begun, manifest)
+            # A later version of the software may go on with it.
+            refuse_different("evaluation", differing(begun, manifest, {"created", "finished", "command", "software"}))
             # The first manifest stays: its time of creation and its command are those of the beginning.
             manifest = begun
         else:
@@ -240,16 +241,3 @@ async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) 
 
 def _pairs(plan: WitnessPlan) -> list[tuple[Arm, GoldClaim]]:
     return [(arm, claim) for arm in plan.arms for claim in plan.claims]
-
-
-def _require_same(begun: WitnessManifest, now: WitnessManifest) -> None:
-    # A later version of the software may go on with it.
-    times = {"created", "finished", "command", "software"}
-    before, after = begun.model_dump(exclude=times), now.model_dump(exclude=times)
-    differ = [name for name in before if before[name] != after[name]]
-    if differ:
-        raise BadRequest(
-            f"The evaluation was begun with other {', '.join(differ)} than now. Half of it would be one thing and half "
-            "another. Set it up as it was, or begin another in another folder.",
-            reason="RUN_DIFFERS",
-        )

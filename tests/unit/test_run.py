@@ -49,7 +49,8 @@ from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunningScore
 from eval.runs.results import read_results
-from eval.runs.run import PICTURE_MISSING, RUN_DIFFERS, SERVER_GONE, UNFINISHED, Plan, run
+from eval.runs.run import PICTURE_MISSING, SERVER_GONE, UNFINISHED, Plan, run
+from eval.runs.sole_use import RUN_DIFFERS
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
 from serving.runner.executor import TrialExecutor
