@@ -187,8 +187,8 @@ async def _run(plan: WitnessPlan, options: dict[str, Any], progress: Progress) -
     from eval.models.call_cache import SqliteCallCache
     from eval.models.open import open_chairs, read_models, require_servers
     from eval.runs.folder import CALLS
-    from eval.witness.drawn import open_drawn
     from eval.witness.run import refuse_place, run_witness
+    from eval.witness.stand_in import open_drawn
     from serving.cli.common import settings_of
     from serving.evidence import open_evidence
 

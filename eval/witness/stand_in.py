@@ -1,7 +1,7 @@
 """A model whose reading is exact: it plays the witness in the drawn world, and knows no more than it is shown.
 
 It reads claim, results and documents off its messages, and answers by what they state. Without documents it remembers a
-share of the facts, by a digest of each.
+share of the facts, by a digest of each. :func:`open_drawn` opens the world's documents as a corpus beside it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from court.backends.chat.scripted import ScriptedModel
-from court.ports import ChatRequest
+from court.ports import ChatModel, ChatRequest, EvidenceSource
 from eval.witness.world import (
     GUIDE,
     PROPERTIES,
     REGISTER,
     Fact,
     claim_in,
+    documents_of,
+    draw_world,
     nicknames_in,
 )
+from retrieval.facts.corpus import open_corpus
+from retrieval.facts.source import CorpusEvidence
+from retrieval.facts.writer import write_corpus
 
 REMEMBERED = 0.4
 """Share of the facts that it knows without documents."""
@@ -213,3 +221,16 @@ def _worth(claim: tuple[str, str, str], hit: str) -> int:
     if read.values or (read.unclear and claim[1] in hit):
         return 3
     return 2 if read.names else 1 if read.half else 0
+
+
+def open_drawn(stack: AsyncExitStack, seed: int = 0) -> tuple[EvidenceSource, ChatModel]:
+    """Opens the corpus of a drawn world, searched by words, and its stand-in.
+
+    Args:
+        stack: Removes the corpus at the end.
+        seed: Seed of the world.
+    """
+    facts = draw_world(seed)
+    folder = Path(stack.enter_context(TemporaryDirectory())) / "facts"
+    write_corpus(folder, documents_of(facts), name="drawn world", demonstration=True)
+    return CorpusEvidence(open_corpus(folder)), WorldReader(facts).model()

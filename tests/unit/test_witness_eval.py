@@ -23,11 +23,10 @@ from eval.reports.sections import as_text
 from eval.witness.arms import Arm
 from eval.witness.check import CheckedClaim, CitedPassage
 from eval.witness.claims import Gold, read_claims
-from eval.witness.drawn import open_drawn
 from eval.witness.report import witness_lead, witness_sections
 from eval.witness.run import CHECKED, WitnessPlan, read_checked, read_manifest, run_witness
 from eval.witness.scores import score_arms
-from eval.witness.stand_in import WorldReader
+from eval.witness.stand_in import WorldReader, open_drawn
 from eval.witness.world import COUNTS, PROPERTIES, Situation, claim_in, documents_of, draw_world, expected
 from retrieval.facts.corpus import open_corpus
 from retrieval.facts.writer import write_corpus
