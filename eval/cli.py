@@ -38,6 +38,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CourtError as error:
+            # The message says what to do; where it was raised says nothing to a user.
             raise click.ClickException(error.message) from None
 
 

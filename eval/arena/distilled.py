@@ -333,4 +333,5 @@ def distil_sections(report: DistilReport) -> list[Section]:
 def _percent(figure: Figure | None) -> str:
     if figure is None:
         return "–"
+    # The unit before the interval, so that the column reads as one of shares.
     return f"{100 * figure.value:.0f} % [{100 * figure.low:.0f}, {100 * figure.high:.0f}]"

@@ -355,6 +355,7 @@ def loss_sections(report: LossReport) -> list[Section]:
 
 
 def _percents(shares: Mapping[str, Figure], names: Iterable[str]) -> list[str]:
+    # In the order of the names, which head the columns.
     return [figure(shares[name], ".0f", times=100) for name in names]
 
 

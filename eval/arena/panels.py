@@ -26,9 +26,11 @@ def panels_of_size(judges: Sequence[str], size: int, most: int, rng: random.Rand
     count = math.comb(len(judges), size)
     if count <= _LISTED:
         panels = list(itertools.combinations(judges, size))
+        # Without repeats, so that no panel counts twice.
         return panels if count <= most else rng.sample(panels, most)
     # A dictionary and no set, whose order would be another in each process.
     drawn: dict[tuple[int, ...], None] = {}
     while len(drawn) < most:
+        # Sorted: a panel is the same in whatever order its judges were drawn.
         drawn[tuple(sorted(rng.sample(range(len(judges)), size)))] = None
     return [tuple(judges[place] for place in places) for places in drawn]

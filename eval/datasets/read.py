@@ -122,6 +122,7 @@ def source_of(dataset: Dataset, data: Path, split: str) -> Source:
 
 def row_of(meme: JudgedMeme, source: str = "") -> Row:
     """A meme as a source of precedents has it, labelled by the data set's two classes."""
+    # By harm alone: a library knows no levels.
     return Row(
         line=meme.line,
         id=meme.id,

@@ -19,6 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 def replace_file(path: Path, content: str) -> None:
     """Writes a file in one step, in place of one that is there: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: only within one file system is a rename a single step.
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         file.write(content)
@@ -61,6 +62,7 @@ def stored_lines(
     if last and not torn:
         lines.append(last)
     read = []
+    # Line by line, since the error names the line.
     for number, line in enumerate(lines, 1):
         try:
             read.append(parse(line))
@@ -86,6 +88,7 @@ def read_manifest(
     Raises:
         BadRequest: There is no manifest, or none of this format.
     """
+    # Two errors: a wrong folder is mended by naming another one, a wrong manifest is not.
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -302,6 +302,7 @@ async def _say_as(
     kind: type[R], bench: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
 ) -> R:
     """Has the senior reply in one of the plain forms."""
+    # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
     schema, chars = replies.FORMS[kind]
     read = partial(parse, kind)
     return await _say(bench.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars)

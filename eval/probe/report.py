@@ -316,6 +316,7 @@ def _counted(steps: Iterable[Step]) -> dict[StepOutcome, int]:
 
 
 def _failures(scored: Sequence[Scored], steps: Sequence[Step], threshold: int) -> tuple[UnexplainedMeme, ...]:
+    # Alike: a text that the target does not understand is told, whoever wrote it.
     every: Sequence[Scored | Step] = (*scored, *steps)
     found = [
         UnexplainedMeme(

@@ -46,6 +46,7 @@ def begin(plan: Reproduction) -> None:
     place, manifest = plan.out / STUDY, _manifest(plan)
     before = read_manifest(plan)
     if before is None:
+        # No file but ours: figures of something else would stand among those of the reproduction.
         refuse_others(plan.out, "reproduction", ours=())
     else:
         manifest = _continued(plan, before, manifest)

@@ -321,6 +321,7 @@ def _alone(out: Path) -> Iterator[None]:
     # Two processes at one run would try each meme twice, and write lines into each other's file.
     with sole_use(out, "run"):
         if not (out / MANIFEST).exists():
+            # What a start that was cut off has left is ours, and is written over.
             if not (out / _STARTING).exists():
                 refuse_others(out, "run")
             # Before anything else is written: what a crash leaves from here on is known to be ours.

@@ -65,6 +65,7 @@ def differing(begun: BaseModel, now: BaseModel, free: Collection[str]) -> list[s
         free: Fields that may differ. They are listed, and not those that may not: a field that is added counts unless
             somebody says otherwise.
     """
+    # By values and not as JSON: what is only written in another way is the same.
     return [
         name for name in type(begun).model_fields if name not in free and getattr(begun, name) != getattr(now, name)
     ]

@@ -38,6 +38,7 @@ def figure(value: Figure | float | None, form: str = ".3f", *, times: float = 1.
         case None:
             return "–"
         case Figure():
+            # Multiplied before it is rounded, or the last digit of a percentage would be lost.
             low, high = times * value.low, times * value.high
             return f"{times * value.value:{form}} [{low:{form}}, {high:{form}}]"
         case _:

@@ -154,6 +154,7 @@ def laid_out(
         if isinstance(part, bytes):
             before.append(part)
             continue
+        # Anew in each part: no text belongs to a heading of the part before.
         heading = ""
         for found in pattern.finditer(part):
             if found["fenced"] is not None:
