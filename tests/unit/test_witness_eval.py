@@ -238,7 +238,7 @@ def test_a_server_that_goes_away_ends_the_run_and_is_never_an_abstention(tmp_pat
 def test_what_differs_from_the_begun_run_is_named(tmp_path):
     claims = tuple(fact.gold for fact in FACTS[:2])
     run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
-    with pytest.raises(BadRequest, match="other claims, queries than now"):
+    with pytest.raises(BadRequest, match="than is there now: claims; queries"):
         run(tmp_path, claims=claims[:1], arms=(Arm.CLOSED_BOOK,), queries=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letters.txt").write_text("mine")
