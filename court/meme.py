@@ -64,6 +64,9 @@ class Limits:
 
 LIMITS = Limits()
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LANGUAGE_TAG = re.compile(r"(?:[A-Za-z]{2,3}|[Xx](?=-))(?:-[A-Za-z0-9]{1,8})*")
+# RFC 5646 (4.4.1): as many as whoever sets a bound should take at least.
+_MOST_LANGUAGE_TAG = 35
 _TEXT_DIGEST = "text:"
 """Stands before the digest of a text, which no digest of pixels begins with: neither may be taken for the other."""
 
@@ -168,6 +171,14 @@ def text_digest(text: str) -> str:
 def is_text_digest(digest: str) -> bool:
     """True if a digest is that of a text alone, for which no picture can be stored."""
     return digest.startswith(_TEXT_DIGEST)
+
+
+def is_language_tag(tag: str) -> bool:
+    """True if a text has the form of a BCP 47 tag.
+
+    Longer names of languages are reserved by RFC 5646 (2.2.1), and none is registered.
+    """
+    return len(tag) <= _MOST_LANGUAGE_TAG and _LANGUAGE_TAG.fullmatch(tag) is not None
 
 
 def check_present(text: str | None, *, picture: bool) -> None:

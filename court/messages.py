@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from court import replies
 from court.digests import digest
+from court.meme import is_language_tag
 from court.policy import Policy
 from court.precedents import Precedent, Vote
 from court.prompts import Prompt, PromptSet, load
@@ -28,7 +29,8 @@ from court.verdict import Label
 P = TypeVar("P")
 """A picture, or what stands for it; never a text."""
 
-_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}")
+# Subtags from the first of one character on: extensions and private use, in which anybody may write anything.
+_EXTENSIONS = re.compile(r"(?:^|-)[A-Za-z0-9]-.*")
 _LONE = re.compile("[\ud800-\udfff]")
 ORIGINAL_LABELS = frozenset({"not harmful", "somewhat harmful", "very harmful", "misogynous", "not misogynous"})
 """Labels of public data sets (HarMeme, MAMI) that may be shown to the Judge as they stand."""
@@ -353,9 +355,11 @@ class JudgeBrief(Generic[P]):
 def _language_sentence(language: str) -> list[str]:
     """The sentence about a text's language; none where it is unknown.
 
-    It stands outside the fence: what is no tag may be a stranger's words, and is not passed on.
+    It stands outside the fence: what is no tag, and what a tag has that names no language, may be a stranger's words
+    and is not passed on.
     """
-    return [load("language").task("text_language", language=language)] if _TAG.fullmatch(language) else []
+    named = _EXTENSIONS.sub("", language) if is_language_tag(language) else ""
+    return [load("language").task("text_language", language=named)] if named else []
 
 
 def _label_in_words(precedent: Precedent) -> str:

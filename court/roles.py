@@ -37,7 +37,7 @@ from court.ports import (
     Odds,
     ReplicatedModel,
 )
-from court.prompts import EXPERT_PROMPTS, PromptSet, load
+from court.prompts import ADDED_PROMPTS, EXPERT_PROMPTS, PromptSet, load
 from court.prompts.sets import packaged
 from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply, find_loop, find_loop_in_reply
 from court.untrusted import Fence
@@ -214,6 +214,9 @@ class RoleModels:
                 name: chair.max_tokens or most_tokens(Role(name.partition("_")[0]), chars)
                 for name, chair in self._named.items()
             },
+            # The digest of the set holds none of these words: without their own, a verdict would be given again that
+            # rests on messages which nobody would send now.
+            "added_prompts": {name: load(name).digest for name in ADDED_PROMPTS},
             **({"thinking": thinking} if thinking else {}),
             **({"thoughts": thoughts} if thoughts else {}),
             **({"guard": guard} if guard else {}),
@@ -254,8 +257,10 @@ class RoleModels:
         )
 
     def room(self) -> bool:
-        """True if each server that is asked now would work on one more call at once."""
-        return all(chair.servers.room() for chair in self._named.values() if chair.servers)
+        """True if each server that is asked during the examinations would work on one more call at once."""
+        # Judges and guard are heard after them: how busy their servers are now says nothing about a round held ahead.
+        heard = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
+        return all(chair.servers.room() for chair in heard if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ FILES = (*ROLES, "repair")
 """Prompts of a set. A folder may leave out the last: how to ask again is then said as the packaged set has it."""
 EXPERT_PROMPTS = ("claim_finder", "expert")
 """Files with the expert witness's words."""
+ADDED_PROMPTS = ("advocate_precedents", "judge_variants", "language", "text_alone")
+"""Files with words that stand in messages of the roles beside those of a set, whichever set that is."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 

@@ -88,6 +88,8 @@ class ArenaManifest(_ArenaFileModel):
     """Seed of the sample where it is another: repeats of an arena are about the same memes."""
     samples: tuple[SampledSet, ...] = ()
     """The data sets, where they are several or only some of their memes count."""
+    cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """Cards of data sets that no version of the program knows, by id: their files may change."""
     settings: ArenaSettings
     models: dict[str, ModelEntry]
     memes: tuple[MemeEntry, ...]
@@ -113,6 +115,8 @@ class ArenaManifest(_ArenaFileModel):
         """Names of what differs that may not."""
         # What may differ is listed, not what may not: a field that is added counts unless somebody says otherwise.
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
+        if not self.cards:
+            passing.add("cards")  # of an arena that an earlier version began
         return [
             name
             for name in type(self).model_fields

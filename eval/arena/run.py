@@ -216,6 +216,7 @@ def _manifest(
         seed=ask.seed,
         sample_seed=ask.sample_seed,
         samples=sets,
+        cards=ask.samples.own_cards,
         settings=ask.settings,
         models={
             # Neither address nor key: a manifest is handed on with results.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
@@ -106,6 +106,11 @@ class Samples:
     def limit(self) -> int | None:
         """Largest number of memes where there is one data set; several have their own."""
         return None if self.mixed else self.sets[0].limit
+
+    @property
+    def own_cards(self) -> dict[str, dict[str, JsonValue]]:
+        """Cards of the data sets that are the user's own, by id."""
+        return {one.dataset.id: card.to_json() for one in self.sets if (card := one.dataset.own_card) is not None}
 
     @property
     def plain(self) -> bool:

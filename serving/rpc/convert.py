@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from court.errors import BadRequest
 from court.events import NearDuplicate, NearDuplicatesFound, Procedure, VerdictGiven
+from court.meme import is_language_tag
 from court.precedents import Precedent, PrecedentLabel
 from court.record import TrialRecord
 from court.verdict import ClaimFinding, Label, Review
@@ -272,10 +273,6 @@ def duration(seconds: float) -> Duration:
 
 MOST_WHO = 200
 MOST_WHY = 2000
-_LANGUAGE = re.compile(r"(?:[A-Za-z]{2,3}|[Xx](?=-))(?:-[A-Za-z0-9]{1,8})*")
-"""Form of a BCP 47 tag. Longer names of languages are reserved by RFC 5646 (2.2.1), and none is registered."""
-# RFC 5646 (4.4.1): as many as whoever sets a bound should take at least.
-_MOST_LANGUAGE = 35
 _LABELS: dict[int, PrecedentLabel] = {wire.LABEL_HARMFUL: Label.HARMFUL, wire.LABEL_NOT_HARMFUL: Label.NOT_HARMFUL}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
@@ -323,7 +320,7 @@ def number(asked: int, default: int, most: int, field: str) -> int:
 
 def language(tag: str, field: str = "language") -> str:
     """A BCP 47 tag, or nothing. Raises BadRequest."""
-    if tag and (len(tag) > _MOST_LANGUAGE or not _LANGUAGE.fullmatch(tag)):
+    if tag and not is_language_tag(tag):
         raise BadRequest(
             f'{field} is no BCP 47 tag. Send one such as "en" or "pt-BR", or leave it out.',
             reason="BAD_LANGUAGE",

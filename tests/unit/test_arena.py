@@ -42,7 +42,8 @@ from eval.arena.speakers import ROLES, prompt_of, style_of
 from eval.arena.terminal import as_text
 from eval.arena.words import Relevance, Setting, Verdict, words_of
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.datasets.card import card_of
+from eval.datasets.known import DATASETS, dataset_of_card
 from eval.datasets.stored_files import json_line
 from eval.models.call_cache import SqliteCallCache
 from eval.models.metered import BudgetSpent, Limit, MeteredModel
@@ -686,6 +687,29 @@ def test_an_arena_on_a_data_set_is_finished_reported_and_refuses_to_become_anoth
     (tmp_path / "other" / "letter.txt").write_text("mine")
     with pytest.raises(BadRequest, match="holds no arena"):
         on_disk(tmp_path / "other", data)
+
+
+@pytest.mark.slow
+def test_a_card_of_one_s_own_is_stored_and_an_arena_goes_on_by_the_same_alone(tmp_path, data):
+    def mine(title):
+        return one_set(
+            dataset_of_card(DATASETS["synthetic-harmeme"].card.model_copy(update={"id": "mine", "title": title})),
+            data,
+            "test",
+            limit=None,
+        )
+
+    out = tmp_path / "arena"
+    on_disk(out, data, samples=mine("Mine"))
+    manifest = ArenaFolder(out).manifest()
+    assert manifest.cards["mine"]["title"] == "Mine"
+    assert dataset_of_card(card_of(manifest.cards["mine"], "manifest.json")).title == "Mine"
+    on_disk(out, data, samples=mine("Mine"))
+    with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
+        on_disk(out, data, samples=mine("Another"))
+    # An earlier version stored no cards: its arenas go on as they are.
+    ArenaFolder(out).write_manifest(manifest.model_copy(update={"cards": {}}))
+    on_disk(out, data, samples=mine("Another"))
 
 
 def test_the_command_says_what_is_wrong_with_its_files(tmp_path, data):

@@ -7,7 +7,7 @@ import pytest
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
-from court.roles import RoleModel, RoleModels
+from court.roles import GuardModel, RoleModel, RoleModels
 from eval.models.cached_model import CachedModel, HitCounter, key_of, stored_chairs
 from eval.models.call_cache import CallsError, SqliteCallCache
 from serving.docket.open import Docket
@@ -286,6 +286,10 @@ def test_roles_that_share_their_servers_still_do_so_through_the_store(tmp_path):
         for asked in (pinned.proposer, pinned.judge, pinned.defender):
             await asked.model.reply(REQUEST, within_s=9)
         assert shared.key == "a key" and not chairs.room()
+        # Judges and guard are heard only after the rounds that are held ahead where there is room.
+        later = RoleModels(other, other, other, chair, judges=(chair,), guard=GuardModel(chair, "shieldgemma"))
+        assert later.room()
+        assert not dataclasses.replace(later, expert=chair).room()
         assert chairs.settings(1200) == RoleModels(chair, chair, other, chair).settings(1200)
         assert chairs.servers == {"PROPOSER": shared.urls, "ACCUSER": shared.urls, "JUDGE": shared.urls}
         return pinned.proposer.model is pinned.judge.model, len(shared.asked), len(own.asked), hits.count

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,7 @@ from serving.cli.main import cli
 from serving.models.rehearsal import rehearse, shortest
 from serving.views.messages import messages_of
 from serving.views.replay import replay
-from tests.support.cast import Cast, full_court, shown
+from tests.support.cast import Cast, full_court, shown, try_meme
 from tests.support.fakes import Notes, a_meme
 
 
@@ -182,6 +183,29 @@ def test_the_secret_of_another_set_is_another_and_still_ends_a_trial(folder):
     assert secret != packaged().judge.secret
     with pytest.raises(TrialAborted, match="gave its instructions away"):
         try_with(folder, Cast(rounds=2, describe={"description": f"I was told {secret}"}))
+
+
+@pytest.mark.parametrize("name", prompts.ADDED_PROMPTS)
+def test_other_words_beside_those_of_the_set_are_other_settings(name, monkeypatch):
+    """Verdicts are reused and trials taken up only with the settings that they have on record."""
+    before, record = full_court(Cast()).versions(Procedure.FULL), try_meme(Cast())
+    summary = full_court(Cast()).versions(Procedure.SUMMARY)
+    assert record.opened.settings["added_prompts"][name] == prompts.load(name).digest
+    content = {**prompts.load(name).content, "version": "another"}
+    monkeypatch.setattr(
+        "court.roles.load", lambda wanted: prompts.Prompt(content) if wanted == name else prompts.load(wanted)
+    )
+    now = full_court(Cast()).versions(Procedure.FULL)
+    assert now.prompts == before.prompts and now.settings != before.settings
+    assert full_court(Cast()).versions(Procedure.SUMMARY) == summary, "a summary sends no words"
+
+
+def test_each_file_of_words_is_named_in_the_settings_of_trials_that_may_send_them():
+    named = {*FILES, *prompts.ADDED_PROMPTS, *prompts.EXPERT_PROMPTS, "guard"}
+    packaged_files = {
+        file.name.partition(".")[0] for file in files("court.prompts").iterdir() if file.suffix == ".toml"
+    }
+    assert packaged_files == named
 
 
 def test_a_reply_is_asked_for_again_in_the_words_of_the_set(folder):
