@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -63,6 +65,13 @@ _SECONDS = FiniteRange(1, 86_400)
     type=FiniteRange(0, 3600),
     help="Seconds to finish work in flight after a stop signal.",
 )
+@click.option(
+    "--metrics",
+    envvar="MEMECOURT_QUEUE_METRICS",
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Address that serves the consumer's metrics to Prometheus, under /metrics.",
+)
 @click.option("--remove", is_flag=True, help="Delete messages from the stream once they are answered or dead-lettered.")
 def consume(
     queue: str,
@@ -78,6 +87,7 @@ def consume(
     again_after: float,
     deliveries: int,
     grace: float,
+    metrics: str | None,
     remove: bool,
 ) -> None:
     """Sends the memes of a queue to a running court, until SIGTERM or Ctrl-C.
@@ -110,6 +120,7 @@ def consume(
             at_once=at_once,
             deliveries=deliveries,
             grace_s=grace,
+            metrics_at=metrics,
         )
     )
 
@@ -122,11 +133,14 @@ async def _consume(
     at_once: int,
     deliveries: int,
     grace_s: float,
+    metrics_at: str | None,
 ) -> None:
     from serving.app import stop_signals
     from serving.queue.consumer import QueueConsumer
+    from serving.queue.metrics import QueueMetrics
     from serving.queue.open import RemoteCourt, open_queue
     from serving.rest.remote_pictures import open_remote_pictures
+    from serving.telemetry.metrics_port import MetricsPort
 
     address, tls, token, timeout_s = court_at
     try:
@@ -134,11 +148,23 @@ async def _consume(
     except (ValueError, OSError) as error:
         # A token without TLS, or a file that can't be read.
         raise click.ClickException(str(error)) from None
-    stopping = stop_signals()
-    async with court, open_remote_pictures(settings.http_fetch_hosts) as fetch, open_queue(asked) as source:
+    stopping, metrics = stop_signals(), QueueMetrics()
+    async with AsyncExitStack() as stack:
+        if metrics_at:
+            served = MetricsPort(metrics.registry, metrics_at)
+            stack.push_async_callback(asyncio.to_thread, served.close)
+        await stack.enter_async_context(court)
+        fetch = await stack.enter_async_context(open_remote_pictures(settings.http_fetch_hosts))
+        source = await stack.enter_async_context(open_queue(asked))
         # Four signs in the time after which another consumer gets a message: one that is lost does no harm.
         consumer = QueueConsumer(
-            source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=asked.again_after_s / 4
+            source,
+            court,
+            fetch=fetch,
+            at_once=at_once,
+            deliveries=deliveries,
+            hold_s=asked.again_after_s / 4,
+            metrics=metrics,
         )
         if not await court.is_serving():
             tell(f"The court at {address} does not serve now; memes wait in the queue until it does.")

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import grpc
 import orjson
 
 from court.errors import BadRequest, CourtError, Unavailable
+from court.trial import STOPPED
 from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
+from serving.queue.metrics import QueueMetrics
+from serving.queue.over_quota import OverQuota, QuotaWaiters
 from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSource
 from serving.rest.messages import decision_of, loaded, message_of, require_bytes, response_json
 from serving.rest.operations import JUDGE, PICTURE
 from serving.rest.remote_pictures import Fetch, picture_at
 from serving.rpc.status import failure_of
+from serving.runner.quotas import QuotaExceeded
 
 _PARTS = frozenset({"request", PICTURE, "text"})
 _AGAIN_S = 1.0
 """Seconds until the queue is asked again that could not be reached, and until the court is that does not serve."""
 _LONGEST_AGAIN_S = 30.0
+_COUNT_S = 15.0
+"""Seconds from one look at how many messages wait in the queue to the next."""
 _LONGEST_BUSY_S = 300.0
 """Seconds after which a busy court is asked again at the latest: of a quota of a day it says many hours, and meanwhile
 the quota may be raised."""
@@ -72,7 +80,15 @@ class QueueConsumer:
     """
 
     def __init__(
-        self, source: QueueSource, court: JudgingCourt, *, fetch: Fetch, at_once: int, deliveries: int, hold_s: float
+        self,
+        source: QueueSource,
+        court: JudgingCourt,
+        *,
+        fetch: Fetch,
+        at_once: int,
+        deliveries: int,
+        hold_s: float,
+        metrics: QueueMetrics | None = None,
     ) -> None:
         """Has read nothing yet.
 
@@ -83,6 +99,7 @@ class QueueConsumer:
             at_once: Messages that are worked on at once; no more are read, so that the rest waits in the queue.
             deliveries: Deliveries after which a message that got no verdict is put aside.
             hold_s: Seconds from one sign to the queue to the next that messages are still worked on.
+            metrics: Metrics that are counted; None for some that nobody reads.
         """
         self._source = source
         self._court = court
@@ -91,6 +108,9 @@ class QueueConsumer:
         self._deliveries = deliveries
         self._hold_s = hold_s
         self._working: dict[asyncio.Task[None], QueuedMeme] = {}
+        self._over_quota = QuotaWaiters()
+        self._metrics = metrics or QueueMetrics()
+        self._metrics.count_now(working=lambda: len(self._working), over_quota=lambda: len(self._over_quota))
         self._refused: CourtError | None = None
         self._ended = False
         self.answered = 0
@@ -102,14 +122,17 @@ class QueueConsumer:
         Raises:
             NotAllowed: The court does not know this consumer, or does not let it ask for verdicts.
         """
-        holding = asyncio.create_task(self._keep_holding())
+        # Apart from each other: a queue that does not say how much waits must not keep signs of life back.
+        beside = [asyncio.create_task(self._keep_holding()), asyncio.create_task(self._keep_counting())]
         stop = asyncio.create_task(stopping.wait())
         try:
             while not (stopping.is_set() or self._refused):
+                # Before new ones: they have waited longest.
+                for meme in self._over_quota.take_due(self._at_once - len(self._working)):
+                    self._begin(meme, self._work_again(meme))
                 # No more than can be worked on: what is read and waits here is time in which no other consumer can have
                 # it.
-                room = self._at_once - len(self._working)
-                if room:
+                if room := self._at_once - len(self._working):
                     await self._read(room, stopping)
                 else:
                     await asyncio.wait((*self._working, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -118,22 +141,28 @@ class QueueConsumer:
                 await asyncio.wait(self._working, timeout=grace_s)
         finally:
             self._ended = True
-            holding.cancel()
-            stop.cancel()
+            left = [*beside, stop, *self._working]
             # Ended before the caller closes the queue, whose client these tasks use.
-            left, cut_off = list(self._working), list(self._working.values())
+            cut_off = self._held()
             for task in left:
                 task.cancel()
-            await asyncio.gather(holding, stop, *left, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
         for meme in cut_off:
             with suppress(Unavailable):  # delivered again all the same, only later
-                await self._source.give_back(meme, counted=False)
+                await self._give_back(meme, "stopped")
         if self._refused:
             raise self._refused
 
+    def _held(self) -> list[QueuedMeme]:
+        """Messages that this consumer has: those that are worked on, and those that wait for a quota."""
+        return [*self._working.values(), *self._over_quota.memes]
+
+    def _has(self, id_: str) -> bool:
+        return id_ in self._over_quota or any(meme.id == id_ for meme in self._working.values())
+
     async def _read(self, most: int, stopping: asyncio.Event) -> None:
         try:
-            memes = await self._source.receive(most)
+            memes = await self._source.receive(most, self._has)
         except Unavailable as error:
             _log.warning("the queue can't be read now: %s", error.message)
             # A pause that ends at once when it is to stop.
@@ -142,17 +171,29 @@ class QueueConsumer:
                     await stopping.wait()
             return
         for meme in memes:
-            # Remembered in _working, for asyncio itself would not save a running task from garbage collection.
-            task = asyncio.create_task(self._work(meme))
-            self._working[task] = meme
-            task.add_done_callback(self._over)
+            self._begin(meme, self._work(meme))
+
+    def _begin(self, meme: QueuedMeme, work: Coroutine[Any, Any, None]) -> None:
+        # Remembered in _working, for asyncio itself would not save a running task from garbage collection.
+        task = asyncio.create_task(work)
+        self._working[task] = meme
+        task.add_done_callback(self._over)
 
     async def _keep_holding(self) -> None:
         # Not until it is cancelled alone: a queue's client may lose a cancellation that meets it while it connects.
         while not self._ended:
             await asyncio.sleep(self._hold_s)
             with suppress(Unavailable):  # what could not be held is delivered again, and answered once all the same
-                await self._source.hold(list(self._working.values()))
+                await self._source.hold(self._held())
+
+    async def _keep_counting(self) -> None:
+        while not self._ended:
+            try:
+                unread = await self._source.waiting()
+            except Unavailable:
+                unread = None
+            self._metrics.unread.set(math.nan if unread is None else unread)
+            await asyncio.sleep(_COUNT_S)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         meme = self._working.pop(task)
@@ -160,8 +201,20 @@ class QueueConsumer:
             # A fault of ours: the message stays in the queue, and is put aside when it was delivered too often.
             _log.error("message=%s ended in a fault: error=%s", meme.id, type(error).__qualname__)
 
+    async def _work_again(self, meme: QueuedMeme) -> None:
+        """Works on a message that waited for a quota."""
+        try:
+            read = await self._source.read_again(meme)
+        except Unavailable as error:
+            _log.warning("message=%s can't be read now, and is delivered again: %s", meme.id, error.message)
+            return
+        if read is None:
+            _log.warning("message=%s was deleted from the queue while it waited for a quota", meme.id)
+        else:
+            await self._work(read)
+
     async def _work(self, meme: QueuedMeme) -> None:
-        request_id = meme.request_id
+        request_id, began = meme.request_id, time.perf_counter()
         try:
             if meme.deliveries > self._deliveries:
                 # Whoever had it before ended without a word: it may be what ends them, and is not tried again.
@@ -169,9 +222,12 @@ class QueueConsumer:
                 await self._bury(meme, request_id, JudgeError(grpc.StatusCode.ABORTED, why), "DELIVERED_TOO_OFTEN")
                 return
             try:
-                request = await request_of(meme, self._fetch)
+                request = await request_of(meme, self._fetch, self._over_quota.require)
                 request_id = request.request_id
                 verdict = await self._verdict(request)
+            except OverQuota as over:
+                # Still held, but without its place: messages of other namespaces go on.
+                self._over_quota.add(meme, over)
             except CourtError as error:
                 await self._without_verdict(meme, request_id, JudgeError.of_failure(failure_of(error)))
             except JudgeError as error:
@@ -180,8 +236,10 @@ class QueueConsumer:
                 said = orjson.dumps(response_json(verdict))
                 answer = QueueAnswer(meme.id, verdict.request_id, decision_of(verdict), said)
                 # Not counted where another consumer was faster: it has answered with the same verdict.
-                stored = await self._source.answer(meme, answer)
-                self.answered += stored
+                if await self._source.answer(meme, answer):
+                    self.answered += 1
+                    self._metrics.answered.labels(answer.decision).inc()
+                    self._metrics.seconds.observe(time.perf_counter() - began)
         except Unavailable as error:
             # Delivered again, and the court then gives the verdict that it has.
             _log.warning("message=%s could not be acknowledged: %s", meme.id, error.message)
@@ -195,14 +253,20 @@ class QueueConsumer:
                 # A court that is full or away says nothing about the message: it waits here, and no delivery is counted
                 # against it.
                 busy = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after is not None
-                away = error.code is grpc.StatusCode.UNAVAILABLE and not await self._court.is_serving()
+                # One that was stopped may be there again by now.
+                away = error.code is grpc.StatusCode.UNAVAILABLE and (
+                    error.reason == STOPPED or not await self._court.is_serving()
+                )
                 if not (busy or away):
                     raise
                 _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
                 # Never sooner than the court asks for, within that bound: that delay spreads its callers (RE-4).
                 told_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
                 # Those that were told the same do not come back at the same moment.
-                await asyncio.sleep(max(pause, told_s) + random.uniform(0.0, pause))
+                delay_s = max(pause, told_s) + random.uniform(0.0, pause)
+                if error.reason == QuotaExceeded.default_reason and self._over_quota.has_room:
+                    raise OverQuota(request.content.namespace, delay_s) from None
+                await asyncio.sleep(delay_s)
                 # By its health: each attempt at the request would send the picture once more.
                 while away and not await self._court.is_serving():
                     await asyncio.sleep(pause)
@@ -213,12 +277,17 @@ class QueueConsumer:
         if error.code in _NOT_KNOWN and why != "NAMESPACE_NOT_ALLOWED":
             # No fault of the message: with such a token, all of them would be put aside.
             self._refused = NotAllowed(f"The court refuses this consumer ({why}): {error.message}", reason=why)
-            await self._source.give_back(meme, counted=False)
+            await self._give_back(meme, "stopped")
         elif error.code in _NEVER or meme.deliveries >= self._deliveries:
             await self._bury(meme, request_id, error, why)
         else:
             _log.warning("message=%s delivery=%d got no verdict: reason=%s", meme.id, meme.deliveries, why)
-            await self._source.give_back(meme)
+            await self._give_back(meme, "failed")
+
+    async def _give_back(self, meme: QueuedMeme, why: Literal["failed", "stopped"]) -> None:
+        # Only a failure counts: that a consumer is stopped says nothing about the message.
+        await self._source.give_back(meme, counted=why == "failed")
+        self._metrics.given_back.labels(why).inc()
 
     async def _bury(self, meme: QueuedMeme, request_id: str, error: JudgeError, reason: str) -> None:
         _log.error("message=%s is put aside: reason=%s", meme.id, reason)
@@ -230,19 +299,22 @@ class QueueConsumer:
             code=error.code.name,
             deliveries=meme.deliveries,
         )
-        stored = await self._source.bury(meme, letter)
-        self.buried += stored
+        if await self._source.bury(meme, letter):
+            self.buried += 1
+            self._metrics.dead.labels(reason).inc()
 
 
-async def request_of(meme: QueuedMeme, fetch: Fetch) -> wire.JudgeRequest:
+async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], None]) -> wire.JudgeRequest:
     """The request in a message, by the rules of ``POST /v1/judge``.
 
     Args:
         meme: Message.
         fetch: Fetches the picture where the request names an address.
+        require: Raises OverQuota where messages of this namespace wait, before anything is fetched.
 
     Raises:
         BadRequest: The message is malformed.
+        OverQuota: As ``require``.
         Unavailable: The picture could not be fetched now.
     """
     for name in meme.parts.keys() - _PARTS:
@@ -263,6 +335,7 @@ async def request_of(meme: QueuedMeme, fetch: Fetch) -> wire.JudgeRequest:
     assert isinstance(message, wire.JudgeRequest)
     # The same for each delivery, so that the court knows the request again and tries nothing twice.
     message.request_id = message.request_id or meme.request_id
+    require(message.content.namespace)
     if url is not None:
         # Last: a message that is malformed costs no download.
         picture = await picture_at(url, fetch)

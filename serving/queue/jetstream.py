@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from hashlib import sha256
 from typing import Any, Self
 
 import nats
@@ -14,16 +16,22 @@ import orjson
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 from nats.errors import TimeoutError as NatsTimeout
-from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, KeyValueConfig
+from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError, NoStreamResponseError, NotFoundError
 from typing_extensions import override
 
 from court.errors import BadRequest, Unavailable
-from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource, no_message
 
 _WAIT_S = 1.0
 """Seconds that a look for messages lasts: also how long a consumer may take to stop."""
 _REPLY_S = 10.0
+_BUCKET = "memecourt-queue"
+"""Key-value bucket with the deliveries that count for nothing, by message."""
+_ABOUT_BUCKET = "Deliveries of memes that count for nothing, for consumers were stopped (memecourt consume)"
+_REMEMBERED_S = 14 * 86_400.0
+
+_log = logging.getLogger("memecourt.queue")
 
 
 class JetStreamQueue(QueueSource):
@@ -47,6 +55,9 @@ class JetStreamQueue(QueueSource):
         self._pulled: Any = None
         # Acknowledgements go to an address that comes with each delivery.
         self._messages: dict[str, Any] = {}
+        self._uncounted: dict[str, int] = {}
+        self._bucket: Any = None
+        self._bucket_refused = False
 
     async def open(self) -> Self:
         """Connects, and makes the consumer where there is none: it begins with the first message that is there.
@@ -96,22 +107,37 @@ class JetStreamQueue(QueueSource):
         return self
 
     @override
-    async def receive(self, most: int) -> Sequence[QueuedMeme]:
+    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         with _errors():
             try:
                 messages = await self._pulled.fetch(most, timeout=_WAIT_S)
             except NatsTimeout:
                 return ()
-        found = []
-        for message in messages:
-            about = message.metadata
-            id_ = str(about.sequence.stream)
-            # A later delivery replaces an earlier one, whose address for acknowledgements no longer counts.
-            self._messages[id_] = message
-            found.append(
-                QueuedMeme(id_, f"{about.stream}/{id_}", {"request": message.data}, deliveries=about.num_delivered)
-            )
+            found = []
+            for message in messages:
+                about = message.metadata
+                id_, data = str(about.sequence.stream), message.data
+                # A later delivery replaces an earlier one, whose address for acknowledgements no longer counts. Without
+                # its content, which messages that wait for long would otherwise have in memory.
+                message.data = b""
+                self._messages[id_] = message
+                if held(id_):
+                    self._uncounted[id_] = self._uncounted.get(id_, 0) + 1
+                    continue
+                # Of a first delivery there is nothing to be looked up.
+                self._uncounted[id_] = await self._count_uncounted(id_) if about.num_delivered > 1 else 0
+                deliveries = max(1, about.num_delivered - self._uncounted[id_])
+                found.append(QueuedMeme(id_, f"{about.stream}/{id_}", {"request": data}, deliveries=deliveries))
         return found
+
+    @override
+    async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
+        with _errors():
+            try:
+                message = await self._jetstream.get_msg(self._settings.stream, seq=int(meme.id))
+            except NotFoundError:
+                return None
+        return replace(meme, parts={"request": message.data or b""})
 
     @override
     async def hold(self, memes: Collection[QueuedMeme]) -> None:
@@ -134,16 +160,60 @@ class JetStreamQueue(QueueSource):
 
     @override
     async def give_back(self, meme: QueuedMeme, *, counted: bool = True) -> None:
-        if (message := self._messages.pop(meme.id, None)) is not None:
+        message, uncounted = self._messages.pop(meme.id, None), self._uncounted.pop(meme.id, 0)
+        if message is not None:
             with _errors():
-                # JetStream counts every delivery, and takes none back.
+                # JetStream counts every delivery, and takes none back: those that no fault of the message brought about
+                # are counted apart. Before it is given back, so that whoever gets it knows.
+                if uncounted := uncounted + (not counted):
+                    await self._store_uncounted(meme.id, uncounted)
                 await message.nak(delay=self._settings.again_after_s if counted else None)
+
+    @override
+    async def waiting(self) -> int | None:
+        with _errors():
+            return int((await self._pulled.consumer_info()).num_pending)
 
     @override
     async def aclose(self) -> None:
         if self._nats is not None and not self._nats.is_closed:
             with contextlib.suppress(NatsError, OSError):
                 await self._nats.close()
+
+    def _key_of(self, id_: str) -> str:
+        # By digest: names of streams may hold characters that no key may.
+        whose = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
+        return f"{whose[:32]}.{id_}"
+
+    async def _count_uncounted(self, id_: str) -> int:
+        """Number of a message's earlier deliveries that count for nothing, as a consumer has stored it."""
+        if self._bucket_refused:
+            return 0
+        try:
+            self._bucket = self._bucket or await self._jetstream.key_value(_BUCKET)
+            return int((await self._bucket.get(self._key_of(id_))).value)
+        except (BucketNotFoundError, KeyNotFoundError):
+            return 0
+        except NatsError as error:
+            self._do_without_bucket(error)
+            return 0
+
+    async def _store_uncounted(self, id_: str, number: int) -> None:
+        if self._bucket_refused:
+            return
+        try:
+            if self._bucket is None:
+                config = KeyValueConfig(bucket=_BUCKET, description=_ABOUT_BUCKET, ttl=_REMEMBERED_S)
+                self._bucket = await self._jetstream.create_key_value(config)
+            await self._bucket.put(self._key_of(id_), str(number).encode())
+        except NatsError as error:
+            self._do_without_bucket(error)
+
+    def _do_without_bucket(self, error: NatsError) -> None:
+        """Has every delivery count from here on: where a right is missing, each attempt waits for seconds in vain."""
+        self._bucket_refused = True
+        why = error.description if isinstance(error, APIError) else type(error).__name__
+        _log.warning("the bucket %s can't be used, and every delivery of a message counts: %s", _BUCKET, why)
 
     async def _find_stream(self, subject: str) -> None:
         try:
@@ -165,6 +235,7 @@ class JetStreamQueue(QueueSource):
             await message.ack_sync(timeout=_REPLY_S)
         # Only now: what could not be answered is still held, and can be given back.
         self._messages.pop(meme.id, None)
+        self._uncounted.pop(meme.id, None)
         return not stored.duplicate
 
 

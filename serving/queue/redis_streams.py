@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Self
@@ -16,12 +16,14 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from typing_extensions import override
 
 from court.errors import BadRequest, CourtError, Unavailable
-from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource
+from serving.queue.source import DeadLetter, QueueAnswer, QueuedMeme, QueueSettings, QueueSource, no_message
 
 _BLOCK_MS = 1000
 """Milliseconds that the server waits for a message: also how long a consumer may take to stop."""
 # Longer than _BLOCK_MS: a read that waits for a message must not pass for a dead connection.
 _SOCKET_S = 10.0
+_PAGE = 100
+"""Messages that are pending which one look reads at once."""
 _LONGEST_STREAM = 100
 """Characters of a stream's name, which with an id of a message must fit into a request_id."""
 _LONGEST_FAULT = 200
@@ -97,10 +99,10 @@ class RedisStreams(QueueSource):
         return self
 
     @override
-    async def receive(self, most: int) -> Sequence[QueuedMeme]:
+    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         with _errors():
             # Before new ones: what somebody left behind has waited longest.
-            if found := await self._left_by_others(most):
+            if found := await self._left_behind(most, held):
                 return found
             try:
                 streams = {self._settings.stream: ">"}
@@ -113,6 +115,12 @@ class RedisStreams(QueueSource):
                 await self._make_group()  # somebody emptied the database
                 return ()
         return [self._meme(id_, parts) for _, entries in said for id_, parts in entries]
+
+    @override
+    async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
+        with _errors():
+            entries = await self._redis.xrange(self._settings.stream, min=meme.id, max=meme.id)
+        return self._meme(*entries[0], meme.deliveries) if entries else None
 
     @override
     async def hold(self, memes: Collection[QueuedMeme]) -> None:
@@ -157,12 +165,24 @@ class RedisStreams(QueueSource):
             )
 
     @override
+    async def waiting(self) -> int | None:
+        with _errors():
+            groups = await self._redis.xinfo_groups(self._settings.stream)
+        for group in groups:
+            if group["name"] == self._settings.group.encode():
+                lag = group.get("lag")  # since Redis 7, and only where it is known
+                return None if lag is None else int(lag)
+        return None
+
+    @override
     async def aclose(self) -> None:
         try:
             with _errors():
                 asked = self._settings
                 # With a consumer, Redis forgets what is pending for it: one that has something stays.
-                if not await self._pending("-", "+", consumername=self._name):
+                if not await self._redis.xpending_range(
+                    asked.stream, asked.group, min="-", max="+", count=1, consumername=self._name
+                ):
                     await self._redis.xgroup_delconsumer(asked.stream, asked.group, self._name)
         except Unavailable:
             pass
@@ -176,44 +196,40 @@ class RedisStreams(QueueSource):
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    async def _pending(self, first: Any, last: Any, **more: Any) -> Any:
-        asked = self._settings
-        return await self._redis.xpending_range(asked.stream, asked.group, min=first, max=last, count=1, **more)
-
-    async def _left_by_others(self, most: int) -> Sequence[QueuedMeme]:
-        """Messages of consumers that have shown no sign of them; not looked for each time, for it reads all of them."""
+    async def _left_behind(self, most: int, held: Callable[[str], bool]) -> Sequence[QueuedMeme]:
+        """Messages of which nobody has shown a sign; not looked for each time, for it reads all that are pending."""
         now = asyncio.get_running_loop().time()
         # The first look comes at once: what a consumer left that is no more has waited long enough.
         if self._looked and now < self._looked + self._look_s:
             return ()
-        asked, cursor = self._settings, "0-0"
-        try:
-            while True:
-                cursor, entries, *_ = await self._redis.xautoclaim(
-                    asked.stream,
-                    asked.group,
-                    self._name,
-                    min_idle_time=self._again_after_ms,
-                    start_id=cursor,
-                    count=most,
+        asked, first = self._settings, "-"
+        found: list[QueuedMeme] = []
+        # Not XAUTOCLAIM: it would take what this consumer itself holds where its signs came late, and count that as a
+        # delivery, until a message is put aside that is being judged.
+        while len(found) < most:
+            try:
+                pending = await self._redis.xpending_range(
+                    asked.stream, asked.group, min=first, max="+", count=_PAGE, idle=self._again_after_ms
                 )
-                # Each call looks at a part of what is pending, and may find nothing in it: only the cursor says that it
-                # was all.
-                if entries or cursor in (b"0-0", "0-0"):
-                    break
-        except ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            entries = ()
-        if not entries:
+            except ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+                break
+            if not pending:
+                break
+            first = f"({pending[-1]['message_id'].decode()}"
+            left = {
+                each["message_id"]: each["times_delivered"] for each in pending if not held(each["message_id"].decode())
+            }
+            if ids := list(left)[: most - len(found)]:
+                # Only what is still idle: another consumer may have been faster.
+                entries = await self._redis.xclaim(
+                    asked.stream, asked.group, self._name, min_idle_time=self._again_after_ms, message_ids=ids
+                )
+                # Before Redis 7, a message that was deleted has no id.
+                found += [self._meme(id_, parts, left[id_] + 1) for id_, parts in entries if id_ is not None]
+        if not found:
             self._looked = now  # otherwise there may be more
-        found = []
-        for id_, parts in entries:
-            if id_ is None:
-                continue  # of a message that was deleted, before Redis 7
-            # XAUTOCLAIM does not say how often a message was delivered, by which it is known when it is too often.
-            pending = await self._pending(id_, id_)
-            found.append(self._meme(id_, parts, pending[0]["times_delivered"] if pending else 1))
         return found
 
     async def _settled(self, meme: QueuedMeme, target: str, fields: Mapping[str, Any]) -> bool:

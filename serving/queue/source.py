@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,14 +86,29 @@ class DeadLetter:
     deliveries: int
 
 
+def no_message(_: str) -> bool:
+    """True for no message."""
+    return False
+
+
 class QueueSource(Protocol):
     """A queue, as one of its consumers sees it.
 
     Every method raises Unavailable where the queue can't be reached now.
     """
 
-    async def receive(self, most: int) -> Sequence[QueuedMeme]:
-        """Up to so many messages: new ones, and those that another consumer has left; none where none came soon."""
+    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
+        """Up to so many messages: new ones, and those that another consumer has left; none where none came soon.
+
+        Args:
+            most: Largest number of messages.
+            held: True for ids of messages that this consumer has: where a sign of them came too late, they are not
+                given to it a second time, nor is that counted against them.
+        """
+        ...
+
+    async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
+        """A message that this consumer has, with its parts; None where it was deleted."""
         ...
 
     async def hold(self, memes: Collection[QueuedMeme]) -> None:
@@ -116,6 +131,10 @@ class QueueSource(Protocol):
             counted: False to have it delivered at once, and as if it had not been delivered here, as far as the queue
                 can take that back: nothing was wrong with it.
         """
+        ...
+
+    async def waiting(self) -> int | None:
+        """Number of messages that no consumer of the group has read yet; None where the queue does not say."""
         ...
 
     async def aclose(self) -> None:

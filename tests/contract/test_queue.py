@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from contextlib import asynccontextmanager
 
 import grpc
@@ -15,6 +16,7 @@ from memecourt.errors import JudgeError
 from memecourt.v1 import court_pb2 as wire
 from serving.access.callers import NotAllowed
 from serving.queue.consumer import QueueConsumer
+from serving.queue.metrics import QueueMetrics
 from serving.queue.open import RemoteCourt, open_queue
 from serving.queue.source import QueueAnswer, QueueSettings
 from tests.contract.real_court import IMAGE, real_court
@@ -82,11 +84,15 @@ def settings(url, **given):
 
 
 @asynccontextmanager
-async def consuming(url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grace_s=5, **given):
+async def consuming(
+    url, court, *, fetch=no_fetch, at_once=8, deliveries=3, grace_s=5, hold_s=AGAIN_S / 4, metrics=None, **given
+):
     """A consumer that runs until the block is left."""
     stopping = asyncio.Event()
     async with open_queue(settings(url, **given)) as source:
-        consumer = QueueConsumer(source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=AGAIN_S / 4)
+        consumer = QueueConsumer(
+            source, court, fetch=fetch, at_once=at_once, deliveries=deliveries, hold_s=hold_s, metrics=metrics
+        )
         running = asyncio.create_task(consumer.run(stopping, grace_s=grace_s))
         try:
             yield consumer
@@ -305,6 +311,156 @@ def test_what_is_over_a_quota_waits_and_is_never_put_aside(tmp_path, monkeypatch
         assert (consumer.answered, consumer.buried) == (4, 0)
         assert {answer["id"].decode() for answer in answers} == set(sent)
         assert await entries_of(url, "dead") == []
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def over_quota(retry_after):
+    return failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", retry_after)
+
+
+async def put_shop_and_others(url, shop):
+    for name in shop:
+        about = {"request_id": name, "content": {"namespace": "shop"}, "image_url": "https://cdn.example.org/meme.png"}
+        await put(url, request=json.dumps(about))
+    for number in range(3):
+        await put(url, request=json.dumps({"request_id": f"other-{number}", "text": "a"}))
+
+
+def test_a_namespace_over_its_quota_takes_no_place_of_others_and_is_answered_when_it_may(monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+    fetched = []
+
+    async def fetch(url):
+        fetched.append(url)
+        return b"\x89PNG"
+
+    async def scene(url):
+        court, metrics = FakeCourt(**{f"shop-{number}": [over_quota(3600)] * 2 for number in range(6)}), QueueMetrics()
+        await put_shop_and_others(url, court.said)
+
+        def count(name, **labels):
+            return metrics.registry.get_sample_value(f"memecourt_queue_{name}", labels)
+
+        # Two places, and six messages that may not be judged before the others.
+        async with consuming(url, court, at_once=2, deliveries=1, fetch=fetch, metrics=metrics) as consumer:
+            answers = await entries_of(url, "answers", at_least=3)
+            assert {answer["request_id"] for answer in answers} == {b"other-0", b"other-1", b"other-2"}
+            await until(lambda: count("over_quota") == 6 and count("working") == 0)
+            assert len(fetched) <= 2, (
+                "a namespace that is known to be over its quota is neither fetched for nor asked for"
+            )
+            await asyncio.sleep(3 * AGAIN_S)
+            assert await pending(url) == 6, "they are not delivered again, and not put aside"
+            consumer._over_quota._until.clear()  # as if the hour were over
+            for name in court.said:
+                court.said[name] = []
+            await entries_of(url, "answers", at_least=9)
+        assert (consumer.answered, consumer.buried) == (9, 0)
+        assert count("answered_total", decision="allow") == 9
+        assert await pending(url) == 0
+        assert {request.image for request in court.asked if request.request_id.startswith("shop")} == {b"\x89PNG"}
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_what_waits_for_a_quota_is_given_back_at_the_end_and_no_more_than_so_many_wait(monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+
+    async def fetch(url):
+        return b"\x89PNG"
+
+    async def scene(url):
+        court = FakeCourt(**{f"shop-{number}": [over_quota(3600)] * 9 for number in range(4)})
+        await put_shop_and_others(url, court.said)
+        async with consuming(
+            url, court, at_once=2, deliveries=1, grace_s=0, again_after_s=3600, fetch=fetch
+        ) as consumer:
+            consumer._over_quota._most = 2
+            # The other two have both places, as all had before: nothing else is read.
+            await until(lambda: len(consumer._over_quota) == 2 and len(consumer._working) == 2)
+            assert await entries_of(url, "answers") == []
+        for name in court.said:
+            court.said[name] = []
+        # Given back at once, and no delivery counted.
+        async with consuming(url, court, deliveries=1, again_after_s=3600, fetch=fetch) as consumer:
+            await entries_of(url, "answers", at_least=7)
+        assert (consumer.answered, consumer.buried) == (7, 0)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+@pytest.mark.slow
+def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has():
+    """On a busy machine it was delivered its own messages, again and again, until they were put aside."""
+
+    async def scene(url):
+        court = FakeCourt()
+        court.may_answer.clear()
+        await put(url, request='{"request_id": "long", "text": "a"}')
+        async with consuming(url, court, deliveries=2, hold_s=3600) as consumer:
+            await until(lambda: court.asked)
+            await asyncio.sleep(6 * AGAIN_S)
+            assert await entries_of(url, "dead") == []
+            court.may_answer.set()
+            await entries_of(url, "answers", at_least=1)
+        assert (consumer.answered, consumer.buried, len(court.asked)) == (1, 0, 1)
+        # What it could not end it does take up again, for there may be no other.
+        court.said["again"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")]
+        await put(url, request='{"request_id": "again", "text": "a"}')
+        async with consuming(url, court, deliveries=2, hold_s=3600):
+            await entries_of(url, "answers", at_least=2)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_a_court_that_was_stopped_and_is_there_again_counts_against_nothing(monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+
+    async def scene(url):
+        court = FakeCourt(mine=[failed(grpc.StatusCode.UNAVAILABLE, "SERVER_STOPPED")] * 3)
+        await put(url, request='{"request_id": "mine", "text": "a"}')
+        async with consuming(url, court, deliveries=1) as consumer:
+            await entries_of(url, "answers", at_least=1)
+        assert (consumer.answered, consumer.buried) == (1, 0)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
+def test_metrics_say_what_became_of_messages(monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._COUNT_S", 0.05)
+
+    async def scene(url):
+        court = FakeCourt(
+            harmful=[wire.LABEL_HARMFUL], passes=[failed(grpc.StatusCode.INTERNAL, "INTERNAL")], unread=[]
+        )
+        for name in ("harmful", "passes"):
+            await put(url, request=json.dumps({"request_id": name, "text": "a"}))
+        await put(url, request="no JSON")
+        metrics = QueueMetrics()
+
+        def count(name, **labels):
+            return metrics.registry.get_sample_value(f"memecourt_queue_{name}", labels)
+
+        assert math.isnan(count("unread"))
+        assert count("answered_total", decision="block") == count("given_back_total", why="stopped") == 0
+        async with consuming(url, court, at_once=1, metrics=metrics, grace_s=0):
+            await entries_of(url, "answers", at_least=2)
+            await entries_of(url, "dead", at_least=1)
+            await until(lambda: count("unread") == 0 and count("working") == 0)
+            court.may_answer.clear()
+            for name in ("unread", "unread too", "and this"):
+                await put(url, request=json.dumps({"request_id": name, "text": "a"}))
+            await until(lambda: count("unread") == 2 and count("working") == 1)
+        assert count("answered_total", decision="block") == count("answered_total", decision="allow") == 1
+        assert count("dead_total", reason="MALFORMED_REQUEST") == 1
+        assert count("given_back_total", why="failed") == count("given_back_total", why="stopped") == 1
+        assert count("message_duration_seconds_count") == 2
 
     with redis_server() as server:
         asyncio.run(scene(server.url))

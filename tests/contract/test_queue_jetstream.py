@@ -20,7 +20,7 @@ from memecourt.v1 import court_pb2 as wire
 from serving.queue.consumer import QueueConsumer
 from serving.queue.open import open_queue
 from serving.queue.source import QueueAnswer
-from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, settings
+from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
 
 AGAIN_S = 1.0
 
@@ -75,11 +75,11 @@ async def messages_of(jetstream, subject, at_least):
 
 
 @asynccontextmanager
-async def consuming(url, court, *, deliveries=3, again_after_s=AGAIN_S):
+async def consuming(url, court, *, deliveries=3, again_after_s=AGAIN_S, hold_s=AGAIN_S / 4, grace_s=5):
     stopping = asyncio.Event()
     async with open_queue(settings(url, again_after_s=again_after_s)) as source:
-        consumer = QueueConsumer(source, court, fetch=no_fetch, at_once=4, deliveries=deliveries, hold_s=AGAIN_S / 4)
-        running = asyncio.create_task(consumer.run(stopping, grace_s=5))
+        consumer = QueueConsumer(source, court, fetch=no_fetch, at_once=4, deliveries=deliveries, hold_s=hold_s)
+        running = asyncio.create_task(consumer.run(stopping, grace_s=grace_s))
         try:
             yield consumer
         finally:
@@ -149,6 +149,81 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
                     assert quick.asked == []
                     slow.may_answer.set()
                     await messages_of(jetstream, "answers", 1)
+
+    asyncio.run(scene())
+
+
+async def begun(court, number):
+    async with asyncio.timeout(120):
+        while len(court.asked) < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("has_bucket", [True, False])
+def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
+    """JetStream counts each delivery; those that were given back in good order are taken off again."""
+    if not has_bucket:
+        # As of a user without the right to make a bucket: no answer comes.
+        monkeypatch.setattr("serving.queue.jetstream._BUCKET", "no bucket's name")
+
+    async def scene():
+        court = FakeCourt(mine=[])
+        async with streams(url) as jetstream:
+            await jetstream.publish("memes.in", b'{"request_id": "mine", "text": "a"}')
+            court.may_answer.clear()
+            for times in range(1, 5):
+                async with consuming(url, court, deliveries=2, again_after_s=60, grace_s=0) as consumer:
+                    await begun(court, times if has_bucket else min(times, 2))
+                    if not has_bucket and times == 3:
+                        (letter,) = await messages_of(jetstream, "dead", 1)
+                        assert json.loads(letter.headers["Memecourt-Dead"])["reason"] == "DELIVERED_TOO_OFTEN"
+                        return
+            # Failures do count: of two deliveries, both.
+            court.said["mine"] = [failed(grpc.StatusCode.INTERNAL, "INTERNAL")] * 2
+            court.may_answer.set()
+            async with consuming(url, court, deliveries=2) as consumer:
+                (letter,) = await messages_of(jetstream, "dead", 1)
+            told = json.loads(letter.headers["Memecourt-Dead"])
+            assert (told["reason"], told["deliveries"], consumer.buried) == ("INTERNAL", 2, 1)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
+    async def scene():
+        court = FakeCourt()
+        court.may_answer.clear()
+        async with streams(url) as jetstream:
+            await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
+            async with consuming(url, court, deliveries=1, hold_s=3600) as consumer:
+                await begun(court, 1)
+                await asyncio.sleep(3.5 * AGAIN_S)
+                assert (await jetstream.consumer_info("memes", "courts")).num_redelivered
+                court.may_answer.set()
+                await messages_of(jetstream, "answers", 1)
+            assert (consumer.answered, consumer.buried, len(court.asked)) == (1, 0, 1)
+            assert (await jetstream.consumer_info("memes", "courts")).num_ack_pending == 0
+
+    asyncio.run(scene())
+
+
+def test_what_is_over_a_quota_takes_no_place_and_is_read_again(url, monkeypatch):
+    monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
+
+    async def scene():
+        court = FakeCourt(**{f"shop-{number}": [over_quota(1.0)] for number in range(5)})
+        async with streams(url) as jetstream:
+            for name in court.said:
+                about = {"request_id": name, "content": {"namespace": "shop"}, "image": "AAEC"}
+                await jetstream.publish("memes.in", json.dumps(about).encode())
+            await jetstream.publish("memes.in", b'{"request_id": "other", "text": "a"}')
+            async with consuming(url, court, deliveries=1) as consumer:
+                (first, *_) = await messages_of(jetstream, "answers", 1)
+                assert json.loads(first.data)["request_id"] == "other"
+                await messages_of(jetstream, "answers", 6)
+        assert (consumer.answered, consumer.buried) == (6, 0)
+        assert {request.image for request in court.asked if request.request_id != "other"} == {b"\0\1\2"}
 
     asyncio.run(scene())
 

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,7 @@ def answers_in(queue, at_least=0):
 
 def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(start, queue, consume):
     server = start(None, "--reuse", "off").ready()
-    put_memes(queue, 12)
+    put_memes(queue, 24)
     options = ("--at-once", "4", "--again-after", "1")
     answered = 0
     for _ in range(2):  # each dies with memes on their way to the court
@@ -84,15 +86,15 @@ def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(st
         answers_in(queue, at_least=answered + 1)
         dies.end(signal.SIGKILL)
         answered = len(answers_in(queue))
-    assert answered < 12, "there was nothing left to take up"
+    assert answered < 24, "there was nothing left to take up"
     last = consume(queue.url, server, *options)
-    answers = answers_in(queue, at_least=12)
+    answers = answers_in(queue, at_least=24)
     code, said, errors = last.end(signal.SIGTERM)
     assert code == 0, errors
     assert "answered, 0 put aside" in said
 
     names = [answer["request_id"].decode() for answer in answers_in(queue)]
-    assert sorted(names) == sorted(f"post-{each}" for each in range(12)), "each is answered once"
+    assert sorted(names) == sorted(f"post-{each}" for each in range(24)), "each is answered once"
     given = {answer["request_id"].decode(): json.loads(answer["verdict"])["verdict_id"] for answer in answers}
     verdicts = {}
     for record in records(server.docket).values():
@@ -129,12 +131,18 @@ def test_what_the_court_refuses_is_put_aside_and_a_harmful_meme_is_not_allowed(s
         client.xadd("in", {"image": b"no picture"})
         client.xadd("in", {"request": json.dumps({"image_url": "https://cdn.example.org/meme.png"})})
     names = ("--stream", "in", "--group", "g", "--answers", "out", "--dead", "aside", "--remove")
-    consumer = consume(queue.url, server, *names)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        at = f"127.0.0.1:{free.getsockname()[1]}"
+    consumer = consume(queue.url, server, *names, "--metrics", at)
     (answer,) = asyncio.run(entries_of(queue.url, "out", at_least=1))
     letters = asyncio.run(entries_of(queue.url, "aside", at_least=2))
     assert answer["decision"] in (b"block", b"review")
     assert sorted(letter["dead_reason"] for letter in letters) == [b"PICTURE_FORMAT_NOT_READ", b"URL_NOT_ALLOWED"]
     assert asyncio.run(entries_of(queue.url, "in")) == []
+    with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as page:
+        metrics = page.read().decode()
+    assert 'memecourt_queue_dead_total{reason="URL_NOT_ALLOWED"} 1.0' in metrics
+    assert "memecourt_queue_message_duration_seconds_count 1.0" in metrics
     code, said, _ = consumer.end(signal.SIGTERM)
     assert (code, said) == (0, "consuming in\n1 answered, 2 put aside\n")
 

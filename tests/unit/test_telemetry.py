@@ -40,6 +40,7 @@ from court.events import (
 from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted, TrialRecord, TrialState
 from court.trial import TrialCase
+from serving.queue.metrics import QueueMetrics
 from serving.settings import Settings
 from serving.telemetry import SILENT, Telemetry, open_telemetry
 from serving.telemetry.logs import JsonLines, TextLines, set_up
@@ -425,7 +426,7 @@ ROW = re.compile(r"\| `(memecourt_\w+)` \| (\w+) \|([^|]*)\| (.+) \|")
 def test_the_page_on_monitoring_tells_of_each_metric_and_asks_for_none_that_is_not_there():
     page = PAGE.read_text("utf-8")
     told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in ROW.findall(page)}
-    collectors = Metrics(Settings()).registry._collector_to_names
+    collectors = {**QueueMetrics().registry._collector_to_names, **Metrics(Settings()).registry._collector_to_names}
     there, samples_of = {}, set()
     for collector, names in collectors.items():
         for family in collector.describe() if hasattr(collector, "describe") else ():
