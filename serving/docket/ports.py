@@ -648,7 +648,22 @@ class Eraser(Protocol):
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
         """Erases the texts of a precedent, and digests of its picture, from all records that quote it; as above.
 
-        What is quoted under its id from then on is not kept either.
+        What is quoted under its id from then on is not kept either. Once more adds nothing to the log.
+        """
+        ...
+
+    async def erase_precedents(
+        self, precedent_ids: Collection[str], *, who: str, why: str, at: datetime
+    ) -> Sequence[Erased]:
+        """Erases several precedents, or documents by their names in the docket; with one clean-up."""
+        ...
+
+    async def precedents_erased_by(self, number: int, erased: Erased) -> Sequence[str]:
+        """Ids of the precedents, and names of the documents, that an erasure in the log erased.
+
+        Args:
+            number: Number of its entry.
+            erased: Its entry.
         """
         ...
 

@@ -20,6 +20,7 @@ from court.errors import CantResume, CourtError
 from court.events import AnyEvent, Procedure, VerdictGiven
 from court.record import TrialRecord
 from court.trial import Court
+from serving.docket.log.entries import erased_of
 from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
 from serving.docket.store.pictures import picture_of
@@ -109,19 +110,33 @@ class Shadow:
             self._some.clear()
 
     async def follow_erasures(self, *, every_s: float = _ERASED_S) -> None:
-        """Erases from the shadow's docket what is erased from the court's, until it is cancelled."""
+        """Erases from the shadow's docket what is erased from the court's, until it is cancelled.
+
+        Trials with their memes, and the texts of precedents and documents.
+        """
         first = 0
         due: set[str] = set()
+        precedents: set[str] = set()
         while True:
             try:
                 while entries := await self._live.docket.log.entries(first, _ERASURES, {"Erased"}):
                     tried = (shadow_id(entry.trial_id) for entry in entries)
                     due |= {trial_id for trial_id in tried if await _has_record(self._shadow.docket, trial_id)}
+                    for entry in entries:
+                        assert entry.body is not None, "that of an erasure is never erased"
+                        erased = erased_of(entry.body)
+                        precedents |= set(await self._live.docket.eraser.precedents_erased_by(entry.number, erased))
                     first = entries[-1].number + 1
                 if due:
                     # Again where a file still holds something of them: what is erased already is then no error.
                     await self._erase(due)
                     due.clear()
+                if precedents:
+                    # Also those that the shadow has not quoted: its library may have them, and quote them later.
+                    why = "It was erased from the court's docket."
+                    at = self._live.court.now()
+                    await self._shadow.docket.eraser.erase_precedents(precedents, who="shadow", why=why, at=at)
+                    precedents.clear()
             # It goes on: one that is away is asked again.
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)

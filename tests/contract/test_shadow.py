@@ -19,10 +19,12 @@ from court.settings import TrialSettings
 from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
+from serving.docket.log.entries import erased_of
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
 from serving.docket.retention import erase_expired, retention_periods
+from serving.docket.store.bodies import GONE, document_owner
 from serving.docket.store.erasure import UNFINISHED
 from serving.runner.shadow import Shadow, ShadowCourt, shadow_id
 from serving.settings import Settings
@@ -183,6 +185,46 @@ def test_what_is_erased_from_the_court_s_docket_is_erased_from_the_shadow_s(tmp_
         await there.it.docket.eraser.erase(second, who="ada", why="asked for", at=NOON)
         await there.docket.trials.record(shadow_id(second))
         return there.it.docket
+
+    beside(tmp_path, work)
+
+
+def test_precedents_and_documents_that_are_erased_are_erased_from_the_shadow_s_docket_too(tmp_path):
+    async def work(there):
+        (first,) = await there.judged("one")
+        await until(lambda: len(there.told) == 1)
+        quoted = (await there.docket.trials.record(shadow_id(first))).precedents.findings.exhibits
+        texts = {each.id: each.text for each in quoted}
+        gone, stays = list(texts)[:2]
+        eraser = there.it.docket.eraser
+        await eraser.erase_precedent(gone, who="ada", why="asked for", at=NOON)
+        await eraser.erase_precedent(document_owner("report"), who="ada", why="asked for", at=NOON)
+        # A trial goes with the precedent that it was made into.
+        await eraser.erase(first, who="ada", why="asked for", at=NOON, precedents=("made of it",))
+        entries = await there.it.docket.log.entries(0, 1000, {"Erased"})
+        named = [await eraser.precedents_erased_by(each.number, erased_of(each.body)) for each in entries]
+        assert named == [[gone], ["document:report"], ["made of it"]]
+
+        async def followed():
+            following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))
+            try:
+                async with asyncio.timeout(120):
+                    while len(await there.docket.log.entries(0, 1000, {"Erased"})) < 4:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.1)
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            return await there.docket.log.size()
+
+        assert await followed() == await followed(), "once: another start adds nothing"
+        (second,) = await there.judged("two")
+        await until(lambda: len(there.told) == 2)
+        again = (await there.docket.trials.record(shadow_id(second))).precedents.findings.exhibits
+        shown = {each.id: each.text for each in again}
+        assert shown[gone] == GONE and shown[stays] == texts[stays]
+        report = await there.docket.auditor.audit([VerifierKey.parse(await there.docket.log.vkey())])
+        assert not report.counts.keys() - {"PICTURE_DIFFERS"}, "pictures of this scene are not decoded"
 
     beside(tmp_path, work)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -94,8 +94,23 @@ class SqlEraser(SqlStore, Eraser):
 
     @override
     async def erase_precedent(self, precedent_id: str, *, who: str, why: str, at: datetime) -> Erased:
-        (erased,) = await self._erase(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(precedent_id,)))
+        (erased,) = await self.erase_precedents([precedent_id], who=who, why=why, at=at)
         return erased
+
+    @override
+    async def erase_precedents(
+        self, precedent_ids: Collection[str], *, who: str, why: str, at: datetime
+    ) -> Sequence[Erased]:
+        return await self._erase(
+            *(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(each,)) for each in precedent_ids)
+        )
+
+    @override
+    async def precedents_erased_by(self, number: int, erased: Erased) -> Sequence[str]:
+        # Their graves are written in the same transaction, right before the entry.
+        part = t.parts.c
+        graves = select(part.of).where(part.number >= number - erased.buried, part.number < number)
+        return await self._transactions.read(lambda connection: connection.execute(graves).scalars().all())
 
     async def _erase(self, *asked: _Erasure) -> Sequence[Erased]:
         # Together, so that they share commits. An error of one does not keep the others from being cleaned up after.
@@ -181,6 +196,9 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
             _forget(connection, ask.trial_id, ask.outside)
     texts, graves = _bury(connection, ask)
     numbers = sorted([*numbers, *texts])
+    if not (ask.trial_id or numbers or graves):
+        # Erased before: only what files still hold of it is cleaned up again.
+        return Erased(trial_id="", at=ask.at, who=ask.who, why=ask.why, numbers=())
     for first in range(0, len(numbers), _AT_ONCE):
         some = entry.number.in_(numbers[first : first + _AT_ONCE])
         connection.execute(update(t.entries).where(some).values(body=None, salt=None))
