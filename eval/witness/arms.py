@@ -12,7 +12,16 @@ from enum import StrEnum
 from typing import Any
 
 from court.errors import Unavailable
-from court.ports import ChatModel, ChatReply, ChatRequest, FinishReason, Odds
+from court.ports import (
+    ChatModel,
+    ChatReply,
+    ChatRequest,
+    EvidenceDocument,
+    EvidenceHit,
+    EvidenceSource,
+    FinishReason,
+    Odds,
+)
 from eval.models.metered import BudgetSpent
 
 
@@ -31,6 +40,10 @@ class Arm(StrEnum):
     """One query, its first results, one finding."""
     CLOSED_BOOK = "closed-book"
     """No documents at all: what the model remembers."""
+
+
+SOURCE_AWAY = frozenset({"EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_REFUSED"})
+"""Reasons of searches that failed for want of the source, and not for the claim."""
 
 
 class PassingError(Exception):
@@ -113,6 +126,36 @@ class ArmModel:
                 return _NOT_UNDERSTOOD if task == "weigh" else {"comprehensible": False}
             self._documents.add(str(document))
         return None
+
+
+class ArmSource:
+    """An :class:`~court.ports.EvidenceSource` of one claim in one arm, which knows whether it was away.
+
+    Attributes:
+        failure: Error of a search that may pass, likewise.
+    """
+
+    def __init__(self, inner: EvidenceSource) -> None:
+        self._inner = inner
+        self.failure: Unavailable | None = None
+
+    @property
+    def identity(self) -> str:
+        """Identity of the source."""
+        return self._inner.identity
+
+    async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
+        """Results of the source."""
+        try:
+            return await self._inner.search(query, most=most, within_s=within_s)
+        except Unavailable as error:
+            if error.reason in SOURCE_AWAY:
+                self.failure = self.failure or error
+            raise
+
+    async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        """A document of the source: one that can't be read says nothing about the source."""
+        return await self._inner.read(document_id, within_s=within_s)
 
 
 _NOT_UNDERSTOOD: Mapping[str, Any] = {

@@ -26,7 +26,7 @@ from court.settings import TrialSettings
 from court.untrusted import Fence
 from court.verdict import ClaimBasis, ClaimLabel, QuotedPassage
 from eval.models.prompts import load
-from eval.witness.arms import Arm, ArmModel, PassingError
+from eval.witness.arms import Arm, ArmModel, ArmSource, PassingError
 from eval.witness.claims import Gold, GoldClaim
 
 _PROMPTS = "eval.witness.prompts"
@@ -115,9 +115,10 @@ class Checking:
         """Checks a claim.
 
         Raises:
-            PassingError: The model is away, or may not be asked any more; what it said is kept.
+            PassingError: The model or the source is away, or the model may not be asked any more; what it said is kept.
         """
-        model = ArmModel(self.model, arm)
+        model, source = ArmModel(self.model, arm), None if self.source is None else ArmSource(self.source)
+        watched = replace(self, source=source)
         speaker = self._speaker(model, claim)
         try:
             if arm is Arm.CLOSED_BOOK:
@@ -125,9 +126,9 @@ class Checking:
             # The arms that need no events are asked directly; all others run the very witness of
             # trials, whose calls the arm's model alters.
             elif arm is Arm.ONE_SHOT:
-                found = await self._one_shot(claim, speaker)
+                found = await watched._one_shot(claim, speaker)
             else:
-                found = await self._witness(claim, arm, speaker)
+                found = await watched._witness(claim, arm, speaker)
             # Only as published: the witness of trials may abstain, and an evaluation that forces an
             # answer measures something else.
             if self.forced and found.label is ClaimLabel.NOT_ENOUGH:
@@ -136,9 +137,9 @@ class Checking:
             # Only what the model can't do is a failure of it; what may pass is none.
             found = _Found(None, failure=error.reason)
         # The witness notes such an error and goes on, as in a trial; here a claim checked that way
-        # would count as a failure of the model.
-        if model.failure is not None:
-            raise PassingError(model.failure)
+        # would count as a failure of the model, or as one that no evidence is found for.
+        if (failure := model.failure or (source and source.failure)) is not None:
+            raise PassingError(failure)
         return CheckedClaim(
             id=claim.id,
             arm=arm,

@@ -19,7 +19,7 @@ from eval.models.call_cache import CallCache
 from eval.runs.folder import CALLS
 from eval.runs.progress import Progress
 from eval.runs.sole_use import LOCK, differing, refuse_different, refuse_others, sole_use
-from eval.witness.arms import Arm, PassingError
+from eval.witness.arms import SOURCE_AWAY, Arm, PassingError
 from eval.witness.check import CheckedClaim, Checking
 from eval.witness.claims import GoldClaim, claims_digest
 from serving.version import SOFTWARE
@@ -194,7 +194,8 @@ def read_checked(out: Path) -> tuple[CheckedClaim, ...]:
 
 
 async def _check_all(plan: WitnessPlan, checking: Checking, progress: Progress) -> None:
-    done = {(one.arm, one.id): one for one in read_checked(plan.out)}
+    # Without those that an earlier version wrote down as failed though the source was away.
+    done = {(one.arm, one.id): one for one in read_checked(plan.out) if one.failure not in SOURCE_AWAY}
     todo = [(arm, claim) for arm in plan.arms for claim in plan.claims if (arm, claim.id) not in done]
     total, turn = len(plan.arms) * len(plan.claims), asyncio.Semaphore(plan.concurrency)
     passing: list[PassingError] = []

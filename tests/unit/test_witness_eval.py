@@ -316,28 +316,59 @@ def test_options_that_do_not_go_together_are_named(tmp_path, given, words):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_claim_whose_source_is_away_is_a_failure_and_no_abstention(tmp_path):
-    plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
+class Source:
+    """The drawn world's evidence, away at first where it has an error."""
 
-    class Away:
-        identity = "away"
+    identity = "a source"
 
-        async def search(self, query, *, most, within_s):
-            raise Unavailable("The search endpoint can't be reached.", reason="EVIDENCE_UNAVAILABLE")
+    def __init__(self, inner=None, error=None):
+        self.inner, self.error = inner, error
 
-        async def read(self, document_id, *, within_s):
-            raise AssertionError("nothing was found")
+    async def search(self, query, *, most, within_s):
+        if self.error is not None:
+            raise self.error
+        return await self.inner.search(query, most=most, within_s=within_s)
 
+    async def read(self, document_id, *, within_s):
+        return await self.inner.read(document_id, within_s=within_s)
+
+
+def checked_with(plan, place, error=None):
     async def go():
-        store = SqliteCallCache.open(tmp_path / "calls.sqlite")
-        try:
-            await run_witness(plan, model=WorldReader(FACTS).model(), source=Away(), store=store)
-        finally:
-            await store.close()
+        async with AsyncExitStack() as stack:
+            store = SqliteCallCache.open(place / "calls.sqlite")
+            stack.push_async_callback(store.close)
+            evidence, reader = open_drawn(stack)
+            await run_witness(plan, model=reader, source=Source(evidence, error), store=store)
 
     asyncio.run(go())
-    (one,) = read_checked(plan.out)
-    assert one.label is None and one.failure == "EVIDENCE_UNAVAILABLE"
+    return read_checked(plan.out)
+
+
+@pytest.mark.parametrize("arm", [Arm.WITNESS, Arm.ONE_SHOT])
+@pytest.mark.parametrize("reason", ["EVIDENCE_UNAVAILABLE", "EVIDENCE_TOO_SLOW", "EVIDENCE_REFUSED"])
+def test_a_claim_whose_source_is_away_has_no_answer_yet_and_is_checked_when_it_is_back(tmp_path, arm, reason):
+    claims = tuple(fact.gold for fact in FACTS[:6])
+    plan = WitnessPlan(out=tmp_path / "out", claims=claims, arms=(arm,), concurrency=2)
+    away = Unavailable("The search endpoint can't be reached.", reason=reason)
+    with pytest.raises(Unavailable, match=r"6 of 6 checks have no answer yet.*can't be reached.*goes on"):
+        checked_with(plan, tmp_path, away)
+    assert read_checked(plan.out) == [] and read_manifest(plan.out).finished is None
+    checked = checked_with(plan, tmp_path)
+    assert [one.id for one in checked] == [claim.id for claim in claims] and not any(one.failure for one in checked)
+    # An earlier version wrote such a claim down as failed: it is checked again.
+    failed = checked[0].model_copy(update={"label": None, "evidence": (), "failure": reason})
+    (plan.out / CHECKED).write_text(
+        "".join(f"{one.model_dump_json(ensure_ascii=True)}\n" for one in [failed, *checked[1:]])
+    )
+    assert checked_with(plan, tmp_path) == checked
+
+
+def test_a_claim_whose_search_gives_no_answer_that_can_be_read_is_a_failure_and_no_abstention(tmp_path):
+    plan = WitnessPlan(out=tmp_path / "out", claims=(FACTS[0].gold,), arms=(Arm.WITNESS,))
+    garbled = Unavailable("What the search endpoint sends is no JSON.", reason="EVIDENCE_GARBLED")
+    (one,) = checked_with(plan, tmp_path, garbled)
+    assert one.label is None and one.failure == "EVIDENCE_GARBLED"
     (card,) = score_arms([one, replace_id(one)])
     assert card.failed == 2 and card.abstained == 0 and card.coverage.value == 0
 
