@@ -74,7 +74,9 @@ def rejudge(
     policy, library, prompts, models and settings are skipped. Running the command again judges no meme twice and
     resumes interrupted trials. Verdicts that need review enter the review queue as usual.
 
-    Exit code: 0 if every meme has a verdict, 1 otherwise.
+    A meme whose new trial was erased is not judged again, and counts as no failure.
+
+    Exit code: 0 if every other meme has a verdict, 1 otherwise.
     """
     names = ("since", "until", "namespace", "labels", "reviewed")
     chosen = {name: options.pop(name) for name in names}
@@ -85,7 +87,7 @@ def rejudge(
     done = run(_rejudged(settings, _filter_of(chosen), dry_run=dry_run, within_s=timeout, as_json=as_json))
     if not as_json:
         words = {"SAME": "the same label", "DIFFERENT": "another label", "UNCHANGED": "nothing has changed"}
-        words |= {"FAILED": "no new verdict", "TO_DO": "would be tried"}
+        words |= {"ERASED": "erased since", "FAILED": "no new verdict", "TO_DO": "would be tried"}
         for outcome, count in sorted(done.items()):
             click.echo(f"{count:>9,}  {words[outcome]}")
     if done["FAILED"]:

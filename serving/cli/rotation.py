@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,14 @@ from serving.cli.common import docket_in, docket_option, printable, run, setting
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
+    from serving.docket.log.entries import KeyRotated
+    from serving.docket.open import Docket
     from serving.settings import Settings
+
+
+_AT_ONCE = 100
+EXIT_ONLY_FINISHED = 3
+"""An earlier rotation was finished, and not the one that was asked for made."""
 
 
 @click.command("rotate-key")
@@ -26,14 +34,24 @@ if TYPE_CHECKING:
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @docket_option
+@click.pass_context
 def rotate_key(
-    who: str | None, why: str | None, compromised: bool, prepare: bool, yes: bool, docket: Path | Address | None
+    context: click.Context,
+    who: str | None,
+    why: str | None,
+    compromised: bool,
+    prepare: bool,
+    yes: bool,
+    docket: Path | Address | None,
 ) -> None:
     """Goes over to another key: an entry of the log that both keys sign, and from there on the new one alone.
 
     What was signed before stays valid, and is checked with the old key or the new. Then keep the new public key where
     the old one is, and a checkpoint outside. Servers on this machine go over by themselves; on others, FILE.next has to
-    lie beside their key file before. The same command once more finishes what was cut off.
+    lie beside their key file before.
+
+    Where an earlier rotation was cut off, it is finished and no further one is made. Exit code 3 says so where that was
+    another one, by --who, --why and --compromised, than the one that was asked for.
     """
     settings = settings_of(docket=docket)
     place = settings.docket_key_place or Path(str(settings.docket_place)).with_suffix(".key")
@@ -44,34 +62,82 @@ def rotate_key(
         raise click.UsageError("Say --who has the key changed, and --why.")
     if not yes:
         click.confirm("Have the docket's checkpoints signed with another key from now on?", abort=True)
-    public, retired = run(_rotated(settings, place, who=who, why=why, compromised=compromised))
-    click.echo(public)
+    done = run(_rotated(settings, place, who=who, why=why, compromised=compromised))
+    click.echo(done.public)
+    if done.finished is not None:
+        tell(
+            f"An earlier rotation was cut off: the docket went over to this key at {done.finished.at:%Y-%m-%d %H:%M} "
+            f"UTC ({printable(done.finished.who)}: {printable(done.finished.why)}), and its files have now followed. "
+            "No further rotation was made; for one, give the command again."
+        )
     tell("Keep this line where the old one is kept, and a checkpoint outside (`memecourt docket checkpoint`).")
-    if retired is not None:
-        tell(f"The retired private key is at {printable(str(retired))}: backups of before need it. Keep it elsewhere.")
+    if done.retired is not None:
+        where = printable(str(done.retired))
+        tell(f"The retired private key is at {where}: backups of before need it. Keep it elsewhere.")
+    if done.finished is not None:
+        same = (done.finished.who, done.finished.why, done.finished.compromised) == (who, why, compromised)
+        context.exit(0 if same else EXIT_ONLY_FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedKey:
+    """Result of the command.
+
+    Attributes:
+        public: Public key that signs from here on.
+        retired: File of the retired private key; None where that is gone.
+        finished: Earlier rotation that was finished; None where one was made.
+    """
+
+    public: str
+    retired: Path | None
+    finished: KeyRotated | None = None
 
 
 async def _prepared(settings: Settings, place: Path) -> str:
+    public, is_current = await _next_key(settings, place)
+    if is_current:
+        raise click.ClickException(
+            f"{printable(str(place))}.next holds the key that the docket has already gone over to. Finish that "
+            "rotation first, by the command without --prepare, and then prepare another."
+        )
+    return public
+
+
+async def _next_key(settings: Settings, place: Path) -> tuple[str, bool]:
+    """The public key of FILE.next, which is made where there is none, and whether it is that of the docket already."""
     from serving.docket.store.keys import make_key, next_key, read_key
 
     async with docket_in(settings) as store:
         (current, *_) = reversed(await store.log_keys.keys())
         # Makes none where one is: that of --prepare, or of a run that was cut off, is the one that counts.
         make_key(next_key(place), current.name)
-    return str(read_key(next_key(place)).verifier)
+    public = str(read_key(next_key(place)).verifier)
+    return public, public == str(current)
 
 
-async def _rotated(
-    settings: Settings, place: Path, *, who: str, why: str, compromised: bool
-) -> tuple[str, Path | None]:
+async def _rotated(settings: Settings, place: Path, *, who: str, why: str, compromised: bool) -> RotatedKey:
     from serving.docket.store.keys import KeyFile, next_key, read_key, settle_keys
 
-    public = await _prepared(settings, place)
+    public, is_current = await _next_key(settings, place)
+    finished = None
     async with docket_in(settings) as store:
-        current = await store.log.vkey()
         # The docket has gone over already, and was cut off before the files did.
-        if current != public:
-            old, new = KeyFile(place)(current), read_key(next_key(place))
+        if is_current:
+            finished = await _last_rotation(store)
+        else:
+            old, new = KeyFile(place)(await store.log.vkey()), read_key(next_key(place))
             await store.log_keys.rotate(old, new, who=who, why=why, compromised=compromised, at=datetime.now(UTC))
         retired = settle_keys(place)
-    return public, retired
+    return RotatedKey(public, retired, finished)
+
+
+async def _last_rotation(store: Docket) -> KeyRotated:
+    from serving.docket.log.canonical_json import parse
+    from serving.docket.log.entries import KeyRotated
+
+    last, first = None, 0
+    while found := await store.log.entries(first, _AT_ONCE, {"KeyRotated"}):
+        last, first = found[-1], found[-1].number + 1
+    assert last is not None, "a docket goes over to another key by an entry alone"
+    return KeyRotated.model_validate(parse(last.body or ""))

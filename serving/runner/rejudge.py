@@ -16,7 +16,7 @@ from enum import StrEnum
 from court.digests import digest
 from court.errors import CantResume, CourtError
 from court.record import TrialRecord, TrialState
-from serving.docket.ports import TrialUnknown
+from serving.docket.ports import TrialErased, TrialUnknown
 from serving.docket.store.pictures import picture_of
 from serving.export.tables import Selection
 from serving.runner.executor import TrialExecutor
@@ -36,6 +36,8 @@ class RejudgeOutcome(StrEnum):
     """It came to another one."""
     UNCHANGED = "UNCHANGED"
     """Nothing that was loaded then has changed: there is nothing to be tried anew."""
+    ERASED = "ERASED"
+    """The new trial was erased: what somebody had erased is not made once more."""
     FAILED = "FAILED"
     """There is no new verdict."""
 
@@ -90,6 +92,8 @@ class Rejudging:
             record, is_new = await self._try_once_more(old)
             if is_new:
                 await self._known.learn(record)
+        except TrialErased as error:
+            return Rejudged(old, RejudgeOutcome.ERASED, reason=error.reason, message=error.message)
         except CourtError as error:
             return Rejudged(old, RejudgeOutcome.FAILED, reason=error.reason, message=error.message)
         assert old.verdict is not None and record.verdict is not None, "both have ended in one"
@@ -121,6 +125,8 @@ class Rejudging:
     async def _stored(self, trial_id: str) -> TrialRecord | None:
         try:
             return await self._house.docket.trials.record(trial_id)
+        except TrialErased:
+            raise
         except TrialUnknown:
             return None
 

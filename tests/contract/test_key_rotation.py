@@ -278,8 +278,11 @@ def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_
         cut.setattr("serving.docket.store.keys.settle_keys", killed)
         assert invoke(*asked).exit_code != 0
     assert invoke("key").stdout == prepared, "the docket has gone over, the files have not"
+    refused = invoke("rotate-key", "--prepare")
+    assert refused.exit_code == 1 and "has already gone over to" in refused.stderr and prepared not in refused.stdout
     done = invoke(*asked)
     assert done.exit_code == 0 and done.stdout == prepared
+    assert "(ada: the year is over)" in done.stderr and "No further rotation was made" in done.stderr
     assert str(read_key(key).verifier) == prepared.strip() and not next_key(key).exists()
     (retired,) = tmp_path.glob("docket.key.retired-*")
     for path in (key, retired):
@@ -292,6 +295,17 @@ def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_
         assert "KEY" not in verified.output and "CHECKPOINT" not in verified.output, verified.output
     again = invoke(*asked)
     assert again.exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 3
+    assert "No further" not in again.stderr
+
+    # One that is meant as another finishes that which was cut off, and does not pass for having been made itself.
+    with monkeypatch.context() as cut:
+        cut.setattr("serving.docket.store.keys.settle_keys", killed)
+        assert invoke(*asked).exit_code != 0
+    stolen = ("rotate-key", "--who", "ada", "--why", "a laptop was stolen", "--compromised", "--yes")
+    finished = invoke(*stolen)
+    assert finished.exit_code == 3 and "No further rotation was made" in finished.stderr
+    assert len(invoke("key", "--all").stdout.splitlines()) == 4 and not next_key(key).exists()
+    assert invoke(*stolen).exit_code == 0 and len(invoke("key", "--all").stdout.splitlines()) == 5
 
 
 IN_SQLITE = """

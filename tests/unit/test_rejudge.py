@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -99,6 +100,19 @@ def test_a_failure_is_told_and_the_next_call_is_another_attempt(town):
     assert states == [TrialState.DECIDED, TrialState.DECIDED, TrialState.FAILED]
 
 
+def test_what_was_erased_since_is_neither_tried_again_nor_a_failure(town):
+    async def scene(reception):
+        await reception.answer(ASK)
+        (done,) = await rejudged(changed(reception), town.settings)
+        eraser = reception.house.docket.eraser
+        await eraser.erase(done.new.trial_id, who="ada", why="asked for", at=datetime.now(UTC))
+        again = [await rejudged(changed(reception), town.settings) for _ in range(2)]
+        return again, await trials_in(reception.house.docket)
+
+    again, ids = on_one_server(town, scene)
+    assert [(one.outcome, one.new) for (one,) in again] == [(RejudgeOutcome.ERASED, None)] * 2 and len(ids) == 2
+
+
 def test_one_that_was_cut_off_goes_on_where_it_was(town):
     async def scene(reception):
         await reception.answer(ASK)
@@ -150,3 +164,8 @@ def test_the_command_lists_what_comes_out_differently(tmp_path, monkeypatch):
     assert len(lines) == 2 and all(line["new_trial_id"] for line in lines)
     assert "once more" in invoke("records", "show", lines[0]["new_trial_id"]).output
     assert not [*filter(lambda line: line["outcome"] == "FAILED", lines)]
+    gone = ("docket", "erase", lines[0]["new_trial_id"], "--who", "ada", "--why", "asked for", "--yes")
+    assert invoke(*gone).exit_code == 0
+    for _ in range(2):
+        again = invoke("rejudge", "--since", "2020-01-01", "--harm-cost", "50")
+        assert again.exit_code == 0 and "1  erased since" in again.output and "no new verdict" not in again.output
