@@ -439,6 +439,9 @@ class EvidenceSearched(Event):
     number: int = Field(ge=1)
     """Number of the search for this claim."""
     query: str
+    """As it was sent."""
+    held_back: int = Field(default=0, ge=0)
+    """Names and contact data that were left out of it, for the source is elsewhere."""
     hits: tuple[RankedHit, ...] = ()
     """In the order in which they were ranked by relevance and by how credible their sources are."""
     source_identity: str

@@ -367,6 +367,11 @@ class EvidenceSource(Protocol):
         """Name and version: the same identity gives the same documents, as far as the source can promise it."""
         ...
 
+    @property
+    def sends_elsewhere(self) -> bool:
+        """True if queries leave the machine: then names that only the picture gave, and contact data, are held back."""
+        ...
+
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Documents about the query, best first; none where nothing is found.
 

@@ -16,6 +16,7 @@ from court.errors import CourtError
 from court.events import CheckableClaim, ClaimSettled, ClaimsFound, DocumentWeighed, EvidenceSearched, InferenceGiven
 from court.expert.documents import CLAIM_CHECKED, BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, testimony_of
+from court.expert.outgoing import HELD_BACK, OutgoingQuery, outgoing
 from court.expert.witness import WitnessOutOfTime
 from court.ports import Entailment, EvidenceDocument, EvidenceSource
 from court.recorder import EventDraft, Recorder
@@ -115,10 +116,20 @@ class SentenceWitness:
     async def _search(self, claim: CheckableClaim) -> EvidenceSearched:
         if known := self.recorder.recall(EvidenceSearched, claim=claim.number):
             return known
-        values = {"claim": claim.number, "number": 1, "query": claim.text, "source_identity": self.source.identity}
+        # The claim is a sentence of the meme's own: it holds no name that its text does not.
+        query = outgoing(claim.text, ()) if self.source.sends_elsewhere else OutgoingQuery(claim.text)
+        values = {
+            "claim": claim.number,
+            "number": 1,
+            "query": query.text,
+            "held_back": query.held_back,
+            "source_identity": self.source.identity,
+        }
+        if not query.text:
+            return await self.recorder.note(EvidenceSearched, **values, failure=HELD_BACK)
         began = time.perf_counter()
         try:
-            found: dict[str, object] = {"hits": await self._source.search(claim.text)}
+            found: dict[str, object] = {"hits": await self._source.search(query.text)}
         except WitnessOutOfTime:
             raise
         except CourtError as error:

@@ -34,6 +34,7 @@ from court.expert import replies
 from court.expert.documents import CLAIM_CHECKED, BoundedSource
 from court.expert.findings import ClaimRecord, Testimony, document_of, testimony_of
 from court.expert.messages import ClaimBrief, find_claims
+from court.expert.outgoing import HELD_BACK, OutgoingQuery, names_of_picture, outgoing
 from court.expert.replies import MOST_NEXT, MOST_QUERIES, Weighing
 from court.messages import Messages
 from court.policy import Policy
@@ -94,6 +95,7 @@ class ExpertWitness:
     settings: TrialSettings
     recorder: Recorder
     called: asyncio.Event = field(default_factory=asyncio.Event)
+    _names: set[str] = field(default_factory=set, init=False)
 
     @asynccontextmanager
     async def beside(self, text: str, description: str | None) -> AsyncIterator[Callable[[], Awaitable[Testimony]]]:
@@ -119,6 +121,8 @@ class ExpertWitness:
             await _ended(working)
 
     async def _testify(self, text: str, description: str | None) -> None:
+        # Taken from what the meme gave, and not from claims: a model has written those.
+        self._names.update(names_of_picture(text, description))
         await self.called.wait()
         try:
             # One clock for all claims: the caller waits for the slowest, however many there are.
@@ -198,11 +202,11 @@ class ExpertWitness:
         # Counted here: a trial that is resumed has later documents on record, too.
         weighings, evidence = 0, 0
         while queue and len(used) < self.settings.expert_queries:
-            query = queue.popleft()
+            query = self._outgoing(queue.popleft())
             # Models plan the same query in other letters; it would find the same and use up one of the few.
-            if query.casefold() in used:
+            if query.text.casefold() in used:
                 continue
-            used.add(query.casefold())
+            used.add(query.text.casefold())
             search = await self._search(claim, len(used), query)
             # Known ones are left out before the cut, so that each query has as many new results to offer.
             new = [hit for hit in search.hits if hit.id not in seen][: self.settings.expert_results]
@@ -246,18 +250,24 @@ class ExpertWitness:
         queries = said.value or (claim.text,)
         return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=said.call)
 
-    async def _search(self, claim: CheckableClaim, number: int, query: str) -> EvidenceSearched:
+    def _outgoing(self, query: str) -> OutgoingQuery:
+        return outgoing(query, self._names) if self.source.sends_elsewhere else OutgoingQuery(query)
+
+    async def _search(self, claim: CheckableClaim, number: int, query: OutgoingQuery) -> EvidenceSearched:
         if known := self.recorder.recall(EvidenceSearched, claim=claim.number, number=number):
             return known
         values = {
             "claim": claim.number,
             "number": number,
-            "query": query,
+            "query": query.text,
+            "held_back": query.held_back,
             "source_identity": self.source.identity,
         }
+        if not query.text:
+            return await self.recorder.note(EvidenceSearched, **values, failure=HELD_BACK)
         began = time.perf_counter()
         try:
-            hits = await self._source.search(query)
+            hits = await self._source.search(query.text)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
@@ -268,7 +278,7 @@ class ExpertWitness:
         if len(hits) < 2:
             return await self.recorder.note(EvidenceSearched, **values, hits=hits)
         try:
-            asked = self._brief(claim).rank(query, hits)
+            asked = self._brief(claim).rank(query.text, hits)
             said = await self._ask(claim, asked, partial(_order, hits=len(hits)), step=number)
         except WitnessOutOfTime:
             raise

@@ -144,6 +144,11 @@ class ArmSource:
         """Identity of the source."""
         return self._inner.identity
 
+    @property
+    def sends_elsewhere(self) -> bool:
+        """True if queries leave the machine."""
+        return self._inner.sends_elsewhere
+
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Results of the source."""
         try:

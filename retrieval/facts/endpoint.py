@@ -100,6 +100,11 @@ class EndpointEvidence:
         pages = "pages" if self._pages else "snippets"
         return f"search {self._endpoint.shape} {self._endpoint.url}, {pages}"
 
+    @property
+    def sends_elsewhere(self) -> bool:
+        """True: queries go to the endpoint, wherever it stands."""
+        return True
+
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Results of the endpoint, in its order.
 

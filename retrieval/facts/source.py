@@ -28,6 +28,11 @@ class CorpusEvidence:
         mark = " (demonstration)" if manifest.demonstration else ""
         return f"corpus {manifest.name}{mark} sha256:{self._corpus.digest}"
 
+    @property
+    def sends_elsewhere(self) -> bool:
+        """False: it is searched here."""
+        return False
+
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         """Passages about the query: by fused rank, those of more trusted sources first."""
         hits = await run_within(asyncio.to_thread(self._corpus.search, query, most), within_s, _late)

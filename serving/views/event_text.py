@@ -227,6 +227,8 @@ def _expert(
         case e.EvidenceSearched():
             yield f"claim {event.claim}, search {event.number} in {event.source_identity}: {len(event.hits)} found"
             yield Speech(event.query)
+            if event.held_back:
+                yield Fact("left out of it", f"{event.held_back} names, addresses or numbers")
             for hit in event.hits:
                 yield Fact(hit.source or "result", ", ".join(filter(None, (hit.title, hit.date, hit.id))))
         case e.DocumentWeighed():

@@ -119,6 +119,13 @@ class RecordedEvidence(EvidenceSource):
     def identity(self) -> str:
         return next((search.source_identity for search in self._searches.values()), "recorded")
 
+    @property
+    @override
+    def sends_elsewhere(self) -> bool:
+        # Where nothing was held back there was nothing to be, or the source was here: either way, queries stay as they
+        # were.
+        return any(search.held_back for search in self._searches.values())
+
     @override
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         search = self._searches.get((self._claim, query))
@@ -160,6 +167,11 @@ class EvidenceOnRecord(EvidenceSource):
     @override
     def identity(self) -> str:
         return self._source.identity
+
+    @property
+    @override
+    def sends_elsewhere(self) -> bool:
+        return self._source.sends_elsewhere
 
     @override
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:

@@ -45,6 +45,7 @@ class FakeEvidence:
     """Finds documents by the words of a query; may fail, or take its time."""
 
     identity = "test evidence"
+    sends_elsewhere = False
 
     def __init__(self, found=None, *, search_error=None, read_error=None, delay_s: float = 0.0) -> None:
         """Finds these documents for every query, or by query where it is a mapping."""

@@ -320,6 +320,7 @@ class Source:
     """The drawn world's evidence, away at first where it has an error."""
 
     identity = "a source"
+    sends_elsewhere = False
 
     def __init__(self, inner=None, error=None):
         self.inner, self.error = inner, error

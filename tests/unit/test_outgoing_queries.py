@@ -1,0 +1,97 @@
+"""Queries that leave the machine hold no contact data, and no name that only the picture gave."""
+
+import pytest
+
+from court.events import EvidenceSearched, QueriesPlanned
+from court.expert.outgoing import HELD_BACK, names_of_picture, outgoing
+from court.verdict import ReviewReason
+from tests.support.cast import Cast
+from tests.support.evidence import TEXT, Expert, FakeEvidence, witnessed
+from tests.unit.test_expert import holds, reasons
+
+DESCRIPTION = "Ann Example stands beside a man with a cup. The Blueland flag hangs above Ann's head. Tea is poured."
+
+
+@pytest.mark.parametrize(
+    ("query", "left"),
+    [
+        ("write to ann.example+tea@mail.example.org about tea", "write to about tea"),
+        ("what did @ann_example say of tea", "what did say of tea"),
+        ("does (@ann.example) sell tea?", "does sell tea?"),
+        ("tea shop +49 170 1234567 closed", "tea shop closed"),
+        ("tea shop 0049-170-1234567", "tea shop"),
+        ("tea shop 0170 1234567", "tea shop"),
+        ("tea shop (030) 123 45 67 closed", "tea shop closed"),
+        ("tea shop 555-123-4567", "tea shop"),
+        ("＠ann_example tea", "tea"),
+    ],
+)
+def test_contact_data_is_left_out(query, left):
+    found = outgoing(query, ())
+    assert (found.text, found.held_back) == (left, 1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "tea sales 2019 2020 2021",
+        "tea law of 2021-03-15",
+        "05.03.2021 tea recall",
+        "1,000,000 cups of tea, 0.5 grams, 12 000 000 people",
+        "0.123456789 share of tea",
+        "DOI 10.1000/182 tea",
+        "tea @ home",
+        "ISBN 978-3-16-148410-0",
+        "grüner Tee gegen Erkältung",
+    ],
+)
+def test_figures_dates_and_everything_else_stay_letter_for_letter(query):
+    found = outgoing(query, ())
+    assert (found.text, found.held_back) == (query, 0)
+
+
+def test_names_that_the_picture_gave_and_the_text_does_not_are_left_out():
+    names = names_of_picture("Blueland's tea cures colds", DESCRIPTION)
+    assert names == {"ann", "example"}, "what the text says, and words that are written small as well, are none"
+    assert outgoing("ann example tea Blueland", names).text == "tea Blueland"
+    assert outgoing("Did Ann Example’s tea cure colds?", names).text == "Did tea cure colds?"
+    assert outgoing("Annual examples of a man with tea", names).held_back == 0, "whole words alone"
+    assert names_of_picture("tea", "Jürgen Beispiel pours. An ÉCOLE.") == {"jürgen", "beispiel", "école"}
+    assert outgoing("JU\u0308RGEN tea", {"jürgen"}).text == "tea", "however its letters are written"
+    assert names_of_picture("tea", None) == frozenset()
+
+
+def elsewhere(expert, **given):
+    source = FakeEvidence(**given)
+    source.sends_elsewhere = True
+    cast = Cast(describe={"description": DESCRIPTION})
+    return witnessed(expert, source, cast=cast)[0], source
+
+
+def test_a_trial_s_queries_go_out_without_them_and_the_record_says_what_was_sent():
+    expert = Expert(queries={"queries": ["Ann Example blue tea", "ann blue tea", "blue tea colds"]})
+    record, source = elsewhere(expert)
+    assert source.queries == ["blue tea"], "the second would be the same, and the first document was enough"
+    search = record.last(EvidenceSearched)
+    assert (search.query, search.held_back) == ("blue tea", 2)
+    assert record.last(QueriesPlanned).queries[0] == "Ann Example blue tea", "on record, and nowhere else"
+    holds(record)
+
+
+def test_a_query_of_which_nothing_is_left_is_not_sent_and_its_claim_is_not_checked():
+    record, source = elsewhere(Expert(queries={"queries": ["Ann Example", "@ann"]}))
+    assert source.queries == []
+    assert [search.failure for search in record.all(EvidenceSearched)] == [HELD_BACK]
+    assert ReviewReason.CLAIM_UNCHECKED in reasons(record)
+    holds(record)
+
+
+def test_a_source_on_this_machine_is_searched_as_the_witness_says():
+    queries = ["Ann Example blue tea", "ann@mail.example.org"]
+    source = FakeEvidence(found=[])
+    record = witnessed(Expert(queries={"queries": queries}), source, cast=Cast(describe={"description": DESCRIPTION}))[
+        0
+    ]
+    assert source.queries == queries and not any(search.held_back for search in record.all(EvidenceSearched))
+    assert "Ann" not in TEXT
+    holds(record)
