@@ -2,17 +2,23 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from court.events import ClaimSettled, DocumentWeighed, EvidenceSearched, VerdictGiven
 from memecourt.verify import verify_bundle
+from retrieval.library.postgres.address import Address
 from serving.docket.log.notes import VerifierKey
+from serving.docket.open import stored_format
 from serving.docket.store.bodies import GONE, PART, document_owner, part_value
+from serving.docket.store.postgres import SCHEMA
+from serving.docket.store.tables import FORMAT
 from serving.views.recheck import differences
 from serving.views.replay import replay
 from tests.support.cast import Cast
-from tests.support.dockets import NOON, append_all, with_docket
+from tests.support.dockets import NOON, append_all, place_of, with_docket
 from tests.support.evidence import CLAIM, REFUTING, Expert, FakeEvidence, document, witnessed
 
 QUOTE = "blue tea does not shorten a cold"
@@ -79,6 +85,73 @@ def test_an_erased_document_is_gone_from_every_record_and_does_not_come_back(rec
         assert differences(each) == () and "erased" in asyncio.run(replay(each)).obstacle
     gone = [entry for entry in entries if entry.kind == PART and entry.body is not None]
     assert not any('"of":"document:one"' in entry.body.replace(" ", "") and QUOTE in entry.body for entry in gone)
+
+
+async def texts_left(docket):
+    """Texts of documents that entries of the log still hold, by document; the docket is right all the while."""
+    report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
+    assert not report.counts.keys() - {"PICTURE_DIFFERS"}, report.findings
+    entries = await docket.log.entries(0, await docket.log.size(), {PART})
+    parts = [json.loads(entry.body) for entry in entries if entry.body is not None]
+    return {part["of"] for part in parts if part["of"].startswith("document:")}
+
+
+def erasing(docket, *trial_ids):
+    return docket.eraser.erase_all(dict.fromkeys(trial_ids, ()), who="Ruth", why="asked for", at=NOON)
+
+
+BOTH = {"document:one", "document:two"}
+
+
+def test_texts_of_documents_go_with_the_last_trial_that_quotes_them(record, using):
+    async def scene(docket):
+        for trial_id in "ab":
+            await append_all(docket, of(record, trial_id))
+        # A third has not come to read the second document, and has the first's search result alone.
+        upto = next(place for place, event in enumerate(record.events) if isinstance(event, DocumentWeighed))
+        await append_all(docket, of(record, "c")[:upto])
+        assert await texts_left(docket) == BOTH
+        await erasing(docket, "a")
+        assert list((await docket.trials.record("b")).events) == of(record, "b"), "the other's record stays as it was"
+        (erased,) = await erasing(docket, "b")
+        assert await texts_left(docket) == BOTH, "search results of the third show both"
+        third = await docket.trials.record("c")
+        assert list(third.events) == of(record, "c")[:upto]
+        await erasing(docket, "c")
+        assert await texts_left(docket) == set()
+        # No grave: who reads the document next has it on record like the first.
+        await append_all(docket, of(record, "d"))
+        assert list((await docket.trials.record("d")).events) == of(record, "d")
+        await append_all(docket, of(record, "e"))
+        await erasing(docket, "d", "e")
+        assert await texts_left(docket) == set()
+        return erased
+
+    assert using(scene).numbers
+
+
+def test_a_docket_of_format_8_knows_after_its_upgrade_who_quotes_which_document(record, using, docket_place):
+    async def before(docket):
+        for trial_id in "ab":
+            await append_all(docket, of(record, trial_id))
+
+    async def after(docket):
+        await erasing(docket, "a")
+        assert await texts_left(docket) == BOTH
+        assert list((await docket.trials.record("b")).events) == of(record, "b")
+        await erasing(docket, "b")
+        return await texts_left(docket)
+
+    using(before)
+    if Address.named_by(docket_place):
+        import psycopg
+
+        with psycopg.connect(docket_place) as connection:
+            connection.execute(f"SET search_path = {SCHEMA}; DROP TABLE document_uses; UPDATE format SET number = 8")
+    else:
+        with closing(sqlite3.connect(docket_place)) as connection:
+            connection.executescript("DROP TABLE document_uses; PRAGMA user_version = 8")
+    assert using(after) == set() and stored_format(place_of(docket_place)) == FORMAT
 
 
 def test_a_precedent_of_the_same_name_stays(record, tmp_path):

@@ -309,13 +309,13 @@ def test_the_command_walks_through_it_and_finishes_what_was_cut_off(invoke, tmp_
 
 
 IN_SQLITE = """
-DROP TRIGGER log_update; DROP INDEX trials_by_content;
+DROP TRIGGER log_update; DROP INDEX trials_by_content; DROP TABLE document_uses;
 CREATE TRIGGER log_update BEFORE UPDATE ON log WHEN NOT (OLD.key = '' OR NEW.key = OLD.key)
 BEGIN SELECT RAISE(ABORT, 'no'); END;
 PRAGMA user_version = 7;
 """
 IN_POSTGRES = f"""
-SET search_path = {SCHEMA}; DROP TRIGGER log_update ON log; DROP INDEX trials_by_content;
+SET search_path = {SCHEMA}; DROP TRIGGER log_update ON log; DROP INDEX trials_by_content; DROP TABLE document_uses;
 CREATE TRIGGER log_update BEFORE UPDATE ON log FOR EACH ROW WHEN (NOT (OLD.key = '' OR NEW.key = OLD.key))
 EXECUTE FUNCTION refuse();
 UPDATE format SET number = 7;

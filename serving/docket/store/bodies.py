@@ -157,6 +157,11 @@ def document_owner(document_id: str) -> str:
     return f"document:{document_id}"
 
 
+def is_document(owner: str) -> bool:
+    """True if parts stored under that name are of a document."""
+    return owner.startswith(document_owner(""))
+
+
 def _slots(value: Any) -> Iterator[tuple[Any, str | int, str]]:
     """Yields the places where an event may quote: the object or list, its field or place, and whose text it is.
 

@@ -193,6 +193,7 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
         own = select(entry.number).where(entry.trial_id == ask.trial_id, t.IS_EVENT, entry.body.is_not(None))
         numbers += connection.execute(own).scalars()
         if not state:
+            numbers += _unquoted(connection, ask.trial_id)
             _forget(connection, ask.trial_id, ask.outside)
     texts, graves = _bury(connection, ask)
     numbers = sorted([*numbers, *texts])
@@ -239,6 +240,22 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
     if rows:
         connection.execute(insert(t.parts), rows)
     return numbers, len(graves)
+
+
+def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
+    """Numbers of the texts of documents that only this trial quotes; they are not found any more.
+
+    No grave is made: another trial may well read the same document.
+    """
+    use, part, others = t.document_uses.c, t.parts.c, t.document_uses.alias("others")
+    by_others = select(others.c.part).where(others.c.part == use.part, others.c.trial_id != trial_id).exists()
+    query = select(part.key, part.number).join(t.document_uses, use.part == part.key)
+    alone = connection.execute(query.where(use.trial_id == trial_id, ~by_others)).all()
+    for first in range(0, len(alone), _AT_ONCE):
+        keys = [bytes(key) for key, _ in alone[first : first + _AT_ONCE]]
+        connection.execute(delete(t.parts).where(part.key.in_(keys)))
+    connection.execute(delete(t.document_uses).where(use.trial_id == trial_id))
+    return [number for _, number in alone]
 
 
 def _forget(connection: Connection, trial_id: str, outside: bool) -> None:

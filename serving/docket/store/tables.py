@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-FORMAT = 8
+FORMAT = 9
 """Of the tables below; a docket of an earlier format is upgraded when it is opened, one of a later is refused."""
 
 metadata = MetaData()
@@ -110,6 +110,14 @@ parts = Table(
     Column("key", LargeBinary, primary_key=True),
     Column("number", NUMBER, nullable=False),
     Column("of", Name, nullable=False, index=True),  # the precedent that it belongs to
+)
+
+document_uses = Table(
+    "document_uses",
+    metadata,
+    # Which trials quote which texts of documents: one that none quotes any more is erased with the last that did.
+    Column("part", LargeBinary, primary_key=True),  # its key among the parts
+    Column("trial_id", WORD, primary_key=True, index=True),
 )
 
 pictures = Table(

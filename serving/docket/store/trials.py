@@ -24,8 +24,18 @@ from serving.docket.log.entries import NO_SEQ
 from serving.docket.ports import TrialReader, TrialWriter
 from serving.docket.store import log_queries
 from serving.docket.store import tables as t
-from serving.docket.store.bodies import PART, Part, bodies, event_in, part_body, part_key, parts_in, unpacked
-from serving.docket.store.database import erased, no_record, unknown
+from serving.docket.store.bodies import (
+    PART,
+    Part,
+    bodies,
+    event_in,
+    is_document,
+    part_body,
+    part_key,
+    parts_in,
+    unpacked,
+)
+from serving.docket.store.database import erased, insert_into, no_record, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import EntryDraft, LogAppender, open_appender
 from serving.docket.store.pictures import WRITE_PICTURE, ObjectPictures, frames_in_table
@@ -131,6 +141,7 @@ def trial_change(event: AnyEvent) -> dict[str, Any]:
 
 def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEvent]) -> None:
     """Adds the entries of events to the log, and those of the parts that they quote."""
+    documents: dict[int, list[Part]] = {}
 
     def numbers(parts: Sequence[Part]) -> Mapping[Part, int]:
         # Dockets that have erased nothing, which are most, are spared this query.
@@ -151,9 +162,22 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
             # Nobody else adds the same parts meanwhile: the log is locked.
             connection.execute(insert(t.parts), rows)
             found |= dict(zip(new, added, strict=True))
+        for part in parts:
+            if is_document(part[0]):
+                documents.setdefault(found[part], []).append(part)
         return found
 
     told = bodies(events, numbers)
+    if documents:
+        # Read back from the bodies, which are what counts: who else quotes a text decides whether it goes with a trial.
+        uses = {
+            (part_key(part), event.trial_id)
+            for event, body in zip(events, told, strict=True)
+            for number in parts_in(event.kind, body.decode())
+            for part in documents.get(number, ())
+        }
+        rows = [{"part": key, "trial_id": trial_id} for key, trial_id in sorted(uses)]
+        connection.execute(insert_into(connection, t.document_uses).on_conflict_do_nothing(), rows)
     log.add(
         [
             EntryDraft(kind=event.kind, trial_id=event.trial_id, seq=event.seq, at=t.stamp(event.at), body=body)
