@@ -138,7 +138,7 @@ class Checking:
             found = _Found(None, failure=error.reason)
         # The witness notes such an error and goes on, as in a trial; here a claim checked that way
         # would count as a failure of the model, or as one that no evidence is found for.
-        if (failure := model.failure or (source and source.failure)) is not None:
+        if (failure := model.failure or (source.failure if source else None)) is not None:
             raise PassingError(failure)
         return CheckedClaim(
             id=claim.id,

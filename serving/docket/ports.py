@@ -658,15 +658,6 @@ class Eraser(Protocol):
         """Erases several precedents, or documents by their names in the docket; with one clean-up."""
         ...
 
-    async def precedents_erased_by(self, number: int, erased: Erased) -> Sequence[str]:
-        """Ids of the precedents, and names of the documents, that an erasure in the log erased.
-
-        Args:
-            number: Number of its entry.
-            erased: Its entry.
-        """
-        ...
-
 
 class HookStore(Protocol):
     """Receivers of webhooks: who sends to them, and how far in the log they are."""

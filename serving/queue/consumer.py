@@ -143,7 +143,7 @@ class QueueConsumer:
             self._ended = True
             left = [*beside, stop, *self._working]
             # Ended before the caller closes the queue, whose client these tasks use.
-            cut_off = self._held()
+            cut_off = self._claimed_memes()
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
@@ -153,16 +153,16 @@ class QueueConsumer:
         if self._refused:
             raise self._refused
 
-    def _held(self) -> list[QueuedMeme]:
+    def _claimed_memes(self) -> list[QueuedMeme]:
         """Messages that this consumer has: those that are worked on, and those that wait for a quota."""
         return [*self._working.values(), *self._over_quota.memes]
 
-    def _has(self, id_: str) -> bool:
+    def _is_claimed(self, id_: str) -> bool:
         return id_ in self._over_quota or any(meme.id == id_ for meme in self._working.values())
 
     async def _read(self, most: int, stopping: asyncio.Event) -> None:
         try:
-            memes = await self._source.receive(most, self._has)
+            memes = await self._source.receive(most, self._is_claimed)
         except Unavailable as error:
             _log.warning("the queue can't be read now: %s", error.message)
             # A pause that ends at once when it is to stop.
@@ -184,7 +184,7 @@ class QueueConsumer:
         while not self._ended:
             await asyncio.sleep(self._hold_s)
             with suppress(Unavailable):  # what could not be held is delivered again, and answered once all the same
-                await self._source.hold(self._held())
+                await self._source.hold(self._claimed_memes())
 
     async def _keep_counting(self) -> None:
         while not self._ended:
@@ -314,7 +314,7 @@ async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], No
 
     Raises:
         BadRequest: The message is malformed.
-        OverQuota: As ``require``.
+        OverQuota: ``require`` raises it.
         Unavailable: The picture could not be fetched now.
     """
     for name in meme.parts.keys() - _PARTS:

@@ -107,7 +107,7 @@ class JetStreamQueue(QueueSource):
         return self
 
     @override
-    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
+    async def receive(self, most: int, is_claimed: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         with _errors():
             try:
                 messages = await self._pulled.fetch(most, timeout=_WAIT_S)
@@ -121,7 +121,7 @@ class JetStreamQueue(QueueSource):
                 # its content, which messages that wait for long would otherwise have in memory.
                 message.data = b""
                 self._messages[id_] = message
-                if held(id_):
+                if is_claimed(id_):
                     self._uncounted[id_] = self._uncounted.get(id_, 0) + 1
                     continue
                 # Of a first delivery there is nothing to be looked up.

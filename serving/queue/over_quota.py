@@ -28,10 +28,10 @@ class OverQuota(Exception):
 
 
 class QuotaWaiters:
-    """Those messages of one consumer, and until when which namespaces are thought to be over their quota."""
+    """Messages of one consumer that wait, and the time until which namespaces are thought to be over their quota."""
 
     def __init__(self, most: int = MOST_WAITING, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing waits yet.
+        """Has no message yet.
 
         Args:
             most: Largest number of messages that wait.

@@ -99,10 +99,10 @@ class RedisStreams(QueueSource):
         return self
 
     @override
-    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
+    async def receive(self, most: int, is_claimed: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         with _errors():
             # Before new ones: what somebody left behind has waited longest.
-            if found := await self._left_behind(most, held):
+            if found := await self._left_behind(most, is_claimed):
                 return found
             try:
                 streams = {self._settings.stream: ">"}
@@ -120,7 +120,10 @@ class RedisStreams(QueueSource):
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
         with _errors():
             entries = await self._redis.xrange(self._settings.stream, min=meme.id, max=meme.id)
-        return self._meme(*entries[0], meme.deliveries) if entries else None
+        if not entries:
+            return None
+        ((id_, parts),) = entries
+        return self._meme(id_, parts, meme.deliveries)
 
     @override
     async def hold(self, memes: Collection[QueuedMeme]) -> None:
@@ -196,7 +199,7 @@ class RedisStreams(QueueSource):
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
-    async def _left_behind(self, most: int, held: Callable[[str], bool]) -> Sequence[QueuedMeme]:
+    async def _left_behind(self, most: int, is_claimed: Callable[[str], bool]) -> Sequence[QueuedMeme]:
         """Messages of which nobody has shown a sign; not looked for each time, for it reads all that are pending."""
         now = asyncio.get_running_loop().time()
         # The first look comes at once: what a consumer left that is no more has waited long enough.
@@ -219,7 +222,9 @@ class RedisStreams(QueueSource):
                 break
             first = f"({pending[-1]['message_id'].decode()}"
             left = {
-                each["message_id"]: each["times_delivered"] for each in pending if not held(each["message_id"].decode())
+                each["message_id"]: each["times_delivered"]
+                for each in pending
+                if not is_claimed(each["message_id"].decode())
             }
             if ids := list(left)[: most - len(found)]:
                 # Only what is still idle: another consumer may have been faster.

@@ -97,13 +97,13 @@ class QueueSource(Protocol):
     Every method raises Unavailable where the queue can't be reached now.
     """
 
-    async def receive(self, most: int, held: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
+    async def receive(self, most: int, is_claimed: Callable[[str], bool] = no_message) -> Sequence[QueuedMeme]:
         """Up to so many messages: new ones, and those that another consumer has left; none where none came soon.
 
         Args:
             most: Largest number of messages.
-            held: True for ids of messages that this consumer has: where a sign of them came too late, they are not
-                given to it a second time, nor is that counted against them.
+            is_claimed: True for ids of messages that this consumer has: where a sign of them came too late, they are
+                not given to it a second time, nor is that counted against them.
         """
         ...
 

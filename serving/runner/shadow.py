@@ -20,9 +20,10 @@ from court.errors import CantResume, CourtError
 from court.events import AnyEvent, Procedure, VerdictGiven
 from court.record import TrialRecord
 from court.trial import Court
-from serving.docket.log.entries import erased_of
+from serving.docket.log.entries import Entry, erased_of
 from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
+from serving.docket.store.bodies import PART, part_owner
 from serving.docket.store.pictures import picture_of
 from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
@@ -123,9 +124,7 @@ class Shadow:
                     tried = (shadow_id(entry.trial_id) for entry in entries)
                     due |= {trial_id for trial_id in tried if await _has_record(self._shadow.docket, trial_id)}
                     for entry in entries:
-                        assert entry.body is not None, "that of an erasure is never erased"
-                        erased = erased_of(entry.body)
-                        precedents |= set(await self._live.docket.eraser.precedents_erased_by(entry.number, erased))
+                        precedents |= await self._erased_by(entry)
                     first = entries[-1].number + 1
                 if due:
                     # Again where a file still holds something of them: what is erased already is then no error.
@@ -141,6 +140,15 @@ class Shadow:
             except CourtError as error:
                 _log.error("what was erased can't be erased here now: reason=%s", error.reason)
             await asyncio.sleep(every_s)
+
+    async def _erased_by(self, entry: Entry) -> set[str]:
+        """Ids of precedents, and names of documents, that an erasure in the court's log has erased."""
+        assert entry.body is not None, "that of an erasure is never erased"
+        if not (count := erased_of(entry.body).buried):
+            return set()
+        # What stands for them from then on was logged right before it.
+        graves = await self._live.docket.log.entries(entry.number - count, count, {PART})
+        return {part_owner(grave.body) for grave in graves if grave.body is not None}
 
     async def _erase(self, trial_ids: Iterable[str]) -> None:
         eraser, why = self._shadow.docket.eraser, "The trial whose meme it tried was erased."

@@ -19,7 +19,6 @@ from court.settings import TrialSettings
 from court.verdict import ClaimLabel, Label
 from eval.cli import cli
 from memecourt.v1.court_pb2 import JudgeRequest
-from serving.docket.log.entries import erased_of
 from serving.docket.log.notes import VerifierKey
 from serving.docket.open import Docket
 from serving.docket.ports import TrialErased
@@ -201,9 +200,12 @@ def test_precedents_and_documents_that_are_erased_are_erased_from_the_shadow_s_d
         await eraser.erase_precedent(document_owner("report"), who="ada", why="asked for", at=NOON)
         # A trial goes with the precedent that it was made into.
         await eraser.erase(first, who="ada", why="asked for", at=NOON, precedents=("made of it",))
-        entries = await there.it.docket.log.entries(0, 1000, {"Erased"})
-        named = [await eraser.precedents_erased_by(each.number, erased_of(each.body)) for each in entries]
-        assert named == [[gone], ["document:report"], ["made of it"]]
+        erasures = await there.it.docket.log.entries(0, 1000, {"Erased"})
+        assert [await there.shadow._erased_by(each) for each in erasures] == [
+            {gone},
+            {"document:report"},
+            {"made of it"},
+        ]
 
         async def followed():
             following = asyncio.create_task(there.shadow.follow_erasures(every_s=0.01))

@@ -111,6 +111,14 @@ def part_value(body: str) -> str:
     return str(value["value"])
 
 
+def part_owner(body: str) -> str:
+    """Returns whose text a part's entry holds. Raises ValueError if it is none."""
+    value = parse(body)
+    if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get("of"), str):
+        raise ValueError("this is no part")
+    return str(value["of"])
+
+
 def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[bytes]:
     """The bodies of the entries of events, of whatever trials.
 

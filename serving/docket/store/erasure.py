@@ -105,13 +105,6 @@ class SqlEraser(SqlStore, Eraser):
             *(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(each,)) for each in precedent_ids)
         )
 
-    @override
-    async def precedents_erased_by(self, number: int, erased: Erased) -> Sequence[str]:
-        # Their graves are written in the same transaction, right before the entry.
-        part = t.parts.c
-        graves = select(part.of).where(part.number >= number - erased.buried, part.number < number)
-        return await self._transactions.read(lambda connection: connection.execute(graves).scalars().all())
-
     async def _erase(self, *asked: _Erasure) -> Sequence[Erased]:
         # Together, so that they share commits. An error of one does not keep the others from being cleaned up after.
         found = await asyncio.gather(*(self._transactions.write(_ERASE, ask) for ask in asked), return_exceptions=True)
@@ -209,6 +202,7 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     erased = Erased(
         trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
     )
+    # Right behind the graves: who follows erasures finds there what was buried.
     log.add(
         [
             EntryDraft(
