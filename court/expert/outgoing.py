@@ -63,7 +63,9 @@ def names_of_picture(text: str, description: str | None) -> frozenset[str]:
     """
     if description is None:
         return frozenset()
+    # Of one form: the same letter may be written as one character or as two.
     words = _WORD.findall(unicodedata.normalize("NFKC", _POSSESSIVE.sub("", description)))
+    # What is a word of the language stands somewhere in small letters, as names do not.
     small = {word for word in words if not word[0].isupper()}
     known = _NO_NAMES | small | {_folded(word) for word in _WORD.findall(unicodedata.normalize("NFKC", text))}
     return frozenset(_folded(word) for word in words if word[0].isupper()) - known
@@ -81,6 +83,7 @@ def outgoing(query: str, names: Collection[str]) -> OutgoingQuery:
         return " "
 
     left = _WORD.sub(without, _POSSESSIVE.sub("", left) if names else left)
+    # Letter for letter as it was, where nothing had to go.
     if not held_back:
         return OutgoingQuery(query)
     # Signs that stood around what is gone find nothing.

@@ -154,6 +154,7 @@ class ArmSource:
         try:
             return await self._inner.search(query, most=most, within_s=within_s)
         except Unavailable as error:
+            # The first: later searches of the claim fail for the same reason, or find what comes too late.
             if error.reason in SOURCE_AWAY:
                 self.failure = self.failure or error
             raise

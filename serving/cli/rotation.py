@@ -75,6 +75,8 @@ def rotate_key(
         where = printable(str(done.retired))
         tell(f"The retired private key is at {where}: backups of before need it. Keep it elsewhere.")
     if done.finished is not None:
+        # Whoever repeats a command that was cut off has what they wanted; a script that rotates for another reason must
+        # not take the old rotation for its own.
         same = (done.finished.who, done.finished.why, done.finished.compromised) == (who, why, compromised)
         context.exit(0 if same else EXIT_ONLY_FINISHED)
 

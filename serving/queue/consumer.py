@@ -158,6 +158,7 @@ class QueueConsumer:
         return [*self._working.values(), *self._over_quota.memes]
 
     def _is_claimed(self, id_: str) -> bool:
+        # Asked while the queue is being read, and not before: a message that is given back meanwhile may come again.
         return id_ in self._over_quota or any(meme.id == id_ for meme in self._working.values())
 
     async def _read(self, most: int, stopping: asyncio.Event) -> None:
@@ -192,6 +193,7 @@ class QueueConsumer:
                 unread = await self._source.waiting()
             except Unavailable:
                 unread = None
+            # Not the last figure: whoever looks at the metric is to see that nobody knows.
             self._metrics.unread.set(math.nan if unread is None else unread)
             await asyncio.sleep(_COUNT_S)
 

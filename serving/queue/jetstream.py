@@ -132,6 +132,7 @@ class JetStreamQueue(QueueSource):
 
     @override
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
+        # From the stream and not by another delivery, which would count.
         with _errors():
             try:
                 message = await self._jetstream.get_msg(self._settings.stream, seq=int(meme.id))
@@ -181,6 +182,7 @@ class JetStreamQueue(QueueSource):
                 await self._nats.close()
 
     def _key_of(self, id_: str) -> str:
+        # Two streams have messages of one number, and two groups read one stream.
         # By digest: names of streams may hold characters that no key may.
         whose = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
         return f"{whose[:32]}.{id_}"

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from serving.version import SOFTWARE
 
+# Seconds: from what a verdict that is known takes to what a court that is busy makes of it.
 _MESSAGE_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -62,6 +63,7 @@ class QueueMetrics:
             self.answered.labels(decision)
         for why in ("failed", "stopped"):
             self.given_back.labels(why)
+        # Until the first look: 0 would say that nothing waits.
         self.unread.set(math.nan)
 
     def count_now(self, *, working: Callable[[], int], over_quota: Callable[[], int]) -> None:

@@ -68,12 +68,15 @@ class QuotaWaiters:
     def add(self, meme: QueuedMeme, over: OverQuota) -> None:
         """Has a message wait, without its content: that is in the queue, and pictures are large."""
         until = self._clock() + over.delay_s
+        # The later of two: replies of the court may come in another order than its quota was measured.
         self._until[over.namespace] = max(until, self._until.get(over.namespace, until))
         self._waiting[meme.id] = dataclasses.replace(meme, parts={}), over.namespace
 
     def take_due(self, most: int) -> Sequence[QueuedMeme]:
         """Up to so many messages that have waited long enough; they wait no more."""
+        # Those that are over go, so that namespaces which come once do not pile up.
         self._until = {namespace: until for namespace, until in self._until.items() if until > self._clock()}
+        # In the order in which they came: a namespace's oldest message is the next to be judged.
         due = [meme for meme, namespace in self._waiting.values() if not self._is_over(namespace)][:most]
         for meme in due:
             del self._waiting[meme.id]

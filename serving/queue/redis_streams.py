@@ -220,6 +220,7 @@ class RedisStreams(QueueSource):
                 break
             if not pending:
                 break
+            # Pages go on behind the last one: what this consumer has may fill a page, and more may stand behind it.
             first = f"({pending[-1]['message_id'].decode()}"
             left = {
                 each["message_id"]: each["times_delivered"]

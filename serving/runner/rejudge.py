@@ -125,6 +125,7 @@ class Rejudging:
     async def _stored(self, trial_id: str) -> TrialRecord | None:
         try:
             return await self._house.docket.trials.record(trial_id)
+        # A kind of the next: the trial was there, and is not to be held anew under another number.
         except TrialErased:
             raise
         except TrialUnknown:

@@ -34,6 +34,7 @@ def upgrade() -> None:
     told = sa.select(entries.c.trial_id, entries.c.kind, entries.c.body).where(
         entries.c.kind.in_(_KINDS), entries.c.body.is_not(None), entries.c.number > min(keys)
     )
+    # A set: one trial quotes a text in its search, its reading and its finding.
     rows: set[tuple[str, bytes]] = set()
     for trial_id, kind, body in connection.execute(told):
         try:
