@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from court.errors import BadRequest
+from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
+from eval.datasets.known import find_dataset
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import RunFolder, RunManifest
+from eval.runs.folder import RunFolder, RunManifest, dataset_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.question import Question
 
@@ -88,6 +90,15 @@ def read_results(root: Path) -> Results:
         manifest=manifest,
         root=root,
     )
+
+
+def card_of_results(results: Results) -> DatasetCard | None:
+    """The card of the data set of a run or of predictions; None for one that is not at hand, or of another version."""
+    try:
+        dataset = dataset_of(results.manifest) if results.manifest else find_dataset(results.dataset)
+    except BadRequest:  # figures don't rest on the card: only its words are missed
+        return None
+    return dataset.card
 
 
 def require_verdicts(results: Results) -> None:

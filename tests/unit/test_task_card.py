@@ -7,6 +7,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
+from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.folder import RunManifest
 from eval.runs.label_votes import _groups
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
@@ -45,7 +46,7 @@ def results(pairs, name="run", question=QUESTION, **fields):
             answer = TaskAnswer(labels=(said,))
             prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
         judged.append(Judged(meme(number, gold, **own), prediction))
-    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={})
+    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={}, dataset="d")
     return Results(name, "d", "test", (), tuple(judged), manifest)
 
 
@@ -149,3 +150,47 @@ def test_groups_are_left_out_together_where_there_are_enough_of_them():
     assert groups([f"g{n % 5}" for n in range(60)]) is None  # too few
     assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one holds half of the memes
     assert len(set(groups([f"g{n}" for n in range(25)] + [""] * 35).tolist())) == 60
+
+
+CARD = {
+    "format": 1,
+    "id": "d",
+    "title": "Memes",
+    "citation": "a paper",
+    "caveats": ["they are few."],
+    "layout": {"kind": "csv"},
+    "splits": [{"name": name, "role": "test", "files": [f"{name}.csv"]} for name in ("test", "other")],
+    "tasks": [{"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}],
+    "published": [
+        {"system": "A", "year": 2024, "task": "stance", "split": "test", "asked": "text", "n": 23}
+        | {"figures": {"macro-f1": 0.5, "kappa": 0.25}},
+        {"system": "B", "task": "stance", "split": "test", "n": 22, "figures": {"accuracy": 0.75}, "remark": "odd"},
+        {"system": "C", "task": "stance", "split": "test", "source": "a talk", "figures": {"accuracy": 0.5}},
+        {"system": "D", "task": "stance", "split": "other", "figures": {"accuracy": 0.5}},
+    ],
+}
+
+
+def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
+    run = results(PAIRS)
+    run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
+    groups = gather_tasks([run], resamples=100)
+    (section,) = (one for one in sections_of(groups, resamples=100) if one.key == "task-1-published")
+    head, ours, *theirs = section.rows
+    assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
+    assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
+    assert theirs == [
+        ("A (2024)", "text", "23", "–", "0.500", "0.250", "a paper"),
+        ("B", "", "22", "0.750", "–", "–", "a paper"),
+        ("C", "", "not said", "0.500", "–", "–", "a talk"),
+    ]
+    assert section.notes == (
+        "On 23 memes, and not on 22 as here: A.",
+        "On how many memes is not said: C.",
+        "B: odd.",
+    )
+    (told,) = as_json(groups)
+    assert [one["system"] for one in told["published"]] == ["A", "B", "C"]
+    (figures, *_) = sections_of(groups, resamples=100)
+    assert "On this data set: they are few." in figures.notes
+    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)], resamples=100)))
