@@ -7,6 +7,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
+from eval.reports.label_words import subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.folder import RunManifest
 from eval.runs.label_votes import _groups
@@ -14,6 +15,7 @@ from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.question import Question
 from eval.runs.question_attempt import settle
 from eval.runs.results import Judged, Results
+from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks, task_comparison_in_words
@@ -194,3 +196,40 @@ def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
     (figures, *_) = sections_of(groups, resamples=100)
     assert "On this data set: they are few." in figures.notes
     assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)], resamples=100)))
+
+
+def test_subgroups_of_answers_are_right_or_wrong_and_label_by_label():
+    run = results(PAIRS)  # 12 for, 8 against of which 4 are said to be for, 2 neither without an answer
+    groups = {f"m{number}": ("first" if number < 16 else "last",) for number in range(22)}
+    whole, *labels = task_subgroup_tables(run, groups)
+    assert [(table.task, table.label) for table in (whole, *labels)] == [
+        ("stance", ""),
+        *(("stance", label) for label in QUESTION.labels),
+    ]
+    first, last = whole.groups
+    assert (first.name, first.n, first.accuracy.count, first.accuracy.rest) == ("first", 16, 12, 4 / 6)
+    assert (last.silent.count, last.silent.n) == (2, 6) and whole.shares == ("accuracy", "silent")
+    assert first.misses.figure is None and first.misses.p is None
+    against = labels[1].groups
+    assert [(g.harmful, g.misses.count, g.misses.n) for g in against] == [(4, 4, 4), (4, 0, 4)]
+    assert (labels[0].groups[0].false_alarms.count, labels[0].groups[0].false_alarms.n) == (4, 4)
+    # All p-values are corrected together: the least of all of them by the number of all.
+    shares = [getattr(g, field) for t in (whole, *labels) for g in t.groups for field in SHARES]
+    tested = [share for share in shares if share.p is not None]
+    assert {table.tests for table in (whole, *labels)} == {len(tested)}
+    least = min(tested, key=lambda share: share.p)
+    assert least.corrected == pytest.approx(min(1, least.p * len(tested)))
+    sections = subgroup_sections("run", (whole, *labels))
+    assert sections[0].rows[0] == ("group", "memes", "accuracy", "others", "no answer")
+    assert sections[2].rows[0][:4] == ("group", "memes", "against", "accuracy")
+    assert sum("Fisher" in note for section in sections for note in section.notes) == 1
+
+
+def test_subgroups_of_a_task_of_two_labels_have_no_table_in_a_mirror():
+    two = QUESTION.model_copy(update={"kind": "binary", "labels": ("for", "against")})
+    run = results(PAIRS[:20], question=two)
+    (table,) = task_subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
+    assert (table.label, table.shares, table.n) == ("for", SHARES, 20)
+    assert [(g.name, g.n, g.harmful) for g in table.groups] == [("a", 12, 12), (NONE, 8, 0)]
+    with pytest.raises(BadRequest, match="asked no question"):
+        task_subgroup_tables(replace(run, manifest=None), {})
