@@ -101,7 +101,7 @@ def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> st
             head, *rest = section.rows
             lines = [_row(head), _row(["---"] * len(head)), *map(_row, rest)]
             parts.append("\n".join(lines))
-        parts += section.notes
+        parts += map(_cell, section.notes)
     return "\n\n".join(parts) + "\n"
 
 

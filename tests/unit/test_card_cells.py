@@ -67,7 +67,7 @@ def test_a_label_is_right_or_refused(tmp_path, value, expected):
         ({"id": None}, "column id: it has no id"),
         ({"id": "  "}, "column id: it has no id"),
         ({"id": True}, "column id: it has no id"),
-        ({"id": "good"}, "its id stands in the file already"),
+        ({"id": "good"}, "column id: its id stands in the file already"),
         ({"id": "x" * 201}, "column id: its id is longer than 200 characters"),
         ({"text": ["a"]}, "column text: it holds a list or an object where one value is expected"),
         ({"text": True}, "column text: it is no text"),
