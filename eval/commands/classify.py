@@ -170,7 +170,7 @@ def _library_of(first: Plan) -> Path:
 
 def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.errors import BadRequest
-    from eval.runs.question import PRECEDENTS, Answerer, Question, parse_inputs
+    from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
     card = dataset.card
     task = card.task(given["task"])
@@ -188,20 +188,7 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
                 raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
     return [
-        Question(
-            task=task.id,
-            title=task.title,
-            kind=str(task.kind),
-            labels=task.labels,
-            define=task.define,
-            metrics=task.metrics,
-            official=task.official,
-            inputs=words,
-            shots=shots,
-            rotate=given["rotate"],
-            odds=given["odds"],
-            by=by,
-        )
+        question_about(task, inputs=words, shots=shots, rotate=given["rotate"], odds=given["odds"], by=by)
         # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
         # A vote is shown no examples.

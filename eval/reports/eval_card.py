@@ -156,7 +156,9 @@ def _verdicts(table: Table) -> Section:
 def _published(group: Group) -> Iterator[Section]:
     if not group.published:
         return
-    rows = [("system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "source", "remark")]
+    rows: list[tuple[str, ...]] = [
+        ("system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "source", "remark"),
+    ]
     for one in group.published:
         values = (figure(value) for value in (one.accuracy, one.macro_f1, one.auroc))
         memes = "not said" if one.n is None else f"{one.n:,}"

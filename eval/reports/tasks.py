@@ -54,7 +54,7 @@ _LABEL_HEAD = (
 )
 
 
-def gather_tasks(results: Sequence[Results]) -> tuple[TaskGroup, ...]:
+def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGroup, ...]:
     """Scores runs that asked questions, by data set, split, and task.
 
     Raises:
@@ -64,7 +64,7 @@ def gather_tasks(results: Sequence[Results]) -> tuple[TaskGroup, ...]:
     for one in results:
         # By what decides memes and gold, so that ways of asking the same question stand side by side.
         key = (one.dataset, one.split, str(question_of(one).material()))
-        groups.setdefault(key, []).append((one, task_card(one)))
+        groups.setdefault(key, []).append((one, task_card(one, seed=seed)))
     return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
 
 
@@ -133,6 +133,8 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
 def describe_question(card: TaskCard) -> str:
     """Describes in a few words how a run asked: what it showed, and with how many examples."""
     question = card.question
+    if question.by == Answerer.ELSEWHERE:
+        return "elsewhere"
     said = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from court.errors import BadRequest
+from eval.datasets.card import CardTask
 from eval.datasets.items import JudgedMeme
 
 INPUTS = ("picture", "text", "ocr", "caption", "description")
@@ -26,6 +28,8 @@ class Answerer(StrEnum):
     """A chat model, one call a meme and order of the options."""
     PRECEDENTS = "precedents"
     """The vote of labelled memes like it, label by label."""
+    ELSEWHERE = "elsewhere"
+    """Another system, whose answers came in a file: how it was asked is not known."""
 
 
 class Question(BaseModel):
@@ -85,6 +89,20 @@ class Question(BaseModel):
     def material(self) -> dict[str, JsonValue]:
         """Returns what of it decides the memes and their gold, for the comparison of a resumed run."""
         return {"task": self.task, "kind": self.kind, "labels": list(self.labels)}
+
+
+def question_about(task: CardTask, **how: Any) -> Question:
+    """The question that a task of a card is; ``how`` has the fields of how it is asked."""
+    return Question(
+        task=task.id,
+        title=task.title,
+        kind=str(task.kind),
+        labels=task.labels,
+        define=task.define,
+        metrics=task.metrics,
+        official=task.official,
+        **how,
+    )
 
 
 def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:

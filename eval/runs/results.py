@@ -35,6 +35,8 @@ class Results:
         judged: In the order of the split, every meme once.
         manifest: Manifest of the run; None for predictions from elsewhere.
         root: Directory of the run, for its records; None likewise.
+        asked: Question that predictions from elsewhere answer; None where they are verdicts, or a manifest has it.
+        card: Card of the data set of predictions from elsewhere; None where it is found by the data set's id.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Results:
     judged: tuple[Judged, ...]
     manifest: RunManifest | None = None
     root: Path | None = None
+    asked: Question | None = None
+    card: DatasetCard | None = None
 
     @property
     def finished(self) -> bool:
@@ -53,7 +57,7 @@ class Results:
     @property
     def question(self) -> Question | None:
         """Question that was asked in place of trials; None where trials were held, or nobody knows."""
-        return self.manifest.question if self.manifest else None
+        return self.manifest.question if self.manifest else self.asked
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops.
@@ -94,6 +98,8 @@ def read_results(root: Path) -> Results:
 
 def card_of_results(results: Results) -> DatasetCard | None:
     """The card of the data set of a run or of predictions; None for one that is not at hand, or of another version."""
+    if results.card is not None:
+        return results.card
     try:
         dataset = dataset_of(results.manifest) if results.manifest else find_dataset(results.dataset)
     except BadRequest:  # figures don't rest on the card: only its words are missed
