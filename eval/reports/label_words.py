@@ -71,16 +71,25 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
     )
 
 
-def noise_section(found: LabelNoise, name: str, most: int) -> Section:
-    """Labels that are likely wrong, the least supported first."""
-    rows = [("meme", "label", "probability of harm")]
+def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -> Section:
+    """Labels that are likely wrong, the least supported first.
+
+    Args:
+        found: The labels.
+        name: Name of what they are of.
+        most: Number of those that are listed.
+        label: Label of a task that memes have or lack, in place of being harmful or not.
+    """
+    has = words.plain(label) or "harmful"
+    lacks = f"not {has}"
+    rows = [("meme", "label", f"probability of {has if label else 'harm'}")]
     rows += [
-        (words.plain(one.id), "harmful" if one.harmful else "not harmful", words.places(one.probability))
+        (words.plain(one.id), has if one.harmful else lacks, words.places(one.probability))
         for one in found.noisy[:most]
     ]
     notes = [
         f"{len(found.noisy):,} of {found.n:,} labels are likely wrong. By confident learning {found.harmful_wrong:.1%} "
-        f"of the memes labelled harmful are not, and {found.benign_wrong:.1%} of the others are.",
+        f"of the memes labelled {has} are not, and {found.benign_wrong:.1%} of the others are.",
         "A system's own errors stand among them and in these shares: have people look before a label is changed.",
     ]
     if len(found.noisy) > most:
@@ -88,7 +97,10 @@ def noise_section(found: LabelNoise, name: str, most: int) -> Section:
     if found.without:
         notes.append(f"{found.without:,} memes have no probability, and were not looked at.")
     return Section(
-        key="noise", title=f"Labels to look at: {name}", rows=tuple(rows) if found.noisy else (), notes=tuple(notes)
+        key=f"noise-{label}" if label else "noise",
+        title=f"Labels to look at{f', {has}' if label else ''}: {name}",
+        rows=tuple(rows) if found.noisy else (),
+        notes=tuple(notes),
     )
 
 

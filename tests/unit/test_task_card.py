@@ -7,7 +7,7 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.reports.label_words import subgroup_sections
+from eval.reports.label_words import noise_section, subgroup_sections
 from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.folder import RunManifest
 from eval.runs.label_votes import _groups
@@ -19,6 +19,7 @@ from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks, task_comparison_in_words
+from eval.scores.task_noise import find_task_noise
 from retrieval.library.manifest import LabelledMeme
 
 QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
@@ -233,3 +234,42 @@ def test_subgroups_of_a_task_of_two_labels_have_no_table_in_a_mirror():
     assert [(g.name, g.n, g.harmful) for g in table.groups] == [("a", 12, 12), (NONE, 8, 0)]
     with pytest.raises(BadRequest, match="asked no question"):
         task_subgroup_tables(replace(run, manifest=None), {})
+
+
+def scored(rng, wrong):
+    """Answers whose probabilities follow the true labels, under gold labels of which some are wrong."""
+    labels = QUESTION.labels
+    true = [labels[place % 3] for place in range(150)]
+    gold = ["against" if number in wrong else label for number, label in enumerate(true)]
+    judged = []
+    for number, (label, of) in enumerate(zip(true, gold, strict=True)):
+        others = [label_ for label_ in labels if label_ != label]
+        share = rng.uniform(0.0, 0.2, 2)
+        scores = {label: float(1 - share.sum()), **dict(zip(others, map(float, share), strict=True))}
+        answer = TaskAnswer(labels=(label,), scores=scores)
+        said = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
+        judged.append(Judged(meme(number, of), said))
+    return replace(results(PAIRS), judged=tuple(judged))
+
+
+def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
+    pytest.importorskip("cleanlab")
+    wrong = {0, 3, 9, 12, 21, 30}  # all of them are truly "for"
+    rng = np.random.default_rng(4)
+    found = find_task_noise([scored(rng, wrong), scored(rng, wrong)])
+    against = found.by_label["against"]
+    # Confident learning estimates how many there are, and lists no more than that.
+    for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
+        assert len(noisy) >= 4 and {one.id for one in noisy} <= {f"m{number}" for number in wrong}
+        assert {one.harmful for one in noisy} == {has}
+    assert found.by_label["neither"].noisy == () and found.too_few == ()
+    section = noise_section(against, "d, test", 3, label="against")
+    assert section.title == "Labels to look at, against: d, test" and section.rows[0][2] == "probability of against"
+    assert len(section.rows) == 4 and section.rows[1][1] == "against"
+    with pytest.raises(BadRequest, match="ask for them with --odds"):
+        find_task_noise([results(PAIRS)])
+    with pytest.raises(BadRequest, match="disagree on the gold label of m0"):
+        find_task_noise([scored(rng, wrong), scored(rng, set())])
+    few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
+    with pytest.raises(BadRequest, match="No label of stance has enough memes"):
+        find_task_noise([few])
