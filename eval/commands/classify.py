@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="WORDS",
     help=(
-        "Parts of a meme to show, separated by commas: picture, text, ocr, caption, description (the "
+        "Parts of a meme to show, separated by commas: picture, text, ocr, caption, language, description (the "
         "Proposer's), gold:TASK. Repeat the option for a grid. [default: picture,text]"
     ),
 )

@@ -12,13 +12,15 @@ from court.errors import BadRequest
 from eval.datasets.card import CardTask
 from eval.datasets.items import JudgedMeme
 
-INPUTS = ("picture", "text", "ocr", "caption", "description")
+INPUTS = ("picture", "text", "ocr", "caption", "language", "description")
 """What of a meme may be shown; besides them ``gold:TASK``, its gold labels of another task."""
 GOLD = "gold:"
 PRECEDENTS = "precedents"
 """In place of a model's name: the embedded classifier, which asks no model."""
 TEXTS = ("text", "ocr", "caption")
 """Inputs that the data set itself has as words."""
+SAID = (*TEXTS, "language")
+"""These, and what else the data set says of a meme, which no vote of labelled memes compares."""
 
 
 class Answerer(StrEnum):
@@ -112,8 +114,8 @@ def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:
 
 
 def words_of(meme: JudgedMeme, kind: str) -> str:
-    """Words of a meme that the data set has for an input of :data:`TEXTS`; empty where it has none."""
-    return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption}[kind]
+    """Words of a meme that the data set has for an input of :data:`SAID`; empty where it has none."""
+    return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption, "language": meme.language}[kind]
 
 
 def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
@@ -143,7 +145,7 @@ def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
 
 def require_inputs(question: Question, memes: Sequence[JudgedMeme]) -> None:
     """Raises BadRequest where no meme has words that are to be shown: it would be asked about nothing."""
-    for kind in TEXTS:
+    for kind in SAID:
         if kind in question.inputs and not any(words_of(meme, kind).strip() for meme in memes):
             raise BadRequest(
                 f"No meme has a field {kind}: the data set's card names none, or its cells are empty. Leave {kind} out "
