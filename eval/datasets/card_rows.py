@@ -18,6 +18,10 @@ from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_e
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200
+_LONGEST_NAME = 250
+"""Bytes of a file's name, with room for an ending; file systems take 255."""
+_LONGEST_PATH = 500
+"""Characters of a picture's name with its folders."""
 
 
 class CardMeme(_ItemModel):
@@ -192,6 +196,10 @@ class RowRules:
                 "of a path",
                 self._picture_column,
             )
+        # A path or an address, or a text in the wrong column; the system would raise an error for it.
+        parts = image.replace("\\", "/").split("/")
+        if len(image) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+            raise BadCell("the name of its picture is longer than that of a file can be", self._picture_column)
         return image
 
 
