@@ -136,8 +136,8 @@ def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
     first = read[0]
     if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
         raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
-    asked = [one.question.material() if one.question else None for one in read]
-    if any(one != asked[0] for one in asked):
+    questions = [one.question.material() if one.question else None for one in read]
+    if any(one != questions[0] for one in questions):
         raise BadRequest("These runs asked different questions: label noise is listed of one.", reason="SPLITS_DIFFER")
     return read
 

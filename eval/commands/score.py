@@ -133,12 +133,12 @@ def _score_answers(
     from eval.scores.task_file import read_answers
 
     try:
-        asked = dataset.card.task(task)
-        read = read_task_split(dataset, data, split, asked.id)
-        scored = read_answers(file, read.memes, asked, scorer=scorer)
+        card_task = dataset.card.task(task)
+        read = read_task_split(dataset, data, split, card_task.id)
+        scored = read_answers(file, read.memes, card_task, scorer=scorer)
         results = replace(
             scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
-            asked=question_about(asked, inputs=("elsewhere",), by=Answerer.ELSEWHERE),
+            answered_question=question_about(card_task, inputs=("elsewhere",), by=Answerer.ELSEWHERE),
             card=dataset.card,
         )
         groups = tasks.gather_tasks([results], seed=seed)

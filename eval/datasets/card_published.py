@@ -12,7 +12,7 @@ _IN_LEVELS = "mmae"
 
 
 class CardPublished(CardModel):
-    """One system's published figures on one task of one split, asked in one way."""
+    """One system's published figures on one task of one split, in one setup."""
 
     system: str = Field(min_length=1)
     year: int | None = None
@@ -21,8 +21,8 @@ class CardPublished(CardModel):
     split: str
     protocol: Protocol = Protocol.PLAIN
     """Protocol by which levels became two classes; ``plain`` where the labels are as they stand."""
-    asked: str = ""
-    """How it was asked: what was shown, and with how many examples."""
+    setup: str = ""
+    """What was shown to the system, and how many examples."""
     figures: dict[str, float] = Field(min_length=1)
     """Shares, not percent, by the names that a task's ``metrics`` have."""
     n: int | None = Field(default=None, ge=1)

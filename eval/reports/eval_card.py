@@ -169,7 +169,7 @@ def _published(group: Group) -> Iterator[Section]:
 
 def _facts(key: str, title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> Section:
     """A table of names and values; what there is nothing to say of is left out."""
-    rows = [("", ""), *((name, plain(value)) for name, value in facts.items() if value not in ("", None))]
+    rows = [("what", "value"), *((name, plain(value)) for name, value in facts.items() if value not in ("", None))]
     return Section(key, title, tuple(rows), notes=tuple(notes))
 
 
@@ -178,15 +178,15 @@ def _system(results: Results) -> Section:
     if manifest is None:
         unknown = "from elsewhere; how they were made is not known"
         return _facts("system", "System", {"name": results.name, "predictions": unknown})
-    asked = ""
+    words = ""
     if question is not None:
-        asked = f"{question.title or question.task}: {', '.join(question.labels)}"
+        words = f"{question.title or question.task}: {', '.join(question.labels)}"
     near = ", ".join(f"{n:,} {why}" for why, n in sorted(manifest.excluded.items()))
     models = ", ".join(f"{word(role)} {model}" for role, model in sorted(manifest.models.items()))
     facts = {
         "name": results.name,
         "what it does": "answers a question of the data set's card" if question else "judges whether a meme is harmful",
-        "question": asked,
+        "question": words,
         "shown": f"{'+'.join(question.inputs)}, {question.shots} examples" if question else "",
         "procedure": "" if question else manifest.comparator or word(manifest.procedure),
         "models": models or "none: the vote of labelled memes",

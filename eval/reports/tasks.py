@@ -189,12 +189,12 @@ def _published(group: TaskGroup, number: int) -> Iterator[Section]:
     rows = [("system", "asked with", "memes", *names, "source")]
     for run, card in group.runs:
         values = (figure(card.figures.get(name)) for name in names)
-        rows.append((plain(run.name), how_asked(card), f"{card.n:,}", *values, "this run"))
+        rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
     for one in group.published:
         year = f" ({one.year})" if one.year else ""
         memes = "not said" if one.n is None else f"{one.n:,}"
         values = (figure(one.figures.get(name)) for name in names)
-        rows.append((plain(one.system) + year, plain(one.asked), memes, *values, plain(one.source)))
+        rows.append((plain(one.system) + year, plain(one.setup), memes, *values, plain(one.source)))
     yield Section(
         key=f"task-{number}-published",
         title=f"As published on this task and split, not measured here: {plain(group.first.question.task)}",

@@ -35,7 +35,8 @@ class Results:
         judged: In the order of the split, every meme once.
         manifest: Manifest of the run; None for predictions from elsewhere.
         root: Directory of the run, for its records; None likewise.
-        asked: Question that predictions from elsewhere answer; None where they are verdicts, or a manifest has it.
+        answered_question: Question that predictions from elsewhere answer; None where they are verdicts, or a manifest
+            has it.
         card: Card of the data set of predictions from elsewhere; None where it is found by the data set's id.
     """
 
@@ -46,7 +47,7 @@ class Results:
     judged: tuple[Judged, ...]
     manifest: RunManifest | None = None
     root: Path | None = None
-    asked: Question | None = None
+    answered_question: Question | None = None
     card: DatasetCard | None = None
 
     @property
@@ -57,7 +58,7 @@ class Results:
     @property
     def question(self) -> Question | None:
         """Question that was asked in place of trials; None where trials were held, or nobody knows."""
-        return self.manifest.question if self.manifest else self.asked
+        return self.manifest.question if self.manifest else self.answered_question
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops.

@@ -449,7 +449,7 @@ def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -
                     dataset=card.id,
                     split=split,
                     protocol=protocol,
-                    system=f"{one.system}, {one.asked}" if one.asked else one.system,
+                    system=f"{one.system}, {one.setup}" if one.setup else one.system,
                     year=one.year,
                     source=one.source,
                     read_in="the data set's card",

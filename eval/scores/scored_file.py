@@ -103,7 +103,7 @@ class CollectedPredictions:
     """Predictions of a file without a fault.
 
     Attributes:
-        said: By meme.
+        said: Prediction of each meme that the file has, by id.
         places: Row of each meme in the file, in words.
         columns: Names of all columns, in order.
     """

@@ -88,7 +88,7 @@ class Subgroup:
 SHARES = ("accuracy", "false_alarms", "misses", "silent")
 """The fields of a subgroup that are tested."""
 _OF_WHOLE, _OF_LABEL = ("accuracy", "silent"), ("accuracy", "false_alarms", "misses")
-_UNTOLD = Share(0, 0, None, None)
+_NO_SHARE = Share(0, 0, None, None)
 """Stands for a share that a table is not about."""
 
 
@@ -199,7 +199,7 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
         raise BadRequest(
             f"Under the protocol {protocol} no meme of {results.name} is left to be scored.", reason="NOTHING_TO_SCORE"
         )
-    rows = [_Answer(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
+    rows = [_YesOrNo(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
     (table,) = _corrected([_table(rows, groups, protocol=protocol)])
     return table
 
@@ -213,7 +213,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
 
     Args:
         results: Results of a run that asked a question.
-        groups: As :func:`subgroup_table` takes them.
+        groups: Names of each meme's groups, by id, as for :func:`subgroup_table`.
 
     Raises:
         BadRequest: The run asked no question, or no meme of it has a gold label.
@@ -222,9 +222,9 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
     judged, arrays = arrays_of(results)
     ids, answered = [one.meme.id for one in judged], arrays.answered.tolist()
 
-    def rows(gold: Sequence[bool], said: Sequence[bool]) -> list[_Answer]:
+    def rows(gold: Sequence[bool], said: Sequence[bool]) -> list[_YesOrNo]:
         answers = zip(ids, gold, said, answered, strict=True)
-        return [_Answer(id_, label, told if there else None) for id_, label, told, there in answers]
+        return [_YesOrNo(id_, label, told if there else None) for id_, label, told, there in answers]
 
     mirrored = len(question.labels) == 2 and not question.multi
     tables = []
@@ -240,7 +240,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _YesOrNo:
     """Gold and answer of one meme, each yes or no; an answer of None stands for none."""
 
     meme: str
@@ -249,7 +249,7 @@ class _Answer:
 
 
 def _table(
-    rows: Sequence[_Answer],
+    rows: Sequence[_YesOrNo],
     groups: Mapping[str, Sequence[str]],
     *,
     protocol: Protocol | None = None,
@@ -270,7 +270,7 @@ def _table(
         # The others and not all: a large group would be compared with itself.
         rest = [row for place, row in enumerate(rows) if place not in inside]
         counted = {
-            field: _share(*_counts(own)[field], others=_counts(rest)[field]) if field in shares else _UNTOLD
+            field: _share(*_counts(own)[field], others=_counts(rest)[field]) if field in shares else _NO_SHARE
             for field in SHARES
         }
         found.append(Subgroup(name=name, n=len(own), harmful=sum(row.gold for row in own), **counted))
@@ -304,7 +304,7 @@ def wilson(count: int, n: int) -> Figure | None:
     return Figure(count / n, float(span.low), float(span.high))
 
 
-def _counts(rows: Sequence[_Answer]) -> dict[str, tuple[int, int]]:
+def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
     """Counts the memes of each share, and those that it is over."""
     said = [(row.gold, row.said) for row in rows]
     harmful = [label for gold, label in said if gold]

@@ -19,7 +19,7 @@ class TaskNoise:
 
     Attributes:
         task: The task.
-        by_label: By label: whether memes have it, in place of whether they are harmful.
+        by_label: Label noise by label, each as if having it were being harmful.
         too_few: Labels that too few memes have, or lack, to say anything of.
     """
 

@@ -252,13 +252,13 @@ def template_numbers(looks: NDArray[np.float32], threshold: float) -> NDArray[np
         int64 of shape (memes,), from 0 on in the order of each template's first meme.
     """
 
-    def near_pairs() -> Iterator[tuple[int, int]]:
+    def pairs_on_one_template() -> Iterator[tuple[int, int]]:
         for start in range(0, len(looks), _BLOCK):
             # Each pair once: those before the block were compared with it when it was their turn.
             rows, columns = np.nonzero(looks[start : start + _BLOCK] @ looks[start:].T >= threshold)
             yield from zip((rows + start).tolist(), (columns + start).tolist(), strict=True)
 
-    return number_linked(len(looks), near_pairs())
+    return number_linked(len(looks), pairs_on_one_template())
 
 
 def _on_one_template(looks: NDArray[np.float32], nearness: LeakThresholds) -> NDArray[np.bool_]:

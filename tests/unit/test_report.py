@@ -332,7 +332,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 def test_figures_and_traps_of_a_data_set_s_card_stand_in_every_form_of_the_report(tmp_path):
     card = find_card("harm-c").to_json()
-    entry = {"system": "Nobody <b>", "asked": "by hand", "year": 2024, "task": "harm", "split": "test", "n": 354}
+    entry = {"system": "Nobody <b>", "setup": "by hand", "year": 2024, "task": "harm", "split": "test", "n": 354}
     figures_ = {"accuracy": 0.789, "micro-f1": 0.7}
     published = [
         {**entry, "protocol": "merged", "figures": figures_},

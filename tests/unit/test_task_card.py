@@ -165,7 +165,7 @@ CARD = {
     "splits": [{"name": name, "role": "test", "files": [f"{name}.csv"]} for name in ("test", "other")],
     "tasks": [{"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}],
     "published": [
-        {"system": "A", "year": 2024, "task": "stance", "split": "test", "asked": "text", "n": 23}
+        {"system": "A", "year": 2024, "task": "stance", "split": "test", "setup": "text", "n": 23}
         | {"figures": {"macro-f1": 0.5, "kappa": 0.25}},
         {"system": "B", "task": "stance", "split": "test", "n": 22, "figures": {"accuracy": 0.75}, "remark": "odd"},
         {"system": "C", "task": "stance", "split": "test", "source": "a talk", "figures": {"accuracy": 0.5}},
