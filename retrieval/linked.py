@@ -24,6 +24,7 @@ def number_linked(n: int, pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]
         return place
 
     for one, other in pairs:
+        # The earlier one stays the root, so that numbers follow the order of the things.
         first, second = sorted((root_of(one), root_of(other)))
         root[second] = first
     known: dict[int, int] = {}

@@ -121,6 +121,7 @@ def _eval_card(results: Results, target: Path) -> None:
     from eval.reports.eval_card import eval_card
 
     made = asyncio.run(eval_card(results))
+    # By its ending alone: nobody wants a page that is called Markdown.
     is_page = target.suffix.lower() in (".html", ".htm")
     write_page(target, made.as_html() if is_page else made.as_markdown())
     click.echo(f"{target} is the card of the evaluation.")

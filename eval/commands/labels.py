@@ -136,6 +136,7 @@ def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
     first = read[0]
     if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
         raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
+    # By task and labels: runs that asked in other ways have the same gold.
     questions = [one.question.material() if one.question else None for one in read]
     if any(one != questions[0] for one in questions):
         raise BadRequest("These runs asked different questions: label noise is listed of one.", reason="SPLITS_DIFFER")

@@ -133,6 +133,7 @@ def _score_answers(
     from eval.scores.task_file import read_answers
 
     try:
+        # Before anything is read: a task that there is none of is told with those that there are.
         card_task = dataset.card.task(task)
         read = read_task_split(dataset, data, split, card_task.id)
         scored = read_answers(file, read.memes, card_task, scorer=scorer)
@@ -148,6 +149,7 @@ def _score_answers(
         gaps = {"missing": scored.missing, "unused": scored.unused}
         click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))
         return
+    # Rows without gold of the task are told before the figures, which are not over them.
     click.echo(as_text(read.notes, tasks.sections_of(groups)))
     _tell_gaps(scored)
 

@@ -317,6 +317,7 @@ class DatasetCard(CardModel):
 
     def _check_published(self) -> None:
         """Refuses figures that no run could ever stand beside: of a task, split or protocol that there is none of."""
+        # Of a task with variants only with one: a figure by one jury is none of the task.
         tasks = {task.id: task for task in self.tasks if not task.variants} | self._variants()
         splits = {split.name for split in self.all_splits()}
         for one in self.published:
@@ -324,6 +325,7 @@ class DatasetCard(CardModel):
                 raise ValueError(f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}")
             if one.split not in splits:
                 raise ValueError(f"published: {one.system} has the split {one.split!r}, which is none")
+            # Plain is for any task: its labels as they stand, whichever protocols trials have.
             if one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
                 raise ValueError(f"published: {one.system} has the protocol {one.protocol}, which {one.task} has not")
             if not one.source and not self.citation:
@@ -399,6 +401,7 @@ class DatasetCard(CardModel):
         known = next((one for one in self.all_tasks() if one.id == task), None)
         if known is None:
             return ()
+        # Runs on a card of one jury call the task by its bare id.
         names = {task, *([f"{task}:{known.variant}"] if known.variant else [])}
         return tuple(
             one if one.source else one.model_copy(update={"source": self.citation})

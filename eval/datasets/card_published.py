@@ -11,6 +11,8 @@ _IN_LEVELS = "mmae"
 """The one metric that is no share: its unit is a level."""
 
 
+# Names of metrics are not checked here, as this module stands below what scores: one that there is none of has a column
+# of its own in reports.
 class CardPublished(CardModel):
     """One system's published figures on one task of one split, in one setup."""
 

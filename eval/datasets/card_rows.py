@@ -197,6 +197,7 @@ class RowRules:
                 self._picture_column,
             )
         # A path or an address, or a text in the wrong column; the system would raise an error for it.
+        # Backslashes part folders in files from Windows.
         parts = image.replace("\\", "/").split("/")
         if len(image) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
             raise BadCell("the name of its picture is longer than that of a file can be", self._picture_column)

@@ -66,6 +66,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     if not memes:
         why = "no row is of this split"
         if reader.problems:
+            # Nearly always all rows have the same fault, such as a column of another name.
             first = reader.problems[0]
             why = f"line {first.line}: {first.reason}" if first.line else first.reason
         raise BadRequest(

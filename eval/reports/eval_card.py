@@ -46,6 +46,7 @@ class EvalCard:
 
     def as_markdown(self) -> str:
         """The card as Markdown, behind its metadata as YAML (of which JSON is a part)."""
+        # JSON and no YAML library: it escapes whatever a name holds.
         lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in self.metadata.items()]
         body = tasks.as_markdown_sections([f"# {escaped(self.title)}", *map(escaped, self.lead)], self.sections)
         return "\n".join(["---", *lines, "---", "", body])
@@ -66,6 +67,7 @@ async def eval_card(results: Results, *, resamples: int = RESAMPLES) -> EvalCard
     figures, measured, limits = await _measured(results, resamples)
     sections = [_system(results), _data(results), *figures, *_by_language(results, resamples), _limits(results, limits)]
     manifest = results.manifest
+    # Of predictions from elsewhere nobody knows how they were made.
     if manifest is not None:
         sections.append(_repeat(manifest))
     found = [
@@ -88,12 +90,14 @@ async def eval_card(results: Results, *, resamples: int = RESAMPLES) -> EvalCard
 
 
 def _metric_id(name: str) -> str:
+    # The hub compares by type; the protocol stands in the name alone.
     return name.partition(" (")[0].lower().replace(" ", "-")
 
 
 async def _measured(results: Results, resamples: int) -> tuple[list[Section], list[tuple[str, float]], Sequence[str]]:
     """Sections with the figures, those that go into the metadata, and sentences on their limits."""
     if results.question is not None:
+        # The same sections as the report has, so that card and report can't differ in a figure.
         groups = tasks.gather_tasks([results], resamples=resamples)
         wanted = ("figures", "published", "labels", "confusion")
         shown = [
@@ -101,8 +105,10 @@ async def _measured(results: Results, resamples: int) -> tuple[list[Section], li
         ]
         scored = groups[0].first
         known = [(name, value.value) for name, value in scored.figures.items() if value is not None]
+        # As a limit: memes without an answer may be the hard ones.
         nothing = f"{scored.unanswered:,} of {scored.n:,} memes have no answer, and count as wrong."
         return shown, known, [nothing] if scored.unanswered else []
+    # Records are for whoever looks at single memes; a card names none.
     report = await gather([results], records=False, pictures=False, resamples=resamples)
     (group,) = report.groups
     measured = [
@@ -126,6 +132,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, floa
     for of in strict.classes if strict else ():
         yield f"recall of {of.name}", of.recall, None
     yield "accuracy, decided", scored.decided.accuracy if scored.decided else None, scored.majority
+    # Of ranks, a constant answer has one half by definition.
     yield "AUROC", scored.auroc, 0.5
     yield "Brier score", scored.brier, None
     yield "ECE", scored.ece, None
@@ -135,6 +142,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, floa
 
 def _verdicts(table: Table) -> Section:
     (row,) = table.rows
+    # Levels, scores and votes are not there in every run.
     rows = [("metric", "value, 95 % interval", "always the same class")]
     rows += [
         (name, figure(value), figure(constant)) for name, value, constant in _figures_of(table) if value is not None
@@ -169,6 +177,7 @@ def _published(group: Group) -> Iterator[Section]:
 
 def _facts(key: str, title: str, facts: Mapping[str, object], notes: Sequence[str] = ()) -> Section:
     """A table of names and values; what there is nothing to say of is left out."""
+    # An empty value would look like a figure that was lost.
     rows = [("what", "value"), *((name, plain(value)) for name, value in facts.items() if value not in ("", None))]
     return Section(key, title, tuple(rows), notes=tuple(notes))
 
@@ -205,6 +214,7 @@ def _data(results: Results) -> Section:
     labels: Counter[str] = Counter()
     for one in results.judged:
         if question is not None:
+            # None of several labels is an answer, too, and is counted as one.
             labels.update(gold_of(one.meme, question.task) or {"no label"})
         else:
             labels[one.meme.source_label or ("harmful" if one.meme.harmful else "not harmful")] += 1
@@ -227,6 +237,7 @@ def _data(results: Results) -> Section:
 def _by_language(results: Results, resamples: int) -> list[Section]:
     """Figures by language, where the card names several; none is detected for this."""
     named = {one.meme.language for one in results.judged}
+    # Detected languages would need another package, and be wrong for short texts.
     if len(named) < 2 or "" in named:
         return []
     return by_task_sections([split_by_task(results, "language", resamples=resamples)], "language")
@@ -235,6 +246,7 @@ def _by_language(results: Results, resamples: int) -> list[Section]:
 def _limits(results: Results, said: Sequence[str]) -> Section:
     manifest = results.manifest
     named = sorted({one.meme.language for one in results.judged} - {""})
+    # What was measured goes before what holds of any such card.
     notes = [*map(plain, said)]
     if len(named) == 1:
         notes.append(f"All memes are in one language ({plain(named[0])}): nothing is known of others.")

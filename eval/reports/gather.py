@@ -384,6 +384,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                     remarks=remarks([(row.run.label, row.card) for row in rows], held),
                 )
             )
+    # Those of the code on any split, each with its own; those of a card only where they can be compared.
     known = published(dataset)
     if described:
         known += rows_of_card(described, split, [table.protocol for table in tables])

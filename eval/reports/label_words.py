@@ -136,6 +136,7 @@ def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> 
                 f"{words.plain(group.name)}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
                 f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
             )
+        # Once a run: whether there is an answer does not depend on the label.
         if "silent" in found.shares:
             cells.append(_cell(group.silent))
         rows.append(tuple(map(words.plain, cells)))

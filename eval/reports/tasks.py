@@ -101,6 +101,7 @@ def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> st
             head, *rest = section.rows
             lines = [_row(head), _row(["---"] * len(head)), *map(_row, rest)]
             parts.append("\n".join(lines))
+        # Notes have names of strangers, too.
         parts += map(_cell, section.notes)
     return "\n\n".join(parts) + "\n"
 
@@ -180,6 +181,7 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
 
 def _published(group: TaskGroup, number: int) -> Iterator[Section]:
     """Figures of others beside those of the runs, where task, split and metric are the same."""
+    # No empty table: most cards have no such figures.
     if not group.published:
         return
     theirs = dict.fromkeys(name for one in group.published for name in one.figures)
@@ -190,6 +192,7 @@ def _published(group: TaskGroup, number: int) -> Iterator[Section]:
     for run, card in group.runs:
         values = (figure(card.figures.get(name)) for name in names)
         rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
+    # Ours first: the others are what they are held against.
     for one in group.published:
         year = f" ({one.year})" if one.year else ""
         memes = "not said" if one.n is None else f"{one.n:,}"
@@ -213,12 +216,14 @@ def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int])
     counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))
     others: dict[int, list[str]] = {}
     for one in published:
+        # Several runs on different memes: a figure is on another number than one of them at least.
         if one.n is not None and set(memes) != {one.n}:
             others.setdefault(one.n, []).append(one.system)
     found = [
         f"On {n:,} memes, and not on {counted} as here: {plain(', '.join(dict.fromkeys(systems)))}."
         for n, systems in sorted(others.items())
     ]
+    # Such a figure may be on any part of the split.
     unsaid = dict.fromkeys(one.system for one in published if one.n is None)
     if unsaid:
         found.append(f"On how many memes is not said: {plain(', '.join(unsaid))}.")

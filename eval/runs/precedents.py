@@ -244,6 +244,7 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
 
 
 def _of(library: Library, kept: _Prepared) -> Prepared:
+    # What an earlier version prepared has no templates: intervals are then over memes, as they were.
     return Prepared(
         library,
         kept.excluded,

@@ -99,6 +99,7 @@ def read_results(root: Path) -> Results:
 
 def card_of_results(results: Results) -> DatasetCard | None:
     """The card of the data set of a run or of predictions; None for one that is not at hand, or of another version."""
+    # A card by path is known to nobody by its id.
     if results.card is not None:
         return results.card
     try:

@@ -592,6 +592,7 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
     if (plan.out / STAND_IN).exists():
         differ.append("a plain picture beside each text, which this version judges alone")
     # Same files and other memes: another version reads them differently. Half a run of each would be neither.
+    # Templates are told once, when a run begins, and not read from the data set.
     if not differ and tuple(_on_template(meme, {}) for meme in folder.memes()) != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     refuse_different("run", differ)

@@ -437,11 +437,13 @@ _SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
 def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[PublishedRow, ...]:
     """Published figures that a card has of the task that trials are scored on, on one split, under these protocols."""
     task = card.court_task
+    # Without a task for trials there is no verdict to stand beside.
     if task is None:
         return ()
     rows = []
     for protocol in protocols:
         for one in card.published_on(task.id, split, protocol):
+            # Whatever has no column of its own stands in the remark, so that nothing published is dropped.
             accuracy, macro_f1, auroc, mmae = (one.figures.get(name) for name in _SHOWN)
             others = [f"{name} {value:.3f}" for name, value in one.figures.items() if name not in _SHOWN]
             rows.append(
@@ -452,6 +454,7 @@ def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -
                     system=f"{one.system}, {one.setup}" if one.setup else one.system,
                     year=one.year,
                     source=one.source,
+                    # Whoever wrote the card read it; the card's own words say where.
                     read_in="the data set's card",
                     accuracy=accuracy,
                     macro_f1=macro_f1,
@@ -473,6 +476,7 @@ def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collect
         memes: Numbers of memes that ours rest on, by protocol.
     """
     ours = set(memes.get(row.protocol, ()))
+    # On another split the numbers differ in any case, and the row says which split it is.
     if row.split != split or row.n is None or not ours or ours == {row.n}:
         return row
     counted = " or ".join(f"{n:,}" for n in sorted(ours))

@@ -122,6 +122,7 @@ class CollectedPredictions:
             used: Columns that something was read from.
             said: Predictions in place of those that were collected.
         """
+        # Levels are filled in where a file names them, once all rows are read.
         said = self.said if said is None else said
         return ScoredFile(
             predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),

@@ -226,6 +226,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
         answers = zip(ids, gold, said, answered, strict=True)
         return [_YesOrNo(id_, label, told if there else None) for id_, label, told, there in answers]
 
+    # Missing one label of two is a false alarm of the other.
     mirrored = len(question.labels) == 2 and not question.multi
     tables = []
     # No share stands in two tables: a second test of the same would weigh on the correction.
@@ -281,6 +282,7 @@ def _table(
 
 def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
     """The tables, with all their p-values corrected together."""
+    # In one flat order, in which the corrected ones go back to their places.
     shares = [getattr(group, field) for table in tables for group in table.groups for field in SHARES]
     tested = [share.p for share in shares if share.p is not None]
     found = iter(holm(tested))

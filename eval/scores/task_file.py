@@ -75,6 +75,7 @@ class _AnswerRules:
         named = {label: label.lower() for label in task.labels}
         # The labels' own names, too, where files of the data set have other values for them.
         raw = {} if task.columns else dict(task.map)
+        # Beside the labels' names the reader of labels no longer takes true for 1.
         if raw.keys() == {"0", "1"}:
             raw |= {"true": raw["1"], "false": raw["0"]}
         whole = task.model_copy(
@@ -86,6 +87,7 @@ class _AnswerRules:
                 "votes": None,
             }
         )
+        # As rules of gold labels, with columns of our own: what is a yes there is one here.
         multi = task.kind is TaskKind.MULTI
         each = task.model_copy(
             update={
@@ -113,6 +115,7 @@ class _AnswerRules:
             raise LineFault(str(bad)) from None
         if labels is None:
             return Prediction(meme=id_, outcome=Outcome.FAILED, reason=NO_ANSWER)
+        # In the card's order, so that the same answer is always written alike.
         ordered = tuple(label for label in self.task.labels if label in labels)
         return Prediction(
             meme=id_, outcome=Outcome.ANSWERED, said={self.task.id: TaskAnswer(labels=ordered, scores=scores)}
@@ -131,6 +134,7 @@ class _AnswerRules:
             return self._labels(list(found.labels)), found.scores
         if self.said in record:
             return self._labels(record[self.said]), {}
+        # Our own files above have no columns of probabilities.
         scores = self._scores(record)
         if _ANSWER in record:
             return self._labels(record[_ANSWER]), scores
@@ -158,6 +162,7 @@ class _AnswerRules:
     def _scores(self, record: Mapping[str, Any]) -> dict[str, float]:
         read = {label: read_score(record.get(column)) for column, label in self.scores.items()}
         found = {label: score for label, score in read.items() if score is not None}
+        # A label without one would rank last or first by nothing but its absence.
         if found and len(found) < len(read):
             missing = ", ".join(label for label in read if label not in found)
             raise LineFault(f"it has a probability of some labels and none of {missing}")

@@ -44,8 +44,10 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
     for results in read:
         judged, arrays = arrays_of(results)
         for one, has, probabilities in zip(judged, arrays.gold.tolist(), arrays.scores, strict=True):
+            # On two versions of gold, noise in one could not be told from a change between them.
             if gold.setdefault(one.meme.id, tuple(has)) != tuple(has):
                 raise BadRequest(f"The runs disagree on the gold label of {one.meme.id}.", reason="GOLD_DIFFERS")
+            # Of some labels alone, a mean over runs would be of other runs for each label.
             if not np.isnan(probabilities).any():
                 scores.setdefault(one.meme.id, []).append(probabilities)
     if not scores:
@@ -54,10 +56,12 @@ def find_task_noise(read: Sequence[Results]) -> TaskNoise:
             "take the vote of labelled memes.",
             reason="NO_SCORES",
         )
+    # The mean over runs, so that a slip of one system alone seldom makes a label look wrong.
     mean = {id_: np.mean(each, axis=0) for id_, each in scores.items()}
     found, too_few = {}, []
     for place, label in enumerate(question.labels):
         memes = [(id_, has[place], float(mean[id_][place]) if id_ in mean else None) for id_, has in gold.items()]
+        # One rare label must not keep the others from being looked at.
         try:
             found[label] = find_label_noise(memes)
         except BadRequest as error:

@@ -339,6 +339,7 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
     groups = None
+    # What is left out together is no independent draw either.
     if templates_too:
         judged = near.rows[np.asarray(kept, dtype=np.bool_)]
         groups = template_numbers(library.rows[judged][:, library.manifest.encoder.text_dim :], TEMPLATE)

@@ -232,6 +232,7 @@ def _shared_templates(judged: Sequence[Row], looks: NDArray[np.float32], nearnes
     first: dict[int, int] = {}
     for place, number in enumerate(numbers.tolist()):
         first.setdefault(number, place)
+    # A template of one meme is none to be stored: most memes have one of their own.
     sizes = np.bincount(numbers)
     return {
         meme.id: judged[first[number]].id
