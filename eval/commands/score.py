@@ -129,7 +129,7 @@ def _score_answers(
     from eval.datasets.read_tasks import read_task_split
     from eval.reports import tasks
     from eval.reports.sections import as_text
-    from eval.runs.question import Answerer, question_about
+    from eval.runs.question import ELSEWHERE, question_about
     from eval.scores.task_file import read_answers
 
     try:
@@ -139,7 +139,7 @@ def _score_answers(
         scored = read_answers(file, read.memes, card_task, scorer=scorer)
         results = replace(
             scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
-            answered_question=question_about(card_task, inputs=("elsewhere",), by=Answerer.ELSEWHERE),
+            answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
             card=dataset.card,
         )
         groups = tasks.gather_tasks([results], seed=seed)

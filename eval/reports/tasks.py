@@ -11,7 +11,7 @@ from eval.datasets.card import SplitRole
 from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
 from eval.reports.words import plain, traps_in_words
-from eval.runs.question import Answerer
+from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
 from eval.scores.tables import figure
 from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
@@ -134,8 +134,8 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
 def describe_question(card: TaskCard) -> str:
     """Describes in a few words how a run asked: what it showed, and with how many examples."""
     question = card.question
-    if question.by == Answerer.ELSEWHERE:
-        return "elsewhere"
+    if question.inputs == (ELSEWHERE,):
+        return ELSEWHERE
     said = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",

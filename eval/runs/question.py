@@ -17,6 +17,8 @@ INPUTS = ("picture", "text", "ocr", "caption", "language", "description")
 GOLD = "gold:"
 PRECEDENTS = "precedents"
 """In place of a model's name: the embedded classifier, which asks no model."""
+ELSEWHERE = "elsewhere"
+"""In place of all inputs: another system answered, and it is not known what it was shown."""
 TEXTS = ("text", "ocr", "caption")
 """Inputs that the data set itself has as words."""
 SAID = (*TEXTS, "language")
@@ -30,8 +32,6 @@ class Answerer(StrEnum):
     """A chat model, one call a meme and order of the options."""
     PRECEDENTS = "precedents"
     """The vote of labelled memes like it, label by label."""
-    ELSEWHERE = "elsewhere"
-    """Another system, whose answers came in a file: how it was asked is not known."""
 
 
 class Question(BaseModel):
