@@ -22,7 +22,7 @@ from eval.reports.words import plain, traps_in_words
 from eval.runs.folder import RunManifest
 from eval.runs.question import gold_of
 from eval.runs.results import Results, card_of_results
-from eval.scores.metrics import RESAMPLES, Figure
+from eval.scores.metrics import Figure
 from eval.scores.tables import figure
 
 
@@ -56,7 +56,7 @@ class EvalCard:
         return as_page(self.title, self.lead, self.sections, command=self.command)
 
 
-async def eval_card(results: Results, *, resamples: int = RESAMPLES) -> EvalCard:
+async def eval_card(results: Results) -> EvalCard:
     """The card of a run of trials, of a run that asked a question, or of predictions from elsewhere.
 
     Raises:
@@ -64,8 +64,8 @@ async def eval_card(results: Results, *, resamples: int = RESAMPLES) -> EvalCard
     """
     described = card_of_results(results)
     data_title = described.title if described else results.dataset
-    figures, measured, limits = await _measured(results, resamples)
-    sections = [_system(results), _data(results), *figures, *_by_language(results, resamples), _limits(results, limits)]
+    figures, measured, limits = await _measured(results)
+    sections = [_system(results), _data(results), *figures, *_by_language(results), _limits(results, limits)]
     manifest = results.manifest
     # Of predictions from elsewhere nobody knows how they were made.
     if manifest is not None:
@@ -94,22 +94,20 @@ def _metric_id(name: str) -> str:
     return name.partition(" (")[0].lower().replace(" ", "-")
 
 
-async def _measured(results: Results, resamples: int) -> tuple[list[Section], list[tuple[str, float]], Sequence[str]]:
+async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, float]], Sequence[str]]:
     """Sections with the figures, those that go into the metadata, and sentences on their limits."""
     if results.question is not None:
         # The same sections as the report has, so that card and report can't differ in a figure.
-        groups = tasks.gather_tasks([results], resamples=resamples)
+        groups = tasks.gather_tasks([results])
         wanted = ("figures", "published", "labels", "confusion")
-        shown = [
-            section for section in tasks.sections_of(groups, resamples=resamples) if section.key.split("-")[2] in wanted
-        ]
+        shown = [section for section in tasks.sections_of(groups) if section.key.split("-")[2] in wanted]
         scored = groups[0].first
         known = [(name, value.value) for name, value in scored.figures.items() if value is not None]
         # As a limit: memes without an answer may be the hard ones.
         nothing = f"{scored.unanswered:,} of {scored.n:,} memes have no answer, and count as wrong."
         return shown, known, [nothing] if scored.unanswered else []
     # Records are for whoever looks at single memes; a card names none.
-    report = await gather([results], records=False, pictures=False, resamples=resamples)
+    report = await gather([results], records=False, pictures=False)
     (group,) = report.groups
     measured = [
         (f"{name} ({table.protocol})", value.value)
@@ -234,13 +232,13 @@ def _data(results: Results) -> Section:
     return _facts("data", "Data", facts, traps_in_words(described.caveats) if described else ())
 
 
-def _by_language(results: Results, resamples: int) -> list[Section]:
+def _by_language(results: Results) -> list[Section]:
     """Figures by language, where the card names several; none is detected for this."""
     named = {one.meme.language for one in results.judged}
     # Detected languages would need another package, and be wrong for short texts.
     if len(named) < 2 or "" in named:
         return []
-    return by_task_sections([split_by_task(results, "language", resamples=resamples)], "language")
+    return by_task_sections([split_by_task(results, "language")], "language")
 
 
 def _limits(results: Results, said: Sequence[str]) -> Section:

@@ -226,8 +226,7 @@ async def prepare_precedents(
         templates=dict(found.templates),
     )
     # In one step, and after the library: see above.
-    replace_file(_beside(place), kept.model_dump_json(indent=1) + "
-")
+    replace_file(_beside(place), kept.model_dump_json(indent=1) + "\n")
     return _of(library, kept)
 
 

@@ -19,7 +19,7 @@ from tests.unit.test_task_card import CARD, PAIRS, QUESTION, results
 
 
 def made(of):
-    return asyncio.run(eval_card(of, resamples=100))
+    return asyncio.run(eval_card(of))
 
 
 def section(of, key):

@@ -177,8 +177,8 @@ CARD = {
 def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
     run = results(PAIRS)
     run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
-    groups = gather_tasks([run], resamples=100)
-    (section,) = (one for one in sections_of(groups, resamples=100) if one.key == "task-1-published")
+    groups = gather_tasks([run])
+    (section,) = (one for one in sections_of(groups) if one.key == "task-1-published")
     head, ours, *theirs = section.rows
     assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
     assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
@@ -194,9 +194,9 @@ def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
     )
     (told,) = as_json(groups)
     assert [one["system"] for one in told["published"]] == ["A", "B", "C"]
-    (figures, *_) = sections_of(groups, resamples=100)
+    (figures, *_) = sections_of(groups)
     assert "On this data set: they are few." in figures.notes
-    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)], resamples=100)))
+    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)])))
 
 
 def test_subgroups_of_answers_are_right_or_wrong_and_label_by_label():
