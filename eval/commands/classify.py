@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import EXIT_UNFINISHED, dataset_of, patience_option, vllm_choice, vllm_options
+from eval.commands.options import EXIT_UNFINISHED, dataset_of, patience_option, split_of, vllm_choice, vllm_options
 
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 @click.option("--dataset", required=True, metavar="ID|FILE.toml", help="Id of the data set, or its card.")
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
 @click.option("--task", required=True, help="Task of the card, such as stance.")
-@click.option("--split", help="Split. [default: the first test split]")
+@click.option(
+    "--split",
+    help="Split; template is the first test split without any labelled meme that shares a template with it. [default: "
+    "the first test split]",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run or of the grid.")
 @click.option("--name", help="Name of the run. [default: the folder's name]")
 @click.option(
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="WORDS",
     help=(
-        "Parts of a meme to show, separated by commas: picture, text, ocr, caption, description (the "
+        "Parts of a meme to show, separated by commas: picture, text, ocr, caption, language, description (the "
         "Proposer's), gold:TASK. Repeat the option for a grid. [default: picture,text]"
     ),
 )
@@ -166,7 +170,7 @@ def _library_of(first: Plan) -> Path:
 
 def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.errors import BadRequest
-    from eval.runs.question import PRECEDENTS, Answerer, Question, parse_inputs
+    from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
     card = dataset.card
     task = card.task(given["task"])
@@ -184,20 +188,7 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
                 raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
     return [
-        Question(
-            task=task.id,
-            title=task.title,
-            kind=str(task.kind),
-            labels=task.labels,
-            define=task.define,
-            metrics=task.metrics,
-            official=task.official,
-            inputs=words,
-            shots=shots,
-            rotate=given["rotate"],
-            odds=given["odds"],
-            by=by,
-        )
+        question_about(task, inputs=words, shots=shots, rotate=given["rotate"], odds=given["odds"], by=by)
         # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
         # A vote is shown no examples.
@@ -237,12 +228,13 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
     model = given["model"] if question.by is Answerer.MODEL else None
     asked = {"llm_url": given["llm_url"], "model": model, "policy": None, "encoder": given["encoder"]}
     served = {name: given[name] for name in ("vllm", "vllm_flags")}
+    split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
         out=out,
         name=name,
         dataset=dataset,
         data=given["data"],
-        split=given["split"] or dataset.of_role(SplitRole.TEST)[0].name,
+        split=split,
         procedure=procedure,
         protocols=(),
         settings=settings_for(asked, trial),
@@ -255,6 +247,7 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
         allow_missing=given["allow_missing"],
         retry_failed=given["retry_failed"],
         patience_s=60 * given["patience"],
+        templates_apart=apart,
         vllm=vllm_choice(**served, procedure=procedure, llm_url=given["llm_url"], model=model),
     )
 

@@ -214,6 +214,8 @@ def _tell(report: DatasetCheck) -> None:
             click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
     if not report.decoded and any(split.pictures for split in report.splits):
         click.echo("  pictures were not decoded; --pictures does that")
+    for caveat in report.caveats:
+        click.echo(f"  mind         {caveat}")
     click.echo(f"  {len(report.findings)} findings" if report.findings else "  nothing found")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from eval.commands.pages import write_page
 from serving.cli.common import with_options
 
 if TYPE_CHECKING:
@@ -58,24 +59,33 @@ def publisher_of(given: dict[str, Any]) -> Publisher:
 @click.argument("run", type=_PATH)
 @click.option("--inspect", type=_PATH, metavar="FILE", help="Inspect AI log to write (….eval or ….json).")
 @click.option("--parquet", type=_PATH, metavar="FILE", help="Parquet file of predictions to write, one row per meme.")
+@click.option(
+    "--eval-card",
+    type=_PATH,
+    metavar="FILE",
+    help="Evaluation card to write: ….html for a page, else Markdown with the metadata of a model card.",
+)
 @publisher_options
 @click.option(
     "--developer", default="", metavar="NAME", help="Developer of the model. [default: derived from its name]"
 )
 @click.option("--with-texts", is_flag=True, help="Include the memes' texts in samples for Every Eval Ever.")
-def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) -> None:
+def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Path | None, **given: Any) -> None:
     """Exports RUN for other tools, in one or several formats.
 
     The log for Inspect AI has one sample per meme, with the trial's events as transcript: it holds texts of memes and
     everything said about them. The other formats hold ids, gold labels and predictions, and texts only with
-    --with-texts. Pictures stay in the run. Open the log with ``inspect view --log-dir FOLDER``.
+    --with-texts. Pictures stay in the run. The evaluation card is one page on the run: system, data, figures beside
+    those of others, and limits. Open the log with ``inspect view --log-dir FOLDER``.
     """
     from court.errors import BadRequest
     from eval.runs.folder import dataset_of
     from eval.runs.results import read_results
 
-    if inspect is None and parquet is None and given["database"] is None:
-        raise click.UsageError("Name a form: --inspect FILE, --parquet FILE or --every-eval-ever DIR.")
+    if inspect is None and parquet is None and eval_card is None and given["database"] is None:
+        raise click.UsageError(
+            "Name a form: --inspect FILE, --parquet FILE, --eval-card FILE or --every-eval-ever DIR."
+        )
     publisher = publisher_of(given) if given["database"] else None
     try:
         results = read_results(run)
@@ -86,6 +96,8 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
             from eval.reports.parquet import write_parquet
 
             click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
+        if eval_card is not None:
+            _eval_card(results, eval_card)
         if publisher is not None:
             from eval.reports.every_eval_ever import record_of_run
 
@@ -103,6 +115,16 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, **given: Any) 
             click.echo(f"{record.write(given['database'])} has the figures, and beside it stand the samples.")
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
+
+
+def _eval_card(results: Results, target: Path) -> None:
+    from eval.reports.eval_card import eval_card
+
+    made = asyncio.run(eval_card(results))
+    # By its ending alone: nobody wants a page that is called Markdown.
+    is_page = target.suffix.lower() in (".html", ".htm")
+    write_page(target, made.as_html() if is_page else made.as_markdown())
+    click.echo(f"{target} is the card of the evaluation.")
 
 
 def _inspect(run: Path, results: Results, target: Path) -> int:

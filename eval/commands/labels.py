@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from eval.runs.results import Results
     from eval.scores.label_noise import LabelNoise
 
 
@@ -96,9 +97,9 @@ def noise(
 ) -> None:
     """Lists gold labels that are likely wrong, by confident learning (cleanlab).
 
-    For RUNs of the same split, the probability of harm is the mean of their scores; no run has seen the labels. For a
-    library, it is the vote of the other precedents, excluding those that share picture or words. The list holds ids
-    only and no text of a meme.
+    For RUNs of the same split, the probability of harm is the mean of their scores; no run has seen the labels. For
+    runs of classify, labels are checked one by one, each with its own probability. For a library, it is the vote of the
+    other precedents, excluding those that share picture or words. The list holds ids only and no text of a meme.
     """
     from eval.commands.pages import command_line, show_sections
     from eval.reports.label_words import noise_section
@@ -111,7 +112,11 @@ def noise(
 
         name, found = library.name, find_label_noise(left_out_probabilities(library))
     else:
-        name, found = _noise_of_runs(runs, protocol)
+        read = _runs_of_one_split(runs)
+        if read[0].question is not None:
+            _show_noise_of_task(read, protocol, show=show, html=html, as_json=as_json)
+            return
+        name, found = _noise_of_runs(read, protocol)
     show_sections(
         "Label noise",
         [],
@@ -122,20 +127,57 @@ def noise(
     )
 
 
-def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, LabelNoise]:
+def _runs_of_one_split(runs: tuple[Path, ...]) -> list[Results]:
+    """The runs. Raises BadRequest where they are of several splits, or of verdicts and answers both."""
+    from court.errors import BadRequest
+    from eval.runs.results import read_results
+
+    read = [read_results(root) for root in runs]
+    first = read[0]
+    if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
+        raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
+    # By task and labels: runs that asked in other ways have the same gold.
+    questions = [one.question.material() if one.question else None for one in read]
+    if any(one != questions[0] for one in questions):
+        raise BadRequest("These runs asked different questions: label noise is listed of one.", reason="SPLITS_DIFFER")
+    return read
+
+
+def _show_noise_of_task(
+    read: list[Results], protocol: str | None, *, show: int, html: Path | None, as_json: bool
+) -> None:
+    from eval.commands.pages import command_line, show_sections
+    from eval.reports.label_words import noise_section
+    from eval.scores.task_noise import find_task_noise
+
+    if protocol is not None:
+        raise click.UsageError("--protocol is for verdicts: these runs asked a question.")
+    found = find_task_noise(read)
+    name = _name_of(read)
+    few = ", ".join(found.too_few)
+    lead = [f"Not looked at, as too few memes have it, or lack it: {few}."] if few else []
+    show_sections(
+        "Label noise",
+        lead,
+        [noise_section(one, name, show, label=label) for label, one in found.by_label.items()],
+        page=html,
+        figures={"of": name, **asdict(found)} if as_json else None,
+        command=command_line(),
+    )
+
+
+def _name_of(read: list[Results]) -> str:
+    return f"{read[0].dataset}, {read[0].split}, by {', '.join(results.name for results in read)}"
+
+
+def _noise_of_runs(read: list[Results], protocol: str | None) -> tuple[str, LabelNoise]:
     from statistics import fmean
 
     from court.errors import BadRequest
     from eval.commands.options import protocols_of
-    from eval.runs.results import read_results, require_verdicts
     from eval.scores.label_noise import find_label_noise
 
-    read = [read_results(root) for root in runs]
-    for results in read:
-        require_verdicts(results)
     first = read[0]
-    if any((one.dataset, one.split) != (first.dataset, first.split) for one in read):
-        raise BadRequest("These runs are of several splits: label noise is listed of one.", reason="SPLITS_DIFFER")
     (how, *_) = protocols_of(protocol, first.protocols)
     gold: dict[str, bool] = {}
     scores: dict[str, list[float]] = {}
@@ -148,5 +190,4 @@ def _noise_of_runs(runs: tuple[Path, ...], protocol: str | None) -> tuple[str, L
                 scores.setdefault(one.meme.id, []).append(one.prediction.score)
     # The mean over runs, so that a slip of one system alone seldom makes a label look wrong.
     memes = [(id_, harmful, fmean(scores[id_]) if id_ in scores else None) for id_, harmful in gold.items()]
-    name = f"{first.dataset}, {first.split}, by {', '.join(results.name for results in read)}"
-    return name, find_label_noise(memes)
+    return _name_of(read), find_label_noise(memes)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from eval.datasets.known import Dataset
+    from eval.scores.scored_file import ScoredFile
 
 
 @click.command()
@@ -14,6 +19,7 @@ import click
 @click.option("--dataset", "id_", required=True, help="Data set of the predictions.")
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the data set.")
 @click.option("--split", required=True, help="Split of the predictions.")
+@click.option("--task", help="Task of the card, such as stance, whose answers are scored in place of verdicts.")
 @click.option(
     "--protocol", help="Protocols that map labels to two classes, separated by commas. [default: all of the data set]"
 )
@@ -31,6 +37,7 @@ def score(
     id_: str,
     data: Path,
     split: str,
+    task: str | None,
     protocol: str | None,
     scorer: str,
     name: str | None,
@@ -46,6 +53,10 @@ def score(
     nothing is scored until they are gone. A meme that FILE says nothing of has failed: it is wrong in the strict
     figures.
 
+    With --task, labels are those of that task of the data set's card. Where a meme may have several, they stand in a
+    list, in a text with ; between them, or as yes and no in a column for each label; a probability of each may stand in
+    score:LABEL.
+
     Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
     from eval.commands.options import dataset_of, protocols_of
@@ -55,6 +66,21 @@ def score(
     from eval.scores.tables import cards_table, confusion_table, noise_in_words
 
     dataset = dataset_of(id_)
+    if task is not None:
+        if protocol is not None:
+            raise click.UsageError("--protocol is for verdicts: leave it out with --task.")
+        _score_answers(
+            file,
+            dataset,
+            data,
+            split=split,
+            task=task,
+            scorer=scorer,
+            name=name or file.stem,
+            seed=seed,
+            as_json=as_json,
+        )
+        return
     protocols = protocols_of(protocol, dataset.protocols)
     read = read_split(dataset, data, split)
     scored = read_predictions(file, read.memes, scorer=scorer)
@@ -79,13 +105,59 @@ def score(
     click.echo(cards_table([(results.name, one) for one in cards]))
     for one in cards:
         click.echo(f"\nprotocol {one.protocol}\n{confusion_table(one)}\n{noise_in_words(one)}")
+    _tell_gaps(scored)
+    if read.problems:
+        click.echo(
+            f"\n{len(read.problems):,} rows of the split can't be used; memecourt-eval datasets check tells why."
+        )
+
+
+def _score_answers(
+    file: Path,
+    dataset: Dataset,
+    data: Path,
+    *,
+    split: str,
+    task: str,
+    scorer: str,
+    name: str,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Scores answers to a question of the card, and shows them as runs of classify are shown."""
+    from court.errors import CourtError
+    from eval.datasets.read_tasks import read_task_split
+    from eval.reports import tasks
+    from eval.reports.sections import as_text
+    from eval.runs.question import ELSEWHERE, question_about
+    from eval.scores.task_file import read_answers
+
+    try:
+        # Before anything is read: a task that there is none of is told with those that there are.
+        card_task = dataset.card.task(task)
+        read = read_task_split(dataset, data, split, card_task.id)
+        scored = read_answers(file, read.memes, card_task, scorer=scorer)
+        results = replace(
+            scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
+            answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
+            card=dataset.card,
+        )
+        groups = tasks.gather_tasks([results], seed=seed)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        gaps = {"missing": scored.missing, "unused": scored.unused}
+        click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))
+        return
+    # Rows without gold of the task are told before the figures, which are not over them.
+    click.echo(as_text(read.notes, tasks.sections_of(groups)))
+    _tell_gaps(scored)
+
+
+def _tell_gaps(scored: ScoredFile) -> None:
     if scored.missing:
         count = len(scored.missing)
         which = "1 meme of the split the file says nothing; it counts" if count == 1 else ""
         click.echo(f"\nOf {which or f'{count:,} memes of the split the file says nothing; they count'} as failed.")
     if scored.unused:
         click.echo(f"\nColumns that nothing was read from: {', '.join(scored.unused)}.")
-    if read.problems:
-        click.echo(
-            f"\n{len(read.problems):,} rows of the split can't be used; memecourt-eval datasets check tells why."
-        )

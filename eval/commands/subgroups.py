@@ -34,23 +34,24 @@ def subgroups(
     """Shows figures of each RUN by groups of memes, each beside those of all other memes.
 
     Accuracy, false alarms (not harmful, called harmful) and misses (harmful, not called so) have Wilson's 95 %
-    intervals. Each is tested against the other memes by Fisher's exact test, and all p-values of a table are corrected
-    by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class counts as wrong.
+    intervals; of runs of classify there is a table of whole answers, and one of each label in place of harm. Each is
+    tested against the other memes by Fisher's exact test, and all p-values of a table, or of all tables of a question,
+    are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
+    an answer counts as wrong.
     """
     from eval.commands.options import protocols_of
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
-    from eval.reports.label_words import subgroup_section
-    from eval.runs.results import read_results, require_verdicts
+    from eval.reports.label_words import subgroup_sections
+    from eval.runs.results import read_results
     from eval.scores.meme_rows import read_meme_rows
-    from eval.scores.subgroups import groups_of, subgroup_table
+    from eval.scores.subgroups import groups_of, subgroup_table, task_subgroup_tables
 
     if (by is None) == (groups is None):
         raise click.UsageError("Give either --by PROPERTY or --groups FILE.")
     read, sections, figures = [], [], []
     for root in (root for path in runs for root in runs_below(path)):
         results = read_results(root)
-        require_verdicts(results)
         read.append(results)
         of_meme: dict[str, tuple[str, ...]] = {}
         if groups is not None:
@@ -61,10 +62,16 @@ def subgroups(
                 raise click.UsageError(f"{groups.name} names no meme of {results.name}.")
         elif by is not None:
             of_meme, _ = groups_of(results, by)
-        for one in protocols_of(protocol, results.protocols):
-            table = subgroup_table(results, one, of_meme)
-            sections.append(subgroup_section(results.name, table))
-            figures.append({"run": results.name, "finished": results.finished, **asdict(table)})
+        # A protocol makes two classes of labels; answers are scored by the labels themselves.
+        if results.question is not None:
+            if protocol is not None:
+                raise click.UsageError(f"{results.name} asked a question: it has no protocols, leave --protocol out.")
+            tables = task_subgroup_tables(results, of_meme)
+        else:
+            scored = protocols_of(protocol, results.protocols)
+            tables = tuple(subgroup_table(results, one, of_meme) for one in scored)
+        sections += subgroup_sections(results.name, tables)
+        figures += [{"run": results.name, "finished": results.finished, **asdict(table)} for table in tables]
     show_sections(
         "Subgroups",
         unfinished_in_words(read),

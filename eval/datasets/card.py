@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from court.errors import BadRequest
+from eval.datasets.card_published import CardPublished
 from eval.datasets.protocol import Protocol
 from eval.datasets.verbs import CardModel, Expression
 
@@ -277,7 +278,8 @@ class DatasetCard(CardModel):
     splits: tuple[CardSplit, ...] = Field(min_length=1)
     fields: CardFields = CardFields()
     tasks: tuple[CardTask, ...] = Field(min_length=1)
-    published: tuple[dict[str, Any], ...] = ()
+    published: tuple[CardPublished, ...] = ()
+    """Figures of others, to stand beside those of a run that are of the same task, split and protocol."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetCard:
@@ -309,8 +311,25 @@ class DatasetCard(CardModel):
         # in all rows, and the reason would be hard to find.
         if hidden := self.columns() & set(self.layout.never_read):
             raise ValueError(f"{', '.join(sorted(hidden))}: a column that is never read, and read")
+        self._check_published()
         self._check_paths()
         return self
+
+    def _check_published(self) -> None:
+        """Refuses figures that no run could ever stand beside: of a task, split or protocol that there is none of."""
+        # Of a task with variants only with one: a figure by one jury is none of the task.
+        tasks = {task.id: task for task in self.tasks if not task.variants} | self._variants()
+        splits = {split.name for split in self.all_splits()}
+        for one in self.published:
+            if one.task not in tasks:
+                raise ValueError(f"published: {one.system} has the task {one.task!r}; name one of {', '.join(tasks)}")
+            if one.split not in splits:
+                raise ValueError(f"published: {one.system} has the split {one.split!r}, which is none")
+            # Plain is for any task: its labels as they stand, whichever protocols trials have.
+            if one.protocol not in (Protocol.PLAIN, *tasks[one.task].protocols):
+                raise ValueError(f"published: {one.system} has the protocol {one.protocol}, which {one.task} has not")
+            if not one.source and not self.citation:
+                raise ValueError(f"published: {one.system} needs a source, as the card has no citation")
 
     def _check_paths(self) -> None:
         """Refuses names that lead out of the data set's directory, before any file is touched."""
@@ -370,6 +389,25 @@ class DatasetCard(CardModel):
             if split.name == name:
                 return split
         raise BadRequest(f"{self.title} has no split {name!r}; it has {', '.join(s.name for s in self.all_splits())}.")
+
+    def published_on(self, task: str, split: str, protocol: Protocol = Protocol.PLAIN) -> tuple[CardPublished, ...]:
+        """Figures of others on the very task, split and protocol, each with its source.
+
+        Args:
+            task: Id of the task; of a task with variants of which one was chosen, with or without it.
+            split: Split of the data set, or the part of it in one language.
+            protocol: Protocol by which levels became two classes; ``plain`` for the labels as they are.
+        """
+        known = next((one for one in self.all_tasks() if one.id == task), None)
+        if known is None:
+            return ()
+        # Runs on a card of one jury call the task by its bare id.
+        names = {task, *([f"{task}:{known.variant}"] if known.variant else [])}
+        return tuple(
+            one if one.source else one.model_copy(update={"source": self.citation})
+            for one in self.published
+            if one.task in names and one.split == split and one.protocol is protocol
+        )
 
     def all_tasks(self) -> tuple[CardTask, ...]:
         """The tasks as memes have gold for them: of one with variants none of which was chosen, one for each."""

@@ -314,13 +314,17 @@ def _task(name: str, column: _Column) -> list[str]:
     if kind != "multi":
         # As a comment: which label is harmful is not to be guessed.
         lines.append(f"# court = {{ harmful = [{quoted(values[-1])}], benign = [{quoted(values[0])}] }} {_CHECK}")
-    return [*lines, f"# seen: {', '.join(f'{count:,} {value}' for value, count in sorted(column.values.items()))}", ""]
+    # Quoted here, too: a line end in a value would end the comment, and what follows would be part of the card.
+    seen = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
+    return [*lines, f"# seen: {seen}", ""]
 
 
 def quoted(text: str) -> str:
     """Writes a text as a string of TOML."""
+    # No file of UTF-8 can hold a lone surrogate: what is written has no such value, and rows that do are told.
+    whole = str(text).encode("utf-8", "replace").decode()
     # A basic string of TOML is one of JSON, but for DEL.
-    return json.dumps(str(text), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:

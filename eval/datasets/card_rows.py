@@ -18,6 +18,10 @@ from eval.datasets.verbs import BadCell, Compiled, Expression, JoinOf, compile_e
 
 TEXT_FIELDS = ("text", "ocr", "caption", "group")
 _LONGEST_ID = 200
+_LONGEST_NAME = 250
+"""Bytes of a file's name, with room for an ending; file systems take 255."""
+_LONGEST_PATH = 500
+"""Characters of a picture's name with its folders."""
 
 
 class CardMeme(_ItemModel):
@@ -72,6 +76,9 @@ class RowRules:
         card: Card of the data set.
         split: Name of the split.
         join_of: Finder of joined rows.
+
+    Attributes:
+        id_column: Column of the id, for messages.
     """
 
     def __init__(self, card: DatasetCard, split: str, join_of: JoinOf) -> None:
@@ -81,9 +88,10 @@ class RowRules:
             return compile_expression(expression, join_of) if expression else None
 
         self._split = split
-        self._id, self._id_column = compile_expression(fields.id, join_of), fields.id.name
+        self._id, self.id_column = compile_expression(fields.id, join_of), fields.id.name
         self._language, self._picture = compiled(fields.language), compiled(fields.picture)
         self._picture_column = fields.picture.name if fields.picture else ""
+        self._language_column = fields.language.name if fields.language else ""
         self._texts = [
             (name, compile_expression(expression, join_of), expression.name)
             for name in TEXT_FIELDS
@@ -114,20 +122,20 @@ class RowRules:
             record["@language"] = language
         # The language of the file goes before a column: it is part of the id.
         elif self._language is not None:
-            record["@language"] = _text(self._language(record), "language").strip()
+            record["@language"] = _text(self._language(record), self._language_column).strip()
         found = self._id(record)
         # To Python true is an int, but it is nobody's id.
         if isinstance(found, bool) or not isinstance(found, str | int | float):
-            raise BadCell("it has no id", self._id_column)
-        id_ = _text(found, self._id_column).strip()
+            raise BadCell("it has no id", self.id_column)
+        id_ = _text(found, self.id_column).strip()
         if not id_:
-            raise BadCell("it has no id", self._id_column)
+            raise BadCell("it has no id", self.id_column)
         record["@id"] = id_
         # Of files of several languages ids repeat; `@id` stays the row's own, by which joins look it up.
         if language:
             id_ = f"{language}-{id_}"
         if len(id_) > _LONGEST_ID:
-            raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self._id_column)
+            raise BadCell(f"its id is longer than {_LONGEST_ID} characters", self.id_column)
         return id_
 
     def meme_of(self, record: dict[str, Any], id_: str, *, file: str, line: int) -> CardMeme | None:
@@ -188,6 +196,11 @@ class RowRules:
                 "of a path",
                 self._picture_column,
             )
+        # A path or an address, or a text in the wrong column; the system would raise an error for it.
+        # Backslashes part folders in files from Windows.
+        parts = image.replace("\\", "/").split("/")
+        if len(image) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+            raise BadCell("the name of its picture is longer than that of a file can be", self._picture_column)
         return image
 
 

@@ -64,7 +64,11 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     memes = tuple(reader)
     reader.pictures.find_folder(meme.picture for meme in memes)
     if not memes:
-        why = reader.problems[0].reason if reader.problems else "no row is of this split"
+        why = "no row is of this split"
+        if reader.problems:
+            # Nearly always all rows have the same fault, such as a column of another name.
+            first = reader.problems[0]
+            why = f"line {first.line}: {first.reason}" if first.line else first.reason
         raise BadRequest(
             f"No row of {', '.join(path.name for path in reader.paths)} can be used as the split {split} of "
             f"{card.title}: {why}.{f' The data are had from {card.source_url}.' if card.source_url else ''}",
@@ -200,7 +204,7 @@ class CardReader:
                         continue
                     # Records, predictions and leaks all go by ids: the second of an id could not be told apart.
                     if id_ in seen and not self._doubles:
-                        raise BadCell("its id stands in the file already")
+                        raise BadCell("its id stands in the file already", self._rules.id_column)
                 except BadCell as bad:
                     self.refused += 1
                     self.problems.append(Problem(path.name, number, id_, str(bad)))

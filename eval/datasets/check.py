@@ -103,6 +103,7 @@ class DatasetCheck:
         findings: In the order in which they were looked for.
         decoded: True if pictures were decoded, and not only looked for.
         title: Its title.
+        caveats: Caveats of its card, of any figure on it.
     """
 
     dataset: str
@@ -110,6 +111,7 @@ class DatasetCheck:
     findings: tuple[DatasetFault, ...]
     decoded: bool
     title: str = ""
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -172,6 +174,7 @@ async def check(
         findings=tuple(findings),
         decoded=reader is not None,
         title=dataset.title,
+        caveats=dataset.card.caveats,
     )
 
 

@@ -44,6 +44,9 @@ class JudgedMeme(_ItemModel):
     """Language of the text, as the data set's card has it; empty where it names none."""
     group: str = ""
     """Template, family or source; intervals are drawn over groups."""
+    template: str = ""
+    """Id of the first judged meme whose picture is nearly this one's, in a run that holds templates apart; empty where
+    no other meme of the run shares one. Intervals are drawn over these, too."""
 
     def gold(self, protocol: Protocol) -> bool | None:
         """True if the meme is harmful; None if the protocol drops it.

@@ -79,8 +79,9 @@ def remarks(rows: Sequence[tuple[str, Card]], against: Sequence[Contrast]) -> tu
     found = [noise_in_words(card)]
     if card.groups:
         found.append(
-            f"The card names {card.groups:,} groups of memes, which are drawn whole for the intervals: memes of a "
-            "group are no independent draws, and where they are alike, tests by memes are too sure."
+            f"The memes are of {card.groups:,} groups (of the card, or of one template), which are drawn whole for the "
+            "intervals: memes of a group are no independent draws, and where they are alike, tests by memes are too "
+            "sure."
         )
     few, name = min((card.harmful, "harmful"), (card.benign, "not harmful"))
     if 0 < few < _FEW:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import find_dataset
 from eval.datasets.protocol import Protocol
+from eval.reports import words
 from eval.reports.contrasts import Contrast, contrasts, remarks
 from eval.reports.courses import EntropyAt, MeanCost, Rounds, cost_of, entropies_of, judged_of, rounds_of
 from eval.reports.records import Records, read_records
 from eval.reports.wrong import VerdictFault, surest_first, wrong_of
 from eval.runs.folder import MANIFEST, Excluded, RunFolder
 from eval.runs.prediction import Outcome, Prediction
-from eval.runs.results import Judged, Results
+from eval.runs.results import Judged, Results, card_of_results
 from eval.scores.metrics import RESAMPLES, Card, Rates, card
-from eval.scores.published import PublishedRow, caveats, published
+from eval.scores.published import PublishedRow, caveats, published, rows_of_card, with_numbers
 
 PROTOCOLS = {
     Protocol.MERGED: "somewhat and very harmful memes are harmful",
@@ -226,6 +226,7 @@ class Group:
         tables: One a protocol.
         published: Published figures on the data set, whatever their split and protocol.
         caveats: Caveats of comparing those with ours.
+        traps: Caveats of the data set's card, of any figure on it, in sentences.
         wrong: The worst first.
         unscored: Runs and protocols that leave nothing to score, in sentences.
     """
@@ -237,6 +238,7 @@ class Group:
     tables: tuple[Table, ...]
     published: tuple[PublishedRow, ...]
     caveats: tuple[str, ...]
+    traps: tuple[str, ...]
     wrong: tuple[WrongMeme, ...]
     unscored: tuple[str, ...]
 
@@ -353,10 +355,8 @@ async def _view(results: Results, key: str, label: str, records: bool, pictures:
 
 
 def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) -> Group:
-    try:
-        title = find_dataset(dataset).title
-    except BadRequest:  # of a card that is not at hand, or of a later version
-        title = dataset
+    described = card_of_results(runs[0].results)
+    title = described.title if described else dataset
     key = _key(f"{dataset}-{split}")
     unscored: list[str] = []
     tables = []
@@ -384,14 +384,20 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                     remarks=remarks([(row.run.label, row.card) for row in rows], held),
                 )
             )
+    # Those of the code on any split, each with its own; those of a card only where they can be compared.
+    known = published(dataset)
+    if described:
+        known += rows_of_card(described, split, [table.protocol for table in tables])
+    memes = {table.protocol: {row.card.n for row in table.rows} for table in tables}
     return Group(
         key=key,
         title=title,
         split=split,
         runs=tuple(runs),
         tables=tuple(tables),
-        published=published(dataset),
+        published=tuple(with_numbers(row, split, memes) for row in known),
         caveats=caveats(dataset),
+        traps=tuple(words.traps_in_words(described.caveats)) if described else (),
         wrong=_wrong_memes(runs, key),
         unscored=tuple(unscored),
     )

@@ -71,16 +71,25 @@ def soft_section(rows: Sequence[tuple[str, SoftScores]]) -> Section:
     )
 
 
-def noise_section(found: LabelNoise, name: str, most: int) -> Section:
-    """Labels that are likely wrong, the least supported first."""
-    rows = [("meme", "label", "probability of harm")]
+def noise_section(found: LabelNoise, name: str, most: int, *, label: str = "") -> Section:
+    """Labels that are likely wrong, the least supported first.
+
+    Args:
+        found: The labels.
+        name: Name of what they are of.
+        most: Number of those that are listed.
+        label: Label of a task that memes have or lack, in place of being harmful or not.
+    """
+    has = words.plain(label) or "harmful"
+    lacks = f"not {has}"
+    rows = [("meme", "label", f"probability of {has if label else 'harm'}")]
     rows += [
-        (words.plain(one.id), "harmful" if one.harmful else "not harmful", words.places(one.probability))
+        (words.plain(one.id), has if one.harmful else lacks, words.places(one.probability))
         for one in found.noisy[:most]
     ]
     notes = [
         f"{len(found.noisy):,} of {found.n:,} labels are likely wrong. By confident learning {found.harmful_wrong:.1%} "
-        f"of the memes labelled harmful are not, and {found.benign_wrong:.1%} of the others are.",
+        f"of the memes labelled {has} are not, and {found.benign_wrong:.1%} of the others are.",
         "A system's own errors stand among them and in these shares: have people look before a label is changed.",
     ]
     if len(found.noisy) > most:
@@ -88,22 +97,34 @@ def noise_section(found: LabelNoise, name: str, most: int) -> Section:
     if found.without:
         notes.append(f"{found.without:,} memes have no probability, and were not looked at.")
     return Section(
-        key="noise", title=f"Labels to look at: {name}", rows=tuple(rows) if found.noisy else (), notes=tuple(notes)
+        key=f"noise-{label}" if label else "noise",
+        title=f"Labels to look at{f', {has}' if label else ''}: {name}",
+        rows=tuple(rows) if found.noisy else (),
+        notes=tuple(notes),
     )
 
 
-def subgroup_section(name: str, found: SubgroupTable) -> Section:
-    """Figures of each group of memes beside those of all others."""
-    heads = ("group", "memes", "harmful", "accuracy", "others", "false alarms", "others", "misses", "others")
+def subgroup_sections(name: str, tables: Sequence[SubgroupTable]) -> list[Section]:
+    """Figures of each group of memes beside those of all others, a section for each table of a run."""
+    sections = []
+    for place, found in enumerate(tables):
+        # The tables of a question share tests and groups: what is to be known of both is said once.
+        sections.append(_subgroup_section(name, found, whole_notes=not (found.task and place)))
+    return sections
+
+
+_SHARE_TITLES = {"accuracy": "accuracy", "false_alarms": "false alarms", "misses": "misses"}
+
+
+def _subgroup_section(name: str, found: SubgroupTable, *, whole_notes: bool) -> Section:
+    whole, nothing = bool(found.task) and not found.label, "no answer" if found.task else "no class"
+    titles = {field: title for field, title in _SHARE_TITLES.items() if field in found.shares}
     rows = []
     sure = []
     for group in found.groups:
-        cells = [group.name, f"{group.n:,}", f"{group.harmful:,}"]
-        for title, share in (
-            ("accuracy", group.accuracy),
-            ("false alarms", group.false_alarms),
-            ("misses", group.misses),
-        ):
+        cells = [group.name, f"{group.n:,}", *([] if whole else [f"{group.harmful:,}"])]
+        for field, title in titles.items():
+            share: Share = getattr(group, field)
             cells += [_cell(share), words.places(share.rest)]
             if share.sure and share.figure and share.rest is not None:
                 sure.append(
@@ -112,24 +133,36 @@ def subgroup_section(name: str, found: SubgroupTable) -> Section:
                 )
         if group.silent.sure and group.silent.figure and group.silent.rest is not None:
             sure.append(
-                f"{words.plain(group.name)}: no class for {group.silent.figure.value:.3f} of its memes against "
+                f"{words.plain(group.name)}: {nothing} for {group.silent.figure.value:.3f} of its memes against "
                 f"{group.silent.rest:.3f} (p = {group.silent.corrected:.2g} after correction)."
             )
-        rows.append(tuple(map(words.plain, [*cells, _cell(group.silent)])))
-    notes = [
-        f"Tests of each group against all other memes (Fisher's exact): {found.tests:,}, corrected by Holm. * marks "
-        "what is below 0.05 after that.",
-        *(sure or ["No group differs from the others by more than chance often makes among so many looks."]),
-    ]
+        # Once a run: whether there is an answer does not depend on the label.
+        if "silent" in found.shares:
+            cells.append(_cell(group.silent))
+        rows.append(tuple(map(words.plain, cells)))
+    notes = sure or ["No group differs from the others by more than chance often makes among so many looks."]
     few = [words.plain(group.name) for group in found.groups if group.n < _FEW]
-    if few:
-        notes.append(f"Fewer than {_FEW} memes, of which little can be said: {', '.join(few)}.")
+    if whole_notes:
+        of_run = " in all tables of this run" if found.task else ""
+        notes.insert(
+            0,
+            f"Tests of each group against all other memes (Fisher's exact): {found.tests:,}{of_run}, corrected by "
+            "Holm. * marks what is below 0.05 after that.",
+        )
+        if few:
+            notes.append(f"Fewer than {_FEW} memes, of which little can be said: {', '.join(few)}.")
+    scored = f"protocol {found.protocol}"
+    if found.task:
+        scored = f"label {found.label}" if found.label else f"{found.task}, whole answers"
+    heads = ["group", "memes", *([] if whole else [found.label or "harmful"])]
+    heads += [head for title in titles.values() for head in (title, "others")]
+    heads += [nothing] if "silent" in found.shares else []
     return Section(
-        key=f"groups-{found.protocol}",
-        title=f"{words.plain(name)}, protocol {found.protocol}: {found.n:,} memes",
-        rows=((*heads, "no class"), *rows),
+        key=f"groups-{found.task}-{found.label}" if found.task else f"groups-{found.protocol}",
+        title=f"{words.plain(name)}, {words.plain(scored)}: {found.n:,} memes",
+        rows=(tuple(map(words.plain, heads)), *rows),
         notes=tuple(notes),
-        caption="Shares with Wilson's 95 % intervals; a meme without a class is wrong",
+        caption=f"Shares with Wilson's 95 % intervals; a meme with {nothing} is wrong",
     )
 
 

@@ -50,6 +50,8 @@ def _group(group: Group) -> Iterator[str]:
             yield from (f"Confusion, {escaped(row.run.label)}:", "")
             yield from _confusion(row.card)
             yield from _calibration(row.card)
+    if group.traps:
+        yield from (*(f"- {escaped(trap)}" for trap in group.traps), "")
     yield from _published(group)
 
 
@@ -163,7 +165,7 @@ def _published(group: Group) -> Iterator[str]:
         ["system", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC", "MMAE", "source", "remark"],
         [
             [
-                f"{escaped(row.system)} ({row.year})",
+                escaped(row.name),
                 escaped(row.split) or "not said",
                 str(row.protocol),
                 words.NOTHING if row.n is None else f"{row.n:,}",

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from court.errors import BadRequest
-from eval.datasets.card import DatasetCard, SplitRole
+from eval.datasets.card import SplitRole
+from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
-from eval.reports.words import plain
-from eval.runs.folder import dataset_of
-from eval.runs.question import Answerer
-from eval.runs.results import Results
+from eval.reports.words import plain, traps_in_words
+from eval.runs.question import ELSEWHERE, Answerer
+from eval.runs.results import Results, card_of_results
 from eval.scores.tables import figure
 from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
@@ -33,6 +32,7 @@ class TaskGroup:
         runs: Each run with its figures, in the order in which they were given.
         caveats: Caveats of the card about figures of the data set.
         role: Purpose of the split; None where the card is not known.
+        published: Figures of others on this task of this split, as the card has them.
     """
 
     dataset: str
@@ -40,6 +40,7 @@ class TaskGroup:
     runs: tuple[tuple[Results, TaskCard], ...]
     caveats: tuple[str, ...]
     role: SplitRole | None
+    published: tuple[CardPublished, ...] = ()
 
     @property
     def first(self) -> TaskCard:
@@ -53,7 +54,7 @@ _LABEL_HEAD = (
 )
 
 
-def gather_tasks(results: Sequence[Results]) -> tuple[TaskGroup, ...]:
+def gather_tasks(results: Sequence[Results], *, seed: int = 0) -> tuple[TaskGroup, ...]:
     """Scores runs that asked questions, by data set, split, and task.
 
     Raises:
@@ -63,7 +64,7 @@ def gather_tasks(results: Sequence[Results]) -> tuple[TaskGroup, ...]:
     for one in results:
         # By what decides memes and gold, so that ways of asking the same question stand side by side.
         key = (one.dataset, one.split, str(question_of(one).material()))
-        groups.setdefault(key, []).append((one, task_card(one)))
+        groups.setdefault(key, []).append((one, task_card(one, seed=seed)))
     return tuple(_group(dataset, split, runs) for (dataset, split, _), runs in groups.items())
 
 
@@ -80,6 +81,7 @@ def sections_of(groups: Sequence[TaskGroup]) -> list[Section]:
         for number, group in enumerate(groups, 1)
         for section in (
             *_figures(group, number),
+            *_published(group, number),
             *_grid(group, number),
             *_choice(group, number),
             *_labels(group, number),
@@ -99,7 +101,8 @@ def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> st
             head, *rest = section.rows
             lines = [_row(head), _row(["---"] * len(head)), *map(_row, rest)]
             parts.append("\n".join(lines))
-        parts += section.notes
+        # Notes have names of strangers, too.
+        parts += map(_cell, section.notes)
     return "\n\n".join(parts) + "\n"
 
 
@@ -111,6 +114,7 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
             "split": group.split,
             "task": group.first.question.task,
             "caveats": list(group.caveats),
+            "published": [one.model_dump(mode="json") for one in group.published],
             "runs": [
                 {
                     "run": str(one.root or ""),
@@ -130,6 +134,8 @@ def as_json(groups: Sequence[TaskGroup]) -> list[dict[str, object]]:
 def describe_question(card: TaskCard) -> str:
     """Describes in a few words how a run asked: what it showed, and with how many examples."""
     question = card.question
+    if question.inputs == (ELSEWHERE,):
+        return ELSEWHERE
     said = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
@@ -139,20 +145,12 @@ def describe_question(card: TaskCard) -> str:
     return ", ".join(said)
 
 
-def _card_of(results: Results) -> DatasetCard | None:
-    """The card that a run was asked by; None for one that came with another version."""
-    manifest = results.manifest
-    assert manifest is not None, "a run that asked a question has a manifest"
-    try:
-        return dataset_of(manifest).card
-    except BadRequest:  # its figures don't rest on the card, which a run has the question of
-        return None
-
-
 def _group(dataset: str, split: str, runs: Sequence[tuple[Results, TaskCard]]) -> TaskGroup:
-    card = _card_of(runs[0][0])
+    card = card_of_results(runs[0][0])
     role = next((one.role for one in card.all_splits() if one.name == split), None) if card else None
-    return TaskGroup(dataset, split, tuple(runs), caveats=card.caveats if card else (), role=role)
+    task = runs[0][1].question.task
+    published = card.published_on(task, split) if card else ()
+    return TaskGroup(dataset, split, tuple(runs), caveats=card.caveats if card else (), role=role, published=published)
 
 
 def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
@@ -181,12 +179,63 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
         )
 
 
+def _published(group: TaskGroup, number: int) -> Iterator[Section]:
+    """Figures of others beside those of the runs, where task, split and metric are the same."""
+    # No empty table: most cards have no such figures.
+    if not group.published:
+        return
+    theirs = dict.fromkeys(name for one in group.published for name in one.figures)
+    # In the order of our own figures; metrics that we have none of come last, and stay empty in our rows.
+    ours = group.first.figures
+    names = [*(name for name in ours if name in theirs), *(name for name in theirs if name not in ours)]
+    rows = [("system", "asked with", "memes", *names, "source")]
+    for run, card in group.runs:
+        values = (figure(card.figures.get(name)) for name in names)
+        rows.append((plain(run.name), describe_question(card), f"{card.n:,}", *values, "this run"))
+    # Ours first: the others are what they are held against.
+    for one in group.published:
+        year = f" ({one.year})" if one.year else ""
+        memes = "not said" if one.n is None else f"{one.n:,}"
+        values = (figure(one.figures.get(name)) for name in names)
+        rows.append((plain(one.system) + year, plain(one.setup), memes, *values, plain(one.source)))
+    yield Section(
+        key=f"task-{number}-published",
+        title=f"As published on this task and split, not measured here: {plain(group.first.question.task)}",
+        rows=tuple(rows),
+        notes=tuple(_published_remarks(group.published, [card.n for _, card in group.runs])),
+    )
+
+
+def _published_remarks(published: Sequence[CardPublished], memes: Sequence[int]) -> list[str]:
+    """Obstacles to comparing published figures with ours, in sentences.
+
+    Args:
+        published: The figures.
+        memes: Numbers of memes that ours rest on.
+    """
+    counted = " or ".join(f"{n:,}" for n in sorted(set(memes)))
+    others: dict[int, list[str]] = {}
+    for one in published:
+        # Several runs on different memes: a figure is on another number than one of them at least.
+        if one.n is not None and set(memes) != {one.n}:
+            others.setdefault(one.n, []).append(one.system)
+    found = [
+        f"On {n:,} memes, and not on {counted} as here: {plain(', '.join(dict.fromkeys(systems)))}."
+        for n, systems in sorted(others.items())
+    ]
+    # Such a figure may be on any part of the split.
+    unsaid = dict.fromkeys(one.system for one in published if one.n is None)
+    if unsaid:
+        found.append(f"On how many memes is not said: {plain(', '.join(unsaid))}.")
+    found += [f"{plain(one.system)}: {plain(one.remark).rstrip('.')}." for one in published if one.remark]
+    return found
+
+
 def _notes(group: TaskGroup) -> tuple[str, ...]:
     first = group.first
     drawn = f"groups of memes ({first.groups:,} of them)" if first.groups else "memes"
     notes = [f"Intervals are 95 %, by bootstrap over {drawn}; a meme without an answer is wrong."]
-    notes += [f"On this data set: {plain(caveat)}." for caveat in group.caveats]
-    return tuple(notes)
+    return (*notes, *traps_in_words(group.caveats))
 
 
 def _grid(group: TaskGroup, number: int) -> Iterator[Section]:

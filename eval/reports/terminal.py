@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from eval.reports import words
 from eval.reports.gather import Group, Report
 from eval.reports.wrong import VerdictFault
+from eval.scores.published import PublishedRow
 from eval.scores.tables import cards_table, confusion_table, table
 
 _BESIDE = 3
@@ -45,20 +46,33 @@ def _group(group: Group) -> Iterator[str]:
                 rows.append([words.plain(each.label), words.plain(each.against), points, p, each.judgment])
             yield from (table(rows, numbers=False), "")
         yield from (*(words.plain(remark) for remark in one.remarks), "")
+    if group.traps:
+        yield from (*group.traps, "")
     if group.published:
-        rows = [["published, not measured here", "split", "protocol", "accuracy", "macro-F1", "AUROC"]]
+        rows = [["published, not measured here", "split", "protocol", "memes", "accuracy", "macro-F1", "AUROC"]]
         rows += [
             [
-                f"{row.system} ({row.year})",
+                words.plain(row.name),
                 row.split or "not said",
                 str(row.protocol),
+                words.NOTHING if row.n is None else f"{row.n:,}",
                 words.places(row.accuracy),
                 words.places(row.macro_f1),
                 words.places(row.auroc),
             ]
             for row in group.published
         ]
-        yield from (table(rows), "")
+        yield from (table(rows), "", *_sources(group.published), "")
     counts = [f"{group.count(fault):,} {fault.title.lower()}" for fault in VerdictFault if group.count(fault)]
     yield f"Wrong: {'; '.join(counts) or 'nothing that was judged'}."
     yield ""
+
+
+def _sources(published: Sequence[PublishedRow]) -> Iterator[str]:
+    """Sources and remarks of published figures, each once, with the systems that they are of."""
+    # Most rows share a source or a remark, which would fill the screen otherwise.
+    systems: dict[str, list[str]] = {}
+    told = [(f"From {row.source}", row) for row in published] + [(row.remark, row) for row in published if row.remark]
+    for sentence, row in told:
+        systems.setdefault(words.plain(sentence).rstrip("."), []).append(words.plain(row.system))
+    yield from (f"{sentence}: {', '.join(dict.fromkeys(named))}." for sentence, named in systems.items())

@@ -51,6 +51,11 @@ def listed(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def traps_in_words(caveats: Iterable[str]) -> list[str]:
+    """Caveats of a data set's card, as sentences."""
+    return [f"On this data set: {plain(caveat).rstrip('.')}." for caveat in caveats]
+
+
 def plain(text: object) -> str:
     """Text of strangers on one line, with invisible characters as their code points."""
     return " ".join("".join(piece for piece, _ in split_hidden(str(text))).split())

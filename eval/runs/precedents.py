@@ -19,12 +19,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.digests import digest, sha256_of
 from court.errors import BadRequest, Unavailable
@@ -58,6 +58,7 @@ class _Prepared(BaseModel):
     dropped_labels: tuple[str, ...] = ()
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
+    templates: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class Prepared:
         nearness: From where on they were too near.
         notes: Further notes on the library, in sentences without any of the memes.
         dropped_labels: Labels, in the data set's words, of which no precedent was taken.
+        templates: Template of each judged meme that shares one with another judged meme, by id; empty where templates
+            are not held apart.
     """
 
     library: Library
@@ -77,6 +80,7 @@ class Prepared:
     nearness: LeakThresholds
     notes: tuple[str, ...] = ()
     dropped_labels: tuple[str, ...] = ()
+    templates: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -219,10 +223,11 @@ async def prepare_precedents(
         dropped_labels=tuple(dropped_labels),
         notes=notes,
         excluded=tuple(excluded),
+        templates=dict(found.templates),
     )
     # In one step, and after the library: see above.
     replace_file(_beside(place), kept.model_dump_json(indent=1) + "\n")
-    return Prepared(library, kept.excluded, nearness, notes, dropped_labels=kept.dropped_labels)
+    return _of(library, kept)
 
 
 def read_prepared(place: Path, encoder: Encoder) -> Prepared:
@@ -234,7 +239,19 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
     """
     library = Library.open(place, encoder.identity)
     kept = _read(place)
-    return Prepared(library, kept.excluded, kept.nearness, kept.notes, dropped_labels=kept.dropped_labels)
+    return _of(library, kept)
+
+
+def _of(library: Library, kept: _Prepared) -> Prepared:
+    # What an earlier version prepared has no templates: intervals are then over memes, as they were.
+    return Prepared(
+        library,
+        kept.excluded,
+        kept.nearness,
+        kept.notes,
+        dropped_labels=kept.dropped_labels,
+        templates=kept.templates,
+    )
 
 
 def comparing(encoder: Encoder) -> Encoder:

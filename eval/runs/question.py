@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from court.errors import BadRequest
+from eval.datasets.card import CardTask
 from eval.datasets.items import JudgedMeme
 
-INPUTS = ("picture", "text", "ocr", "caption", "description")
+INPUTS = ("picture", "text", "ocr", "caption", "language", "description")
 """What of a meme may be shown; besides them ``gold:TASK``, its gold labels of another task."""
 GOLD = "gold:"
 PRECEDENTS = "precedents"
 """In place of a model's name: the embedded classifier, which asks no model."""
+ELSEWHERE = "elsewhere"
+"""In place of all inputs: another system answered, and it is not known what it was shown."""
 TEXTS = ("text", "ocr", "caption")
 """Inputs that the data set itself has as words."""
+SAID = (*TEXTS, "language")
+"""These, and what else the data set says of a meme, which no vote of labelled memes compares."""
 
 
 class Answerer(StrEnum):
@@ -87,6 +93,20 @@ class Question(BaseModel):
         return {"task": self.task, "kind": self.kind, "labels": list(self.labels)}
 
 
+def question_about(task: CardTask, **how: Any) -> Question:
+    """The question that a task of a card is; ``how`` has the fields of how it is asked."""
+    return Question(
+        task=task.id,
+        title=task.title,
+        kind=str(task.kind),
+        labels=task.labels,
+        define=task.define,
+        metrics=task.metrics,
+        official=task.official,
+        **how,
+    )
+
+
 def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:
     """Gold labels of a meme in a task, possibly none of them; None where the task says nothing of it."""
     labels = meme.tasks.get(task)
@@ -94,8 +114,8 @@ def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:
 
 
 def words_of(meme: JudgedMeme, kind: str) -> str:
-    """Words of a meme that the data set has for an input of :data:`TEXTS`; empty where it has none."""
-    return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption}[kind]
+    """Words of a meme that the data set has for an input of :data:`SAID`; empty where it has none."""
+    return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption, "language": meme.language}[kind]
 
 
 def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
@@ -125,7 +145,7 @@ def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
 
 def require_inputs(question: Question, memes: Sequence[JudgedMeme]) -> None:
     """Raises BadRequest where no meme has words that are to be shown: it would be asked about nothing."""
-    for kind in TEXTS:
+    for kind in SAID:
         if kind in question.inputs and not any(words_of(meme, kind).strip() for meme in memes):
             raise BadRequest(
                 f"No meme has a field {kind}: the data set's card names none, or its cells are empty. Leave {kind} out "

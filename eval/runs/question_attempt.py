@@ -28,12 +28,18 @@ from eval.runs.attempt import PICTURE_MISSING
 from eval.runs.label_votes import open_label_votes
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.progress import Progress
-from eval.runs.question import GOLD, TEXTS, Answerer, Question, gold_of, words_of
+from eval.runs.question import GOLD, SAID, Answerer, Question, gold_of, words_of
 from retrieval.precedents.finder import LibraryFinder
 
 NOTHING_COMPARABLE = "NOTHING_COMPARABLE"
 """Reason of a prediction without an answer: nothing of the meme can be compared with labelled memes."""
-_WHAT = {"text": "Text", "ocr": "Words read off the picture", "caption": "Caption", "description": "Description"}
+_WHAT = {
+    "text": "Text",
+    "ocr": "Words read off the picture",
+    "caption": "Caption",
+    "language": "Language",
+    "description": "Description",
+}
 _MOST_OPTIONS = len(string.ascii_uppercase)
 
 
@@ -169,7 +175,7 @@ class _LabelCalls(MemeCalls):
             named = {"number": str(number)}
             if shot.picture is not None and "picture" in self.question.inputs:
                 parts += [shot.picture, prompt.task("example_picture", **named)]
-            words = [(kind, words_of(shot.meme, kind)) for kind in TEXTS if kind in self.question.inputs]
+            words = [(kind, words_of(shot.meme, kind)) for kind in SAID if kind in self.question.inputs]
             if "description" in self.question.inputs and shot.picture is not None:
                 words.append(("description", await self._described((shot.picture,))))
             # In a fence like the meme's own words: an example is a stranger's text too.
@@ -190,7 +196,7 @@ class _LabelCalls(MemeCalls):
         parts.append(prompt.task("picture" if with_picture else "without"))
         for kind in inputs:
             words = ""
-            if kind in TEXTS:
+            if kind in SAID:
                 words = words_of(shown.meme, kind)
             elif kind == "description":
                 words = await self._described(shown.frames)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from court.errors import BadRequest
+from eval.datasets.card import DatasetCard
 from eval.datasets.items import JudgedMeme
+from eval.datasets.known import find_dataset
 from eval.datasets.protocol import Protocol
-from eval.runs.folder import RunFolder, RunManifest
+from eval.runs.folder import RunFolder, RunManifest, dataset_of
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.question import Question
 
@@ -33,6 +35,9 @@ class Results:
         judged: In the order of the split, every meme once.
         manifest: Manifest of the run; None for predictions from elsewhere.
         root: Directory of the run, for its records; None likewise.
+        answered_question: Question that predictions from elsewhere answer; None where they are verdicts, or a manifest
+            has it.
+        card: Card of the data set of predictions from elsewhere; None where it is found by the data set's id.
     """
 
     name: str
@@ -42,6 +47,8 @@ class Results:
     judged: tuple[Judged, ...]
     manifest: RunManifest | None = None
     root: Path | None = None
+    answered_question: Question | None = None
+    card: DatasetCard | None = None
 
     @property
     def finished(self) -> bool:
@@ -51,7 +58,7 @@ class Results:
     @property
     def question(self) -> Question | None:
         """Question that was asked in place of trials; None where trials were held, or nobody knows."""
-        return self.manifest.question if self.manifest else None
+        return self.manifest.question if self.manifest else self.answered_question
 
     def under(self, protocol: Protocol) -> tuple[tuple[bool, Judged], ...]:
         """Gold (harmful or not) and what was said, without the memes that the protocol drops.
@@ -88,6 +95,18 @@ def read_results(root: Path) -> Results:
         manifest=manifest,
         root=root,
     )
+
+
+def card_of_results(results: Results) -> DatasetCard | None:
+    """The card of the data set of a run or of predictions; None for one that is not at hand, or of another version."""
+    # A card by path is known to nobody by its id.
+    if results.card is not None:
+        return results.card
+    try:
+        dataset = dataset_of(results.manifest) if results.manifest else find_dataset(results.dataset)
+    except BadRequest:  # figures don't rest on the card: only its words are missed
+        return None
+    return dataset.card
 
 
 def require_verdicts(results: Results) -> None:

@@ -229,7 +229,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 # Opened before the court, so closed after it: replies that come while it closes are still stored.
                 calls = SqliteCallCache.open(plan.calls or plan.out / CALLS)
                 stack.push_async_callback(calls.close)
-            checked = {} if begun else await _prepare(plan, folder, material, progress)
+            checked = _Checked() if begun else await _prepare(plan, folder, material, progress)
             # After the precedents, which take long and need no model: no GPU idles meanwhile.
             plan = await _served(plan, stack, progress)
             settings = _settings(plan)
@@ -257,10 +257,12 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                     examples=_examples(plan),
                     progress=progress,
                 )
-            manifest = _manifest(plan, material, court=house.court, excluded=folder.excluded(), checked=checked)
+            manifest = _manifest(
+                plan, material, court=house.court, excluded=folder.excluded(), checked=dict(checked.nearness)
+            )
             if begun is None:
                 # The manifest after the memes: where it stands there is a run, whose memes are read.
-                folder.write_memes(material.memes)
+                folder.write_memes([_on_template(meme, checked.templates) for meme in material.memes])
                 folder.write_manifest(manifest)
                 (plan.out / _STARTING).unlink(missing_ok=True)
             else:
@@ -421,7 +423,20 @@ def _settings(plan: Plan) -> Settings:
     return plan.settings.model_copy(update=changes)
 
 
-async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress: Progress) -> dict[str, JsonValue]:
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Outcome of comparing the precedents with what is judged.
+
+    Attributes:
+        nearness: From where on a precedent was too near, for the manifest.
+        templates: Templates that judged memes share, as :attr:`eval.runs.precedents.Prepared.templates`.
+    """
+
+    nearness: Mapping[str, JsonValue] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+
+
+async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress: Progress) -> _Checked:
     """Has the precedents ready: the train split without what is too near to a judged meme. Says how that was told."""
     from court.backends.pictures.reader import GuardedPictureReader
     from eval.runs.precedents import comparing, prepare_precedents, read_prepared
@@ -429,7 +444,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
 
     if plan.without_library:
         folder.write_excluded(())
-        return {}
+        return _Checked()
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
@@ -483,7 +498,11 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     why = f" ({counts})" if counts else ""
     progress.tell(f"{size:,} precedents; {out:,} were left out as too near to what is judged{why}.")
     folder.write_excluded(prepared.excluded)
-    return prepared.checked
+    return _Checked(prepared.checked, prepared.templates)
+
+
+def _on_template(meme: JudgedMeme, templates: Mapping[str, str]) -> JudgedMeme:
+    return meme.model_copy(update={"template": templates.get(meme.id, "")})
 
 
 def _source(plan: Plan, split: str) -> Source:
@@ -573,7 +592,8 @@ def _require_same_material(begun: RunManifest, folder: RunFolder, plan: Plan, ma
     if (plan.out / STAND_IN).exists():
         differ.append("a plain picture beside each text, which this version judges alone")
     # Same files and other memes: another version reads them differently. Half a run of each would be neither.
-    if not differ and folder.memes() != material.memes:
+    # Templates are told once, when a run begins, and not read from the data set.
+    if not differ and tuple(_on_template(meme, {}) for meme in folder.memes()) != material.memes:
         differ = ["how this version of MemeCourt reads the data set"]
     refuse_different("run", differ)
 

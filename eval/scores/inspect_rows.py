@@ -28,7 +28,7 @@ def inspect_records(path: Path, scorer: str = "") -> Iterator[Record]:
 
     Returns:
         Numbers of the samples, counted from 1 in the order of their ids, with ``id`` and ``label``, of our own logs
-        ``score`` and ``level`` too; or what is wrong with the sample.
+        ``score`` and ``level``, or ``said``, too; or what is wrong with the sample.
 
     Raises:
         BadRequest: The file is no log, or has no such scorer, or its scorer gives no answers.
@@ -90,6 +90,8 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
             return "its metadata has no prediction, and that of others has"
         # A failure is no label: an empty one is what says that there is no answer.
         label = "" if said["outcome"] == Outcome.FAILED else said["outcome"]
+        if said.get("said"):  # of a run that asked a question: its answers by task
+            return {"id": sample.id, "label": label, "said": said["said"]}
         return {"id": sample.id, "label": label, "score": said.get("score"), "level": said.get("level")}
     # A sample that broke off is the system's failure: it counts as wrong, and is not refused.
     if sample.error is not None:

@@ -17,6 +17,8 @@ from court.errors import BadRequest, NotLoaded
 
 FEWEST = 20
 """Memes of each label below which thresholds of confidence rest on too few."""
+TOO_FEW = "TOO_FEW_TO_SAY"
+"""Reason of an error: there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def find_label_noise(memes: Sequence[tuple[str, bool, float | None]]) -> LabelNo
         raise BadRequest(
             f"{counts[1]:,} memes labelled harmful and {counts[0]:,} labelled not harmful have a probability; label "
             f"noise needs {FEWEST} of each.",
-            reason="TOO_FEW_TO_SAY",
+            reason=TOO_FEW,
         )
     try:
         from cleanlab.count import estimate_joint

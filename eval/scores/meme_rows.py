@@ -70,6 +70,6 @@ def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Rec
     delimiter = delimiter_of(content, tuple(columns))
     # Of two columns of a name the last would win without a word.
     if delimiter is None or len(set(header := header_of(content, delimiter))) < len(header):
-        named = f"{', '.join(columns[:-1])} and {columns[-1]}"
+        named = " and ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
         return iter([(1, f"the header must name {named}, and no column twice")])
     return csv_records(content, delimiter)

@@ -27,6 +27,7 @@ from eval.runs.prediction import Outcome
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.resampling import Floats, Ints
+from retrieval.linked import number_linked
 
 CLASSES = (False, True)
 """Not harmful, harmful. Always given to scikit-learn: a class that nobody predicted still counts in a macro average."""
@@ -177,13 +178,22 @@ class Card:
 
 
 def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
-    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one."""
-    if not any(one.meme.group for one in judged):
+    """Number of each meme's group, shape (memes,), a meme without one being its own; None where none has one.
+
+    Memes of one group of the card are in one, and so are memes on one template where a run held templates apart: what
+    shares either is no independent draw.
+    """
+    if not any(one.meme.group or one.meme.template for one in judged):
         return None
-    known: dict[str, int] = {}
-    # The NUL keeps a meme without a group from joining one that is called like its id.
-    keys = (one.meme.group or f"\0{one.meme.id}" for one in judged)
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    # By kind, so that a group is never taken for a template of the same name.
+    shared = (
+        (place, (kind, name))
+        for place, one in enumerate(judged)
+        for kind, name in (("group", one.meme.group), ("template", one.meme.template))
+        if name
+    )
+    first: dict[tuple[str, str], int] = {}
+    return number_linked(len(judged), ((place, first.setdefault(key, place)) for place, key in shared))
 
 
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
@@ -450,8 +460,9 @@ def score(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    groups: Ints | None = None,
 ) -> Scores:
-    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes.
+    """Scores labels against gold ones, with 95 % percentile bootstrap intervals over memes, or groups of them.
 
     Args:
         gold: True if each meme is harmful.
@@ -459,6 +470,7 @@ def score(
         probabilities: Probabilities of harm, in the same order, or None.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of the bootstrap.
+        groups: int64 of shape (memes,), number of each meme's group, to draw whole groups; None to draw memes.
 
     Raises:
         ValueError: There is no meme, or the sequences differ in length.
@@ -467,7 +479,12 @@ def score(
         raise ValueError("scores need at least one meme, and one label each")
     truth, labels = np.asarray(gold, dtype=bool), np.asarray(said, dtype=bool)
     cells = confusion_matrix(truth, labels, labels=CLASSES).astype(np.int64)
-    over = resampling.rates(resampling.draw_cells(cells, resamples, seed))
+    drawn = (
+        resampling.draw_cells(cells, resamples, seed)
+        if groups is None
+        else resampling.draw_group_cells(2 * truth + labels, cells.shape, groups, resamples=resamples, seed=seed)
+    )
+    over = resampling.rates(drawn)
     return Scores(
         n=len(truth),
         harmful=int(truth.sum()),

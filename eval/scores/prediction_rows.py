@@ -32,12 +32,13 @@ class PredictionRows(NamedTuple):
     records: Iterator[Record]
 
 
-def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
+def prediction_rows(path: Path, scorer: str = "", *, columns: tuple[str, ...] = _COLUMNS) -> PredictionRows:
     """Opens a file of predictions.
 
     Args:
         path: The file. Its ending tells Parquet and logs of Inspect AI; whatever else is text.
         scorer: Scorer of a log; see :func:`eval.scores.inspect_rows.inspect_records`.
+        columns: Columns that a table must have; ``label`` may be called ``outcome`` in Parquet.
 
     Raises:
         BadRequest: The file can't be read, or a scorer is named and it is no log.
@@ -52,8 +53,8 @@ def prediction_rows(path: Path, scorer: str = "") -> PredictionRows:
             field="scorer",
         )
     if path.suffix.lower() == ".parquet":
-        return PredictionRows("row", _parquet_records(path))
-    return PredictionRows("line", table_records(path, _COLUMNS, "predictions"))
+        return PredictionRows("row", _parquet_records(path, columns))
+    return PredictionRows("line", table_records(path, columns, "predictions"))
 
 
 def _is_log(path: Path) -> bool:
@@ -71,16 +72,17 @@ def _is_log(path: Path) -> bool:
     return first.lstrip().startswith("{") and (record is None or "eval" in record)
 
 
-def _parquet_records(path: Path) -> Iterator[Record]:
+def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
     rows = iter(RecordFile(path, FileKind.PARQUET))
     first = next(rows, None)
     if first is None:
         return
     names = [name.lower() for name in first[1]]
-    label = "label" if "label" in names else _OUTCOME
+    label = "label" if "label" in names or "label" not in columns else _OUTCOME
+    needed = {label if name == "label" else name for name in columns}
     # As of a table: of two columns of a name the last would win without a word.
-    if not {"id", label} <= set(names) or len(set(names)) < len(names):
-        yield 1, "the columns must be id and label among others, and none there twice"
+    if not needed <= set(names) or len(set(names)) < len(names):
+        yield 1, f"the columns must be {' and '.join(columns)} among others, and none there twice"
         return
     for number, row in itertools.chain([first], rows):
         if isinstance(row, str):

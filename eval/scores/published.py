@@ -6,9 +6,11 @@ version of the data is another can't be compared with ours: ``remark`` says what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from eval.datasets.card import DatasetCard
 from eval.datasets.protocol import Protocol
 
 
@@ -21,7 +23,7 @@ class PublishedRow:
         split: Split of the data set; empty where we could not read which.
         protocol: Protocol by which labels became two classes.
         system: Name of the system in the publication.
-        year: In which the figure was published.
+        year: In which the figure was published; None where a card doesn't say.
         source: The paper, and the table where we know it.
         read_in: Publication that it was read in.
         accuracy: A share; None where it is not reported, or could not be read. So are the others.
@@ -36,7 +38,7 @@ class PublishedRow:
     split: str
     protocol: Protocol
     system: str
-    year: int
+    year: int | None
     source: str
     read_in: str
     accuracy: float | None = None
@@ -45,6 +47,11 @@ class PublishedRow:
     mmae: float | None = None
     n: int | None = None
     remark: str = ""
+
+    @property
+    def name(self) -> str:
+        """System and year, as reports name it."""
+        return f"{self.system} ({self.year})" if self.year else self.system
 
 
 _RGCL = "Mei et al. 2023 (RGCL), arXiv:2311.08110v1"
@@ -421,6 +428,59 @@ CAVEATS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 """What has to be known before a published figure is held against ours: of which data sets, and what."""
+
+
+_SHOWN = ("accuracy", "macro-f1", "auroc", "mmae")
+"""Metrics that a row has a column for."""
+
+
+def rows_of_card(card: DatasetCard, split: str, protocols: Sequence[Protocol]) -> tuple[PublishedRow, ...]:
+    """Published figures that a card has of the task that trials are scored on, on one split, under these protocols."""
+    task = card.court_task
+    # Without a task for trials there is no verdict to stand beside.
+    if task is None:
+        return ()
+    rows = []
+    for protocol in protocols:
+        for one in card.published_on(task.id, split, protocol):
+            # Whatever has no column of its own stands in the remark, so that nothing published is dropped.
+            accuracy, macro_f1, auroc, mmae = (one.figures.get(name) for name in _SHOWN)
+            others = [f"{name} {value:.3f}" for name, value in one.figures.items() if name not in _SHOWN]
+            rows.append(
+                PublishedRow(
+                    dataset=card.id,
+                    split=split,
+                    protocol=protocol,
+                    system=f"{one.system}, {one.setup}" if one.setup else one.system,
+                    year=one.year,
+                    source=one.source,
+                    # Whoever wrote the card read it; the card's own words say where.
+                    read_in="the data set's card",
+                    accuracy=accuracy,
+                    macro_f1=macro_f1,
+                    auroc=auroc,
+                    mmae=mmae,
+                    n=one.n,
+                    remark=" ".join([*(f"{words}." for words in others), one.remark]).strip(),
+                )
+            )
+    return tuple(rows)
+
+
+def with_numbers(row: PublishedRow, split: str, memes: Mapping[Protocol, Collection[int]]) -> PublishedRow:
+    """The row, with a remark where it rests on another number of memes than our figures on the same split.
+
+    Args:
+        row: A published row.
+        split: Split of our figures.
+        memes: Numbers of memes that ours rest on, by protocol.
+    """
+    ours = set(memes.get(row.protocol, ()))
+    # On another split the numbers differ in any case, and the row says which split it is.
+    if row.split != split or row.n is None or not ours or ours == {row.n}:
+        return row
+    counted = " or ".join(f"{n:,}" for n in sorted(ours))
+    return replace(row, remark=f"{row.remark} On {row.n:,} memes, and not on {counted} as here.".strip())
 
 
 def caveats(dataset: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ half had been left blank.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results, not_judged
-from eval.scores.prediction_rows import prediction_rows
+from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _TOLD = 10
@@ -70,7 +70,7 @@ class ScoredFile:
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
 
-class _LineFault(Exception):
+class LineFault(Exception):
     """Fault in a line; its message does not quote the meme."""
 
 
@@ -87,30 +87,89 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
             is none of ours, a score or level that is none.
         NotLoaded: The library that reads a file of this kind is not installed.
     """
-    known = {meme.id: meme for meme in memes}
     levelled = any(meme.level is not None for meme in memes)
     words = _words_of(memes)
+    read = collect_predictions(
+        path,
+        memes,
+        prediction_rows(path, scorer),
+        lambda id_, record: _prediction(id_, record, words, levelled=levelled),
+    )
+    return read.scored(memes, _COLUMNS, _with_benign_levels(read.said, read.places, path))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedPredictions:
+    """Predictions of a file without a fault.
+
+    Attributes:
+        said: Prediction of each meme that the file has, by id.
+        places: Row of each meme in the file, in words.
+        columns: Names of all columns, in order.
+    """
+
+    said: dict[str, Prediction]
+    places: dict[str, str]
+    columns: tuple[str, ...]
+
+    def scored(
+        self, memes: Sequence[JudgedMeme], used: Collection[str], said: Mapping[str, Prediction] | None = None
+    ) -> ScoredFile:
+        """One prediction for each meme.
+
+        Args:
+            memes: Memes of the split, in its order.
+            used: Columns that something was read from.
+            said: Predictions in place of those that were collected.
+        """
+        # Levels are filled in where a file names them, once all rows are read.
+        said = self.said if said is None else said
+        return ScoredFile(
+            predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),
+            missing=tuple(meme.id for meme in memes if meme.id not in said),
+            unused=tuple(name for name in self.columns if name not in used),
+        )
+
+
+def collect_predictions(
+    path: Path,
+    memes: Sequence[JudgedMeme],
+    rows: PredictionRows,
+    predict: Callable[[str, Mapping[str, Any]], Prediction],
+) -> CollectedPredictions:
+    """Reads every row of a file, each of a meme of its own.
+
+    Args:
+        path: The file, for messages.
+        memes: Memes of the split.
+        rows: Its rows.
+        predict: Makes a prediction of a meme's id and row; raises LineFault.
+
+    Raises:
+        BadRequest: A row is at fault, or there is none; the first faults are listed.
+    """
+    known = {meme.id: meme for meme in memes}
     seen: dict[str, int] = {}
     said: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
     faults: list[str] = []
-    unit, records = prediction_rows(path, scorer)
+    unit, records = rows
     for line, record in records:
         try:
             if isinstance(record, str):
-                raise _LineFault(record)
+                raise LineFault(record)
             columns.update(dict.fromkeys(record))
             id_ = _id(record)
             if id_ in seen:
-                raise _LineFault(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
+                raise LineFault(f"the id {id_[:_SHOWN]!r} stands in {unit} {seen[id_]} already")
             # Before it is looked up, so that an unknown id that comes again is reported as a double.
             seen[id_] = line
             if id_ not in known:
                 # Only for those that are listed: a hint goes through all ids.
                 hint = _hint(id_, known) if len(faults) < _TOLD else ""
-                raise _LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
-            said[id_] = _prediction(id_, record, words, levelled=levelled)
-        except _LineFault as fault:
+                raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
+            said[id_] = predict(id_, record)
+        except LineFault as fault:
             faults.append(f"{unit} {line}: {fault}")
     if not faults and not seen:
         faults.append("it holds no predictions")
@@ -120,12 +179,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
         raise BadRequest(
             f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + rest, reason="PREDICTIONS_UNUSABLE"
         )
-    said = _with_benign_levels(said, {id_: f"{unit} {line}" for id_, line in seen.items()}, path)
-    return ScoredFile(
-        predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),
-        missing=tuple(meme.id for meme in memes if meme.id not in said),
-        unused=tuple(name for name in columns if name not in _COLUMNS),
-    )
+    return CollectedPredictions(said, {id_: f"{unit} {line}" for id_, line in seen.items()}, tuple(columns))
 
 
 def _hint(id_: str, known: Collection[str]) -> str:
@@ -175,10 +229,10 @@ def _prediction(
     id_: str, record: Mapping[str, Any], words: Mapping[str, tuple[Outcome, Level | None]], *, levelled: bool
 ) -> Prediction:
     if "label" not in record:
-        raise _LineFault("it has no label; leave it empty where there is no answer")
+        raise LineFault("it has no label; leave it empty where there is no answer")
     word = _word(record["label"], "label")
     if word not in words:
-        raise _LineFault(
+        raise LineFault(
             "the label is none that is known (harmful, not_harmful, 1, 0, true, false, undecided, empty for no answer, "
             "or the data set's own words)"
         )
@@ -186,16 +240,16 @@ def _prediction(
     named = _word(record.get("level"), "level")
     if named:
         if not levelled:
-            raise _LineFault("it gives a level, and this data set has none")
+            raise LineFault("it gives a level, and this data set has none")
         if named not in _LEVELS:
-            raise _LineFault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
+            raise LineFault("the level is none that is known (0 not, 1 somewhat, 2 very harmful)")
         if outcome.harmful is not (_LEVELS[named] is not Level.NOT_HARMFUL) or level not in (None, _LEVELS[named]):
-            raise _LineFault("label and level contradict each other")
+            raise LineFault("label and level contradict each other")
         level = _LEVELS[named]
     return Prediction(
         meme=id_,
         outcome=outcome,
-        score=_score(record.get("score")),
+        score=read_score(record.get("score")),
         # A level in a data set without any would be scored against nothing.
         level=level if levelled else None,
         reason=NO_ANSWER if outcome is Outcome.FAILED else "",
@@ -206,7 +260,7 @@ def _id(record: Mapping[str, Any]) -> str:
     id_ = record.get("id")
     # In Python true is a whole number, and would become the id "True".
     if isinstance(id_, bool) or not isinstance(id_, str | int) or not str(id_).strip():
-        raise _LineFault("it has no id")
+        raise LineFault("it has no id")
     # Ids of JSON may be numbers, and those of the split are texts.
     return str(id_).strip()
 
@@ -214,14 +268,15 @@ def _id(record: Mapping[str, Any]) -> str:
 def _word(value: Any, what: str) -> str:
     word = plain_word(value)
     if word is None:
-        raise _LineFault(f"the {what} is neither a word nor a whole number")
+        raise LineFault(f"the {what} is neither a word nor a whole number")
     return word
 
 
-def _score(value: Any) -> float | None:
+def read_score(value: Any) -> float | None:
+    """A probability of a cell; None where it is empty. Raises LineFault for anything else."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    fault = _LineFault("the score is no number from 0 to 1")
+    fault = LineFault("the score is no number from 0 to 1")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise fault
     try:

@@ -19,9 +19,11 @@ from eval.datasets.language import DETECT, language_of
 from eval.datasets.protocol import Protocol
 from eval.datasets.read_tasks import gold_by_meme
 from eval.runs.folder import dataset_of
-from eval.runs.results import Judged, Results
+from eval.runs.results import Results
 from eval.scores.compare import SURE, holm
+from eval.scores.label_metrics import right_answers
 from eval.scores.metrics import Figure
+from eval.scores.task_card import arrays_of, question_of
 from retrieval.text import script_of
 
 NONE = "none"
@@ -62,12 +64,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Subgroup:
-    """Figures of one group. A meme without a class counts as wrong.
+    """Figures of one group. A meme without a class, or without an answer, counts as wrong.
 
     Attributes:
         name: Name of the group.
         n: Its memes.
-        harmful: Number of them whose gold label is harmful.
+        harmful: Number of them whose gold label is harmful; in a table of a task's label, of those that have it.
         accuracy: Share of labels that agree with gold.
         false_alarms: Share of the memes that are not harmful which were called harmful.
         misses: Share of the harmful memes that were not called harmful.
@@ -85,6 +87,9 @@ class Subgroup:
 
 SHARES = ("accuracy", "false_alarms", "misses", "silent")
 """The fields of a subgroup that are tested."""
+_OF_WHOLE, _OF_LABEL = ("accuracy", "silent"), ("accuracy", "false_alarms", "misses")
+_NO_SHARE = Share(0, 0, None, None)
+"""Stands for a share that a table is not about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +97,23 @@ class SubgroupTable:
     """Figures of all groups.
 
     Attributes:
-        protocol: Protocol by which gold labels became two classes.
+        protocol: Protocol by which gold labels became two classes; None where a question was asked.
         n: Memes that are scored.
         groups: The largest first; a meme may be of several.
-        tests: Number of tests that were made, over which p-values are corrected.
+        tests: Number of tests that were made of the run, over which p-values are corrected.
+        task: Task that was asked about; empty where trials were held.
+        label: Label whose memes stand for the harmful ones; empty in the table of whole answers, in which all memes do,
+            and in one of verdicts.
+        shares: Fields of a group that the table is about.
     """
 
-    protocol: Protocol
+    protocol: Protocol | None
     n: int
     groups: tuple[Subgroup, ...]
     tests: int
+    task: str = ""
+    label: str = ""
+    shares: tuple[str, ...] = SHARES
 
 
 def groups_by(memes: Sequence[JudgedMeme], axis: str) -> dict[str, tuple[str, ...]]:
@@ -187,31 +199,103 @@ def subgroup_table(results: Results, protocol: Protocol, groups: Mapping[str, Se
         raise BadRequest(
             f"Under the protocol {protocol} no meme of {results.name} is left to be scored.", reason="NOTHING_TO_SCORE"
         )
+    rows = [_YesOrNo(one.meme.id, gold, one.prediction.outcome.harmful) for gold, one in pairs]
+    (table,) = _corrected([_table(rows, groups, protocol=protocol)])
+    return table
+
+
+def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) -> tuple[SubgroupTable, ...]:
+    """Figures of each group of memes in a run that asked a question, beside those of all others.
+
+    One table of whole answers, then one of each label: given to memes that lack it, or not given to memes that have it.
+    A task of two labels has that of its first one alone, as the other's is the same in a mirror. All p-values of all
+    tables are corrected together.
+
+    Args:
+        results: Results of a run that asked a question.
+        groups: Names of each meme's groups, by id, as for :func:`subgroup_table`.
+
+    Raises:
+        BadRequest: The run asked no question, or no meme of it has a gold label.
+    """
+    question = question_of(results)
+    judged, arrays = arrays_of(results)
+    ids, answered = [one.meme.id for one in judged], arrays.answered.tolist()
+
+    def rows(gold: Sequence[bool], said: Sequence[bool]) -> list[_YesOrNo]:
+        answers = zip(ids, gold, said, answered, strict=True)
+        return [_YesOrNo(id_, label, told if there else None) for id_, label, told, there in answers]
+
+    # Missing one label of two is a false alarm of the other.
+    mirrored = len(question.labels) == 2 and not question.multi
+    tables = []
+    # No share stands in two tables: a second test of the same would weigh on the correction.
+    if not mirrored:
+        right = right_answers(arrays).tolist()
+        tables.append(_table(rows([True] * len(ids), right), groups, task=question.task, shares=_OF_WHOLE))
+    for place, label in enumerate(question.labels[: 1 if mirrored else None]):
+        by_label = rows(arrays.gold[:, place].tolist(), arrays.said[:, place].tolist())
+        shares = SHARES if mirrored else _OF_LABEL
+        tables.append(_table(by_label, groups, task=question.task, label=label, shares=shares))
+    return tuple(_corrected(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _YesOrNo:
+    """Gold and answer of one meme, each yes or no; an answer of None stands for none."""
+
+    meme: str
+    gold: bool
+    said: bool | None
+
+
+def _table(
+    rows: Sequence[_YesOrNo],
+    groups: Mapping[str, Sequence[str]],
+    *,
+    protocol: Protocol | None = None,
+    task: str = "",
+    label: str = "",
+    shares: tuple[str, ...] = SHARES,
+) -> SubgroupTable:
+    """The table before p-values are corrected."""
     by_group: dict[str, list[int]] = {}
-    for place, (_, one) in enumerate(pairs):
+    for place, row in enumerate(rows):
         # A group that is named twice counts the meme once.
-        for name in dict.fromkeys(groups.get(one.meme.id) or (NONE,)):
+        for name in dict.fromkeys(groups.get(row.meme) or (NONE,)):
             by_group.setdefault(name, []).append(place)
-    names = sorted(by_group, key=lambda name: (-len(by_group[name]), name))
     found = []
-    for name in names:
+    for name in sorted(by_group, key=lambda name: (-len(by_group[name]), name)):
         inside = set(by_group[name])
-        own = [pair for place, pair in enumerate(pairs) if place in inside]
+        own = [row for place, row in enumerate(rows) if place in inside]
         # The others and not all: a large group would be compared with itself.
-        rest = [pair for place, pair in enumerate(pairs) if place not in inside]
-        counted = {field: _share(*_counts(own)[field], others=_counts(rest)[field]) for field in SHARES}
-        harmful = sum(gold for gold, _ in own)
-        found.append((name, len(own), harmful, counted))
-    # All tests of the table are corrected together, of whichever share they are.
-    tests = [(shares, field, share.p) for *_, shares in found for field, share in shares.items() if share.p is not None]
-    for (shares, field, _), corrected in zip(tests, holm([p for *_, p in tests]), strict=True):
-        shares[field] = replace(shares[field], corrected=corrected)
+        rest = [row for place, row in enumerate(rows) if place not in inside]
+        counted = {
+            field: _share(*_counts(own)[field], others=_counts(rest)[field]) if field in shares else _NO_SHARE
+            for field in SHARES
+        }
+        found.append(Subgroup(name=name, n=len(own), harmful=sum(row.gold for row in own), **counted))
     return SubgroupTable(
-        protocol=protocol,
-        n=len(pairs),
-        groups=tuple(Subgroup(name=name, n=n, harmful=harmful, **shares) for name, n, harmful, shares in found),
-        tests=len(tests),
+        protocol=protocol, n=len(rows), groups=tuple(found), tests=0, task=task, label=label, shares=shares
     )
+
+
+def _corrected(tables: Sequence[SubgroupTable]) -> list[SubgroupTable]:
+    """The tables, with all their p-values corrected together."""
+    # In one flat order, in which the corrected ones go back to their places.
+    shares = [getattr(group, field) for table in tables for group in table.groups for field in SHARES]
+    tested = [share.p for share in shares if share.p is not None]
+    found = iter(holm(tested))
+    corrected = [share if share.p is None else replace(share, corrected=next(found)) for share in shares]
+    left = iter(corrected)
+    return [
+        replace(
+            table,
+            groups=tuple(replace(group, **{field: next(left) for field in SHARES}) for group in table.groups),
+            tests=len(tested),
+        )
+        for table in tables
+    ]
 
 
 def wilson(count: int, n: int) -> Figure | None:
@@ -222,9 +306,9 @@ def wilson(count: int, n: int) -> Figure | None:
     return Figure(count / n, float(span.low), float(span.high))
 
 
-def _counts(pairs: Sequence[tuple[bool, Judged]]) -> dict[str, tuple[int, int]]:
+def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
     """Counts the memes of each share, and those that it is over."""
-    said = [(gold, one.prediction.outcome.harmful) for gold, one in pairs]
+    said = [(row.gold, row.said) for row in rows]
     harmful = [label for gold, label in said if gold]
     benign = [label for gold, label in said if not gold]
     return {

@@ -20,7 +20,7 @@ from court.summary import vote_if_close, vote_of
 from court.verdict import Label
 from eval.datasets.protocol import LEVELS, Protocol, of_level
 from eval.scores.metrics import Scores, score
-from retrieval.audit.leakage import TEMPLATE
+from retrieval.audit.leakage import TEMPLATE, template_numbers
 from retrieval.calibration.calibrate import calibrate, safeguarded_votes
 from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighbours
 from retrieval.embed.encoder import Encoder
@@ -270,6 +270,7 @@ def measure_left_out(
         place: The library.
         twins_too: True to leave out memes with the same picture or words together with it.
         templates_too: True to leave out, too, memes on the same template: cross-validation with templates held apart.
+            Intervals are then drawn over whole templates.
         protocol: Protocol, as for :func:`measure_vote`.
         drop_precedents: True to drop precedents, as for :func:`measure_vote`.
         seed: Seed of the bootstrap.
@@ -337,10 +338,15 @@ def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protoco
     kept = [_keeps_label(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
     gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
     probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
+    groups = None
+    # What is left out together is no independent draw either.
+    if templates_too:
+        judged = near.rows[np.asarray(kept, dtype=np.bool_)]
+        groups = template_numbers(library.rows[judged][:, library.manifest.encoder.text_dim :], TEMPLATE)
     if not gold:
         raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")
     threshold = library.manifest.tuning.vote.threshold
-    return score(gold, [p >= threshold for p in probabilities], probabilities, seed=seed)
+    return score(gold, [p >= threshold for p in probabilities], probabilities, seed=seed, groups=groups)
 
 
 def _keeps_label(source_label: str, protocol: Protocol) -> bool:

@@ -15,8 +15,8 @@ A precedent leaks for the first of these that holds (design, section 5):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,6 +31,7 @@ from retrieval.library.manifest import LabelledMeme
 from retrieval.library.picture_import import ImportedPicture, Wanted, embed_pictures_of
 from retrieval.library.sources import Row
 from retrieval.library.thumbnails import ThumbnailWriter
+from retrieval.linked import number_linked
 from retrieval.text import text_key
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -94,11 +95,14 @@ class Leaks:
         leaks: In the order of the precedents.
         text_alone: Precedents that only a missing picture keeps from being near-duplicates.
         unseen: Judged memes that were compared without their picture.
+        templates: Template of each judged meme that shares one with another judged meme, by id, called by the id of the
+            first of them; empty where templates are not held apart.
     """
 
     leaks: tuple[Leak, ...]
     text_alone: int
     unseen: int
+    templates: Mapping[str, str] = field(default_factory=dict)
 
 
 async def find_leaks(
@@ -217,7 +221,45 @@ def _find_copies(
                     picture_similarity=_figure(looks[row, place], meme.has_picture and bool(has_picture[place])),
                 )
             )
-    return Leaks(tuple(leaks), text_alone, len(judged) - len(seen))
+    shared = _shared_templates(judged, vectors[:, dim:], nearness)
+    return Leaks(tuple(leaks), text_alone, len(judged) - len(seen), shared)
+
+
+def _shared_templates(judged: Sequence[Row], looks: NDArray[np.float32], nearness: LeakThresholds) -> dict[str, str]:
+    if nearness.template is None:
+        return {}
+    numbers = template_numbers(looks, nearness.template)
+    first: dict[int, int] = {}
+    for place, number in enumerate(numbers.tolist()):
+        first.setdefault(number, place)
+    # A template of one meme is none to be stored: most memes have one of their own.
+    sizes = np.bincount(numbers)
+    return {
+        meme.id: judged[first[number]].id
+        for meme, number in zip(judged, numbers.tolist(), strict=True)
+        if sizes[number] > 1
+    }
+
+
+def template_numbers(looks: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+    """Number of each meme's template: memes whose pictures are near, or both near those between them, share one.
+
+    Args:
+        looks: Embedded pictures, float32 of shape (memes, picture_dim); zeros where there is none, which is near to no
+            other.
+        threshold: Cosine from which on two pictures are on one template, above 0.
+
+    Returns:
+        int64 of shape (memes,), from 0 on in the order of each template's first meme.
+    """
+
+    def pairs_on_one_template() -> Iterator[tuple[int, int]]:
+        for start in range(0, len(looks), _BLOCK):
+            # Each pair once: those before the block were compared with it when it was their turn.
+            rows, columns = np.nonzero(looks[start : start + _BLOCK] @ looks[start:].T >= threshold)
+            yield from zip((rows + start).tolist(), (columns + start).tolist(), strict=True)
+
+    return number_linked(len(looks), pairs_on_one_template())
 
 
 def _on_one_template(looks: NDArray[np.float32], nearness: LeakThresholds) -> NDArray[np.bool_]:

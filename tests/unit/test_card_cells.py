@@ -1,16 +1,23 @@
 """Cells that real files hold: each gives the right value, or a message with file, line and column."""
 
+import asyncio
 import json
+import random
+import tomllib
 
 import pytest
 
 from court.errors import BadRequest
 from eval.datasets.card import card_of
+from eval.datasets.card_draft import draft_card
 from eval.datasets.card_index import card_file, find_card
 from eval.datasets.card_split import CardReader, read_by_card
+from eval.datasets.check import check
+from eval.datasets.known import dataset_of_card
 from eval.datasets.verbs import BadCell, Expression, compile_expression
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import own_card
+from tests.unit.test_cards import write_table
 
 LABEL = "column label: it is no value that the card names for harm (1, 0)"
 
@@ -67,12 +74,15 @@ def test_a_label_is_right_or_refused(tmp_path, value, expected):
         ({"id": None}, "column id: it has no id"),
         ({"id": "  "}, "column id: it has no id"),
         ({"id": True}, "column id: it has no id"),
-        ({"id": "good"}, "its id stands in the file already"),
+        ({"id": "good"}, "column id: its id stands in the file already"),
         ({"id": "x" * 201}, "column id: its id is longer than 200 characters"),
         ({"text": ["a"]}, "column text: it holds a list or an object where one value is expected"),
         ({"text": True}, "column text: it is no text"),
         ({"text": "\ud800"}, "column text: it holds bytes that are not UTF-8"),
         ({"text": "x" * 10_001}, "column text: its text is too long"),
+        ({"image": "a/" * 251}, "column image: the name of its picture is longer than that of a file can be"),
+        ({"image": "x" * 251}, "column image: the name of its picture is longer than that of a file can be"),
+        ({"image": f"a/{'ü' * 126}.png"}, "column image: the name of its picture is longer than that of a file can be"),
         ({"image": {"a": 1}}, "column image: it holds a list or an object where one value is expected"),
         *(
             (
@@ -374,3 +384,46 @@ def test_several_annotators_make_a_label_or_none(tmp_path):
     ]
     lax = card_of(card.to_json() | {"tasks": [task | {"missing": "none"}]}, "lax")
     assert "harm" not in read_by_card(lax, tmp_path, "all").memes[1].gold
+
+
+ODD = (
+    *(None, "", float("nan"), "nan", "None", "N/A", 0, 1, True, 0.5, 10**30, float("inf"), "0.0", "True", " 1", "１"),
+    *([], [1], {}, {"a": 1}, "a\nb", "a\r\nb", 'q"uote', "\ufeff1", "\u200b", "x" * 300, "x" * 20_000, "a/" * 300),
+    *("C:\\a\\b.png", "\\\\srv\\a.png", "../b.png", "/etc/hosts", "B.PNG", "b", "http://i.example/b.png?z=1"),
+)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json", "json-map"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_cells_hold_every_row_is_read_or_refused_and_a_draft_is_a_card(tmp_path, kind, seed):
+    rng = random.Random(f"{kind} {seed}")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/b.png").write_bytes(png_of((1, 2, 3)))
+    rows = []
+    for number in range(60):
+        row = {"id": f"m{number}", "text": f"a pond, {number}", "image": "b.png", "label": number % 2}
+        for column in rng.sample(list(row), rng.choice((0, 1, 2))):
+            # Few of the label's own, so that its column is still told for one by a draft.
+            row[column] = rng.choice(ODD[10:18] if column == "label" else ODD)
+        rows.append(row)
+    path = tmp_path / f"rows.{kind.replace('-map', '')}"
+    if kind in ("csv", "tsv"):
+        cells = [["" if cell is None else str(cell) for cell in row.values()] for row in rows]
+        write_table(path, list(rows[0]), cells, delimiter="\t" if kind == "tsv" else ",")
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows if kind == "json" else {f"k{n}": row for n, row in enumerate(rows)}))
+    card = own_card(kind, [path.name])
+    read = read_by_card(card, tmp_path, "all")
+    assert len(read.memes) + read.refused == read.rows == 60 and 20 < len(read.memes) < 60
+    # Each that was refused has its place and, but for a row that is none, the column.
+    refused = [problem for problem in read.problems if problem.line]
+    assert len(refused) == read.refused and all(one.source == path.name for one in refused)
+    assert all(one.reason.startswith("column ") for one in refused)
+    assert all(len(meme.gold["harm"]) == 1 for meme in read.memes)
+    found = asyncio.run(check(dataset_of_card(card), tmp_path))
+    (split,) = found.splits
+    # It tells of doubled ids by themselves.
+    assert split.memes + split.refused == split.rows == 60 and split.memes >= len(read.memes)
+    card_of(tomllib.loads(draft_card(tmp_path, "drafted")), "drafted.toml")

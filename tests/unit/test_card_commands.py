@@ -80,6 +80,16 @@ def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
     assert (len(read.memes), read.elsewhere) == (10, 20)
 
 
+def test_no_value_of_a_file_gets_out_of_its_quotes_in_a_draft(tmp_path):
+    values = ["a\nevil = 1", 'b"] #', "c\\"]
+    rows = [{"id": n, "text": f"a pond, {n}", "label": values[n % 3]} for n in range(30)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "mine.toml"
+    assert run("card", "new", tmp_path, "--out", out).exit_code == 0
+    read = read_by_card(read_card(out), tmp_path, "all")
+    assert counts_of(read, "label") == dict.fromkeys(values, 10)
+
+
 def test_what_cannot_be_drafted_is_said(tmp_path):
     assert "no file of rows" in run("card", "new", tmp_path).output
     write_table(tmp_path / "a.csv", ("id", "text"), [(n, f"a pond {n}") for n in range(30)])

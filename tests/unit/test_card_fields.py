@@ -128,8 +128,11 @@ def test_answers_to_a_question_are_exported_and_never_taken_for_verdicts(data, m
     invoke("classify", *named, "--task", "mood", "--inputs", "text", "--out", asked)
     results = read_results(asked)
     assert len(results.judged) == 5
-    for command in (("subgroups", asked, "--by", "label"), ("labels", "noise", asked)):
-        assert "holds no verdicts" in invoke(*command, code=1)
+    assert "No label of mood has enough memes" in invoke("labels", "noise", asked, code=1)
+    tables = json.loads(invoke("subgroups", asked, "--by", "group", "--json"))["tables"]
+    assert [(table["task"], table["label"]) for table in tables] == [("mood", ""), ("mood", "merry"), ("mood", "grim")]
+    assert {group["name"]: group["n"] for group in tables[0]["groups"]} == {"card 0": 1, "card 1": 2, "card 2": 2}
+    assert "leave --protocol out" in invoke("subgroups", asked, "--by", "group", "--protocol", "plain", code=2)
     invoke("export", asked, "--parquet", data / "asked.parquet")
     for row, one in zip(pq.read_table(data / "asked.parquet").to_pylist(), results.judged, strict=True):
         assert row["outcome"] == "ANSWERED" and row["gold_mood"] == list(one.meme.tasks["mood"])

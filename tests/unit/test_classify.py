@@ -166,6 +166,18 @@ def test_what_is_shown_is_what_inputs_names_and_examples_come_first(data, tmp_pa
     assert "This split is for testing" in again.output
 
 
+def test_a_model_is_told_the_language_that_the_card_names(data, tmp_path, model):
+    classify(
+        data, tmp_path / "run", "--task", "target", *ASK, "--inputs", "text,language", "--shots", "1", "--limit", "4"
+    )
+    for asked in model.asked:
+        said = words(asked.request)
+        assert "Language of its text, as a tag of BCP 47:" in said and "Language of example 1:" in said
+        assert said.count("\nen\n") == 2
+    told = classify(data, tmp_path / "vote", "--task", "target", "--inputs", "text,language", code=1)
+    assert "can't compare language" in told.output
+
+
 def test_a_run_that_was_cut_off_goes_on_and_what_fails_is_told(data, tmp_path, model):
     usual, left = model._answers, iter(range(5))
 

@@ -102,7 +102,7 @@ def test_a_row_that_cannot_be_used_is_told_and_the_others_are_read(tmp_path):
     assert [(p.line, p.id, p.reason) for p in read.problems] == [
         (2, "b", "column labels.0: the label is empty"),
         (3, "", "the line is no JSON object"),
-        (4, "a", "its id stands in the file already"),
+        (4, "a", "column id: its id stands in the file already"),
     ]
 
 

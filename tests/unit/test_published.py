@@ -2,8 +2,21 @@
 
 import pytest
 
+from court.errors import BadRequest
+from eval.datasets.card import card_of
+from eval.datasets.card_index import card_files, find_card
 from eval.datasets.known import DATASETS
-from eval.scores.published import CAVEATS, PUBLISHED, caveats, published
+from eval.datasets.protocol import Protocol
+from eval.scores.label_metrics import metric_of
+from eval.scores.published import (
+    CAVEATS,
+    PUBLISHED,
+    PublishedRow,
+    caveats,
+    published,
+    rows_of_card,
+    with_numbers,
+)
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row.dataset}: {row.system}")
@@ -48,3 +61,86 @@ def test_the_caveats_count_as_the_data_sets_do():
     splits = DATASETS["fhm"].splits
     for name in ("dev_seen", "test_seen", "test_unseen"):
         assert f"{name} {splits[name].memes:,}" in " ".join(caveats("fhm"))
+
+
+PUBLISHED_OF_A_CARD = {"system": "A", "task": "harm", "split": "test", "figures": {"accuracy": 0.5}}
+
+
+def card_with(published, **changes):
+    card = find_card("harm-c").to_json()
+    return card_of({**card, **changes, "published": published}, "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task": "mood"}, "name one of harm"),
+        ({"split": "exam"}, "the split 'exam', which is none"),
+        ({"figures": {"accuracy": 77.3}}, "a share between 0 and 1, not percent"),
+        ({"figures": {}}, "at least 1 item"),
+        ({"n": 0}, "greater than or equal to 1"),
+        ({"protocol": "strict"}, "published.0.protocol"),
+        ({"task": "targets", "protocol": "merged"}, "has the protocol merged, which targets has not"),
+        ({"seen": 1}, "published.0.seen"),
+    ],
+)
+def test_a_published_figure_that_no_run_could_stand_beside_is_refused(change, said):
+    with pytest.raises(BadRequest, match=said):
+        card_with([{**PUBLISHED_OF_A_CARD, **change}])
+
+
+def test_a_published_figure_has_a_source_and_an_error_in_levels_may_be_above_one():
+    with pytest.raises(BadRequest, match="A needs a source, as the card has no citation"):
+        card_with([PUBLISHED_OF_A_CARD], citation="")
+    card = card_with([{**PUBLISHED_OF_A_CARD, "figures": {"mmae": 1.2}}])
+    assert card.published_on("harm", "test")[0].source == card.citation
+
+
+def test_published_figures_are_those_of_the_same_task_split_and_protocol():
+    also = [{"split": "val"}, {"protocol": "merged"}, {"task": "targets"}]
+    card = card_with([{**PUBLISHED_OF_A_CARD, **change, "n": n} for n, change in enumerate([{}, *also], 1)])
+    assert [one.n for one in card.published_on("harm", "test")] == [1]
+    assert [one.n for one in card.published_on("harm", "test", Protocol.MERGED)] == [3]
+    assert [one.n for one in card.published_on("targets", "test")] == [4]
+    assert card.published_on("mood", "test") == ()
+    (row,) = rows_of_card(card, "test", [Protocol.MERGED, Protocol.EXTREME])
+    assert (row.n, row.accuracy, row.protocol, row.source) == (3, 0.5, Protocol.MERGED, card.citation)
+    assert rows_of_card(find_card("climatememes"), "test", [Protocol.PLAIN]) == ()
+
+
+def test_a_figure_by_one_jury_stands_beside_runs_on_its_labels_alone():
+    card = find_card("multi3hate").to_json()
+    entry = {"system": "A", "split": "all", "figures": {"accuracy": 0.5}}
+    with pytest.raises(BadRequest, match="the task 'hate'; name one of hate:US"):
+        card_of({**card, "published": [{**entry, "task": "hate"}]}, "mine.toml")
+    card = card_of({**card, "published": [{**entry, "task": "hate:US"}]}, "mine.toml")
+    assert len(card.published_on("hate:US", "all")) == 1 and card.published_on("hate:DE", "all") == ()
+    chosen = card_of(card.with_variant("US").to_json(), "a manifest")
+    assert len(chosen.published_on("hate", "all")) == 1 and chosen.published_on("hate", "all:de") == ()
+    assert card.with_variant("DE").published_on("hate", "all") == ()
+
+
+def test_a_row_on_another_number_of_memes_says_so():
+    row = PublishedRow("harm-c", "test", Protocol.MERGED, "A", 2024, "a paper", "a list", n=238, remark="R.")
+    ours = {Protocol.MERGED: {235, 1200}}
+    assert with_numbers(row, "test", ours).remark == "R. On 238 memes, and not on 235 or 1,200 as here."
+    for same in (({Protocol.MERGED: {238}}, "test"), ({}, "test"), (ours, "val")):
+        assert with_numbers(row, same[1], same[0]) == row
+
+
+def test_every_published_figure_of_a_card_is_of_a_metric_that_there_is():
+    shown = 0
+    for id_ in card_files():
+        card = find_card(id_)
+        for one in card.published:
+            labels = next(task.labels for task in card.all_tasks() if task.id == one.task)
+            assert all(metric_of(name, labels) for name in one.figures)
+            shown += 1
+    assert shown == 28
+
+
+def test_each_accuracy_on_climate_memes_is_a_whole_part_of_its_number_of_memes():
+    for one in find_card("climatememes").published_on("stance", "test"):
+        value = one.figures["accuracy"]
+        parts = [n for n in (235, 236, 237, 238) if abs(round(value * n) / n - value) < 0.000051]
+        assert parts == [one.n], one.system

@@ -20,6 +20,7 @@ from court.errors import BadRequest
 from court.events import Side
 from court.transcript import transcript
 from eval.cli import cli
+from eval.datasets.card_index import find_card
 from eval.datasets.protocol import Protocol
 from eval.reports import figures
 from eval.reports.courses import cost_of, entropies_of, judged_of, rounds_of
@@ -28,7 +29,7 @@ from eval.reports.html import as_html
 from eval.reports.markdown import as_markdown
 from eval.reports.terminal import as_terminal
 from eval.reports.wrong import VerdictFault
-from eval.runs.folder import DOCKET
+from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.results import read_results
 from eval.scores.metrics import Bin, card
 from eval.scores.metrics import Figure as Estimate
@@ -327,6 +328,32 @@ def test_what_is_not_there_is_said(tmp_path):
     assert "No published figures of this data set" in page and "No precedent was left out" in page
     assert "No meme has a score" in page and "No picture in this report" in page
     assert page.count("<svg") == 1, "the confusion matrix alone"
+
+
+def test_figures_and_traps_of_a_data_set_s_card_stand_in_every_form_of_the_report(tmp_path):
+    card = find_card("harm-c").to_json()
+    entry = {"system": "Nobody <b>", "setup": "by hand", "year": 2024, "task": "harm", "split": "test", "n": 354}
+    figures_ = {"accuracy": 0.789, "micro-f1": 0.7}
+    published = [
+        {**entry, "protocol": "merged", "figures": figures_},
+        {**entry, "system": "Elsewhere", "split": "val", "figures": figures_},
+        {**entry, "system": "Otherwise", "figures": figures_},
+    ]
+    own = {**card, "id": "mine", "caveats": ["two <i> of them"], "published": published}
+    root = a_run(tmp_path / "run", dataset="mine")
+    manifest = RunFolder(root).manifest()
+    RunFolder(root).write_manifest(manifest.model_copy(update={"card": own}))
+    report = report_on(root, records=False)
+    (row,) = report.groups[0].published
+    assert (row.name, row.protocol) == ("Nobody <b>, by hand (2024)", Protocol.MERGED)
+    memes = report.groups[0].tables[0].rows[0].card.n
+    assert row.remark == f"micro-f1 0.700. On 354 memes, and not on {memes} as here."
+    told = as_terminal(report)
+    assert "On this data set: two <i> of them." in told and f"not on {memes} as here: Nobody <b>, by hand." in told
+    assert "On this data set: two &lt;i&gt; of them." in as_markdown(report)
+    page = as_html(report)
+    assert "On this data set: two &lt;i&gt; of them." in page and "Nobody &lt;b&gt;, by hand (2024)" in page
+    assert all("Elsewhere" not in form and "Otherwise" not in form for form in (told, as_markdown(report), page))
 
 
 def test_a_record_that_is_damaged_is_told_of_where_it_would_stand(tmp_path):

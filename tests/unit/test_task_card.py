@@ -7,15 +7,19 @@ import pytest
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
+from eval.reports.label_words import noise_section, subgroup_sections
+from eval.reports.tasks import as_json, gather_tasks, sections_of
 from eval.runs.folder import RunManifest
 from eval.runs.label_votes import _groups
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.question import Question
 from eval.runs.question_attempt import settle
 from eval.runs.results import Judged, Results
+from eval.scores.subgroups import NONE, SHARES, task_subgroup_tables
 from eval.scores.task_card import task_card
 from eval.scores.task_choice import rank_answers
 from eval.scores.task_compare import compare_tasks, task_comparison_in_words
+from eval.scores.task_noise import find_task_noise
 from retrieval.library.manifest import LabelledMeme
 
 QUESTION = Question(task="stance", kind="single", labels=("for", "against", "neither"), inputs=("text",))
@@ -45,7 +49,7 @@ def results(pairs, name="run", question=QUESTION, **fields):
             answer = TaskAnswer(labels=(said,))
             prediction = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
         judged.append(Judged(meme(number, gold, **own), prediction))
-    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={})
+    manifest = RunManifest.model_construct(question=question, finished=True, models={}, card={}, dataset="d")
     return Results(name, "d", "test", (), tuple(judged), manifest)
 
 
@@ -149,3 +153,123 @@ def test_groups_are_left_out_together_where_there_are_enough_of_them():
     assert groups([f"g{n % 5}" for n in range(60)]) is None  # too few
     assert groups([f"g{n}" for n in range(30)] + ["large"] * 30) is None  # one holds half of the memes
     assert len(set(groups([f"g{n}" for n in range(25)] + [""] * 35).tolist())) == 60
+
+
+CARD = {
+    "format": 1,
+    "id": "d",
+    "title": "Memes",
+    "citation": "a paper",
+    "caveats": ["they are few."],
+    "layout": {"kind": "csv"},
+    "splits": [{"name": name, "role": "test", "files": [f"{name}.csv"]} for name in ("test", "other")],
+    "tasks": [{"id": "stance", "kind": "single", "of": "stance", "labels": list(QUESTION.labels)}],
+    "published": [
+        {"system": "A", "year": 2024, "task": "stance", "split": "test", "setup": "text", "n": 23}
+        | {"figures": {"macro-f1": 0.5, "kappa": 0.25}},
+        {"system": "B", "task": "stance", "split": "test", "n": 22, "figures": {"accuracy": 0.75}, "remark": "odd"},
+        {"system": "C", "task": "stance", "split": "test", "source": "a talk", "figures": {"accuracy": 0.5}},
+        {"system": "D", "task": "stance", "split": "other", "figures": {"accuracy": 0.5}},
+    ],
+}
+
+
+def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
+    run = results(PAIRS)
+    run = replace(run, manifest=run.manifest.model_copy(update={"card": CARD}))
+    groups = gather_tasks([run])
+    (section,) = (one for one in sections_of(groups) if one.key == "task-1-published")
+    head, ours, *theirs = section.rows
+    assert head == ("system", "asked with", "memes", "accuracy", "macro-f1", "kappa", "source")
+    assert ours[:3] == ("run", "text, 0-shot", "22") and ours[3].startswith("0.727 [") and ours[5] == "–"
+    assert theirs == [
+        ("A (2024)", "text", "23", "–", "0.500", "0.250", "a paper"),
+        ("B", "", "22", "0.750", "–", "–", "a paper"),
+        ("C", "", "not said", "0.500", "–", "–", "a talk"),
+    ]
+    assert section.notes == (
+        "On 23 memes, and not on 22 as here: A.",
+        "On how many memes is not said: C.",
+        "B: odd.",
+    )
+    (told,) = as_json(groups)
+    assert [one["system"] for one in told["published"]] == ["A", "B", "C"]
+    (figures, *_) = sections_of(groups)
+    assert "On this data set: they are few." in figures.notes
+    assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)])))
+
+
+def test_subgroups_of_answers_are_right_or_wrong_and_label_by_label():
+    run = results(PAIRS)  # 12 for, 8 against of which 4 are said to be for, 2 neither without an answer
+    groups = {f"m{number}": ("first" if number < 16 else "last",) for number in range(22)}
+    whole, *labels = task_subgroup_tables(run, groups)
+    assert [(table.task, table.label) for table in (whole, *labels)] == [
+        ("stance", ""),
+        *(("stance", label) for label in QUESTION.labels),
+    ]
+    first, last = whole.groups
+    assert (first.name, first.n, first.accuracy.count, first.accuracy.rest) == ("first", 16, 12, 4 / 6)
+    assert (last.silent.count, last.silent.n) == (2, 6) and whole.shares == ("accuracy", "silent")
+    assert first.misses.figure is None and first.misses.p is None
+    against = labels[1].groups
+    assert [(g.harmful, g.misses.count, g.misses.n) for g in against] == [(4, 4, 4), (4, 0, 4)]
+    assert (labels[0].groups[0].false_alarms.count, labels[0].groups[0].false_alarms.n) == (4, 4)
+    # All p-values are corrected together: the least of all of them by the number of all.
+    shares = [getattr(g, field) for t in (whole, *labels) for g in t.groups for field in SHARES]
+    tested = [share for share in shares if share.p is not None]
+    assert {table.tests for table in (whole, *labels)} == {len(tested)}
+    least = min(tested, key=lambda share: share.p)
+    assert least.corrected == pytest.approx(min(1, least.p * len(tested)))
+    sections = subgroup_sections("run", (whole, *labels))
+    assert sections[0].rows[0] == ("group", "memes", "accuracy", "others", "no answer")
+    assert sections[2].rows[0][:4] == ("group", "memes", "against", "accuracy")
+    assert sum("Fisher" in note for section in sections for note in section.notes) == 1
+
+
+def test_subgroups_of_a_task_of_two_labels_have_no_table_in_a_mirror():
+    two = QUESTION.model_copy(update={"kind": "binary", "labels": ("for", "against")})
+    run = results(PAIRS[:20], question=two)
+    (table,) = task_subgroup_tables(run, {f"m{number}": ("a",) for number in range(12)})
+    assert (table.label, table.shares, table.n) == ("for", SHARES, 20)
+    assert [(g.name, g.n, g.harmful) for g in table.groups] == [("a", 12, 12), (NONE, 8, 0)]
+    with pytest.raises(BadRequest, match="asked no question"):
+        task_subgroup_tables(replace(run, manifest=None), {})
+
+
+def scored(rng, wrong):
+    """Answers whose probabilities follow the true labels, under gold labels of which some are wrong."""
+    labels = QUESTION.labels
+    true = [labels[place % 3] for place in range(150)]
+    gold = ["against" if number in wrong else label for number, label in enumerate(true)]
+    judged = []
+    for number, (label, of) in enumerate(zip(true, gold, strict=True)):
+        others = [label_ for label_ in labels if label_ != label]
+        share = rng.uniform(0.0, 0.2, 2)
+        scores = {label: float(1 - share.sum()), **dict(zip(others, map(float, share), strict=True))}
+        answer = TaskAnswer(labels=(label,), scores=scores)
+        said = Prediction(meme=f"m{number}", outcome=Outcome.ANSWERED, said={"stance": answer})
+        judged.append(Judged(meme(number, of), said))
+    return replace(results(PAIRS), judged=tuple(judged))
+
+
+def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
+    pytest.importorskip("cleanlab")
+    wrong = {0, 3, 9, 12, 21, 30}  # all of them are truly "for"
+    rng = np.random.default_rng(4)
+    found = find_task_noise([scored(rng, wrong), scored(rng, wrong)])
+    against = found.by_label["against"]
+    # Confident learning estimates how many there are, and lists no more than that.
+    for noisy, has in ((against.noisy, True), (found.by_label["for"].noisy, False)):
+        assert len(noisy) >= 4 and {one.id for one in noisy} <= {f"m{number}" for number in wrong}
+        assert {one.harmful for one in noisy} == {has}
+    assert found.by_label["neither"].noisy == () and found.too_few == ()
+    section = noise_section(against, "d, test", 3, label="against")
+    assert section.title == "Labels to look at, against: d, test" and section.rows[0][2] == "probability of against"
+    assert len(section.rows) == 4 and section.rows[1][1] == "against"
+    with pytest.raises(BadRequest, match="ask for them with --odds"):
+        find_task_noise([results(PAIRS)])
+    with pytest.raises(BadRequest, match="disagree on the gold label of m0"):
+        find_task_noise([scored(rng, wrong), scored(rng, set())])
+    few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
+    with pytest.raises(BadRequest, match="No label of stance has enough memes"):
+        find_task_noise([few])

@@ -5,17 +5,22 @@ import random
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from eval.cli import cli
+from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS
+from eval.datasets.protocol import Protocol
 from eval.runs.folder import RunFolder
+from eval.runs.results import Judged, not_judged, read_results
+from eval.scores.metrics import card, group_numbers_of, score
 from eval.synthetic.make import Layout, make
-from retrieval.audit.leakage import TEMPLATE
+from retrieval.audit.leakage import TEMPLATE, template_numbers
 from retrieval.embed.descriptor import describe
 from retrieval.library.library import Library
 from tests.support.drawn_memes import BASES, COPIES, GROUPS, KIND, OPENERS, TIMES, Caption, drawn
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,7 @@ def invoke(world, *args, code=0):
     return told.output
 
 
+@pytest.mark.slow
 def test_a_run_by_the_split_template_judges_the_test_split_without_its_templates(world):
     data = ("--dataset", "synthetic-harmeme", "--data", world / "data", "--limit", 3)
     told = invoke(world, "run", *data, "--split", "template", "--out", world / "apart")
@@ -43,6 +49,16 @@ def test_a_run_by_the_split_template_judges_the_test_split_without_its_templates
     assert f"{len(left_out)} same template" in told
     there = {meme.id for meme in Library.open(world / "apart" / "library", None).memes}
     assert not there & {one.precedent for one in left_out}
+    # Judged memes on one template are drawn together for the intervals. Three memes on two scenes:
+    memes = folder.memes()
+    looks = np.array([describe(Image.open(world / "data" / "images" / meme.image)) for meme in memes])
+    on_one = looks @ looks.T >= TEMPLATE
+    assert on_one.sum() == 5, "two of the three share a scene"
+    (first, second) = np.flatnonzero(on_one.sum(axis=1) == 2)
+    assert [meme.template for meme in memes].count("") == 1
+    assert memes[first].template == memes[second].template == memes[first].id
+    assert card(read_results(world / "apart"), Protocol.MERGED, resamples=10).groups == 2
+    assert "The memes are of 2 groups" in invoke(world, "report", world / "apart")
     # As it was begun, and with nothing said anew.
     invoke(world, "run", "--resume", world / "apart")
     refused = invoke(world, "run", "--resume", world / "apart", "--templates-apart", code=2)
@@ -54,19 +70,72 @@ def test_a_run_by_the_split_template_judges_the_test_split_without_its_templates
     assert "may be on templates of judged memes" in refused
 
 
+@pytest.mark.slow
+def test_a_question_is_asked_with_templates_apart(world):
+    data = ("--dataset", world / "data" / "card.toml", "--data", world / "data", "--limit", 3)
+    told = invoke(world, "classify", *data, "--task", "target", "--split", "template", "--out", world / "asked")
+    folder = RunFolder(world / "asked")
+    assert folder.manifest().split == "test" and folder.manifest().checked["template"] == TEMPLATE
+    assert any(one.why == "same template" for one in folder.excluded())
+    assert any(meme.template for meme in folder.memes()) and "groups of memes" in told
+
+
+@pytest.mark.slow
 def test_a_study_holds_templates_apart_in_all_arms(world):
     study = ("ablate", "--dataset", "synthetic-harmeme", "--data", world / "data", "--procedure", "summary")
     study = (*study, "--arms", "full", "--limit", 3, "--out", world / "study")
     invoke(world, *study, "--split", "template")
     excluded = RunFolder(world / "study" / "full").manifest()
     assert excluded.split == "test" and excluded.checked["template"] == TEMPLATE
+    # The arms share precedents, beside which it is stored what templates the judged memes share.
+    assert any(meme.template for meme in RunFolder(world / "study" / "full").memes())
     assert "templates_apart" in invoke(world, *study, code=1)
+
+
+def test_templates_are_numbered_by_what_is_near_directly_or_by_others():
+    rng = np.random.default_rng(5)
+    # More than a block, so that pairs of two blocks are compared as well.
+    looks = rng.normal(size=(600, 8)).astype(np.float32)
+    looks /= np.linalg.norm(looks, axis=1, keepdims=True)
+    looks[[3, 590]] = 0  # without a picture: near to nothing, not even to each other
+    numbers = template_numbers(looks, 0.9)
+    n, expected = connected_components(coo_array(looks @ looks.T >= 0.9), directed=False)
+    assert len(set(numbers.tolist())) == n > 1 and n < 598
+    assert len(set(zip(numbers.tolist(), expected.tolist(), strict=True))) == n
+    assert numbers[0] == 0 and np.all(np.diff(np.unique(numbers, return_index=True)[1]) > 0)
+    assert template_numbers(np.empty((0, 8), dtype=np.float32), 0.9).shape == (0,)
+
+
+def test_memes_of_a_group_or_on_a_template_are_one_draw():
+    def judged(number, group, template):
+        meme = JudgedMeme(
+            id=f"m{number}", split="test", line=1, image="", text="", harmful=True, source_label="", group=group
+        )
+        return Judged(meme.model_copy(update={"template": template}), not_judged(meme.id))
+
+    def numbers(*pairs):
+        found = group_numbers_of([judged(number, *pair) for number, pair in enumerate(pairs)])
+        return None if found is None else found.tolist()
+
+    assert numbers(("", ""), ("", "")) is None
+    assert numbers(("a", ""), ("", ""), ("a", ""), ("b", ""), ("", "")) == [0, 1, 0, 2, 3]
+    assert numbers(("a", ""), ("a", "m1"), ("b", "m1"), ("b", ""), ("c", "")) == [0, 0, 0, 0, 1]
+    assert numbers(("a", ""), ("", "a")) == [0, 1], "a group is no template of that name"
+
+
+def test_whole_templates_are_drawn_where_a_library_s_memes_are_left_out():
+    gold, said = [True] * 6 + [False] * 6, [True] * 6 + [False] * 3 + [True] * 3
+    alone = score(gold, said)
+    grouped = score(gold, said, groups=np.repeat([0, 1, 2, 3], 3))
+    assert grouped.accuracy.value == alone.accuracy.value
+    assert grouped.accuracy.high - grouped.accuracy.low > 1.3 * (alone.accuracy.high - alone.accuracy.low)
 
 
 def test_no_data_set_has_a_split_of_that_name():
     assert all("template" not in dataset.splits for dataset in DATASETS.values())
 
 
+@pytest.mark.slow
 def test_the_threshold_tells_templates_apart_and_misses_many():
     """The figures of docs/studies.md: on each of 46 pictures four memes, edited, one of them with its text on a bar."""
     rng = random.Random(3)
