@@ -288,7 +288,7 @@ class JudgeBrief(Generic[P]):
         # The system message and all parts are those of the ruling on harm: they stand in the server's cache.
         words, ruling = load("question"), self._judge_messages("judge", None)
         said = [
-            words.task("precedent", number=str(number), options=", ".join(labels) or "none of its labels")
+            words.task("precedent", number=str(number), options=", ".join(labels) or "none of the labels")
             for number, exhibit in enumerate(self.exhibits, 1)
             if (labels := precedent_labels.get(exhibit.precedent.id)) is not None
         ]

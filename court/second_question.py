@@ -100,7 +100,7 @@ async def rule_on_question(
         "question": asked.question,
         "precedent_labels": {id_: tuple(labels) for id_, labels in asked.precedent_labels.items() if id_ in shown},
         # As with the precedents' vote on harm: a Judge that is shown no count is shown none here.
-        "vote": dict(asked.vote) if settings.tally_shown and settings.precedents and not settings.dull_judge else {},
+        "vote": dict(asked.vote) if settings.tally_shown and not settings.dull_judge else {},
         "fence_mark": fence.mark,
     }
     clerk = Recorder(record.trial_id, keep, court.now, record.events)
