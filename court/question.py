@@ -58,7 +58,7 @@ class CourtQuestion(_QuestionModel):
     id: OneLine = Field(max_length=100)
     text: OneLine = Field(max_length=1000)
     """The question in words."""
-    options: tuple[Annotated[OneLine, Field(max_length=100)], ...] = Field(min_length=2, max_length=40)
+    options: tuple[Annotated[OneLine, Field(max_length=100)], ...] = Field(min_length=2, max_length=100)
     define: dict[str, Annotated[OneLine, Field(max_length=1000)]] = Field(default_factory=dict)
     """A sentence on each option."""
     several: bool = False

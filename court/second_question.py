@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from court.deadline import Deadline
-from court.errors import BadRequest, CantResume, CourtError, ReplyUnusable, Unavailable
+from court.deadline import Deadline, run_within
+from court.errors import BadRequest, CantResume, CourtError, Overrun, ReplyUnusable, Unavailable
 from court.events import QuestionRuled
 from court.meme import Frame, Picture
 from court.messages import JudgeBrief, file_sha256
@@ -51,8 +51,8 @@ async def rule_on_question(
     record: TrialRecord,
     picture: Picture | None,
     asked: QuestionBrief,
-    keep: EventSink,
     *,
+    keep: EventSink,
     within_s: float | None = None,
     batch: bool = False,
 ) -> QuestionRuled:
@@ -89,12 +89,15 @@ async def rule_on_question(
     court.require_same_versions(record)
     if ("" if picture is None else picture.pixels_sha256) != record.opened.meme.pixels_sha256:
         raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
-    fence = Fence(court.fence_mark)
+    fence, settings = Fence(court.fence_mark), court.settings
+    clerk = Recorder(record.trial_id, keep, court.now, record.events)
+    deadline = Deadline(within_s, settings.call_s, clerk.tally)
     try:
-        brief = await _brief_of(court, record, () if picture is None else picture.frames, fence)
+        brief = await _brief_of(
+            court, record, () if picture is None else picture.frames, fence=fence, deadline=deadline
+        )
     except NotOnRecord as missing:
         raise CantResume(str(missing)) from None
-    settings = court.settings
     shown = {exhibit.precedent.id for exhibit in brief.exhibits}
     values: dict[str, Any] = {
         "question": asked.question,
@@ -103,12 +106,11 @@ async def rule_on_question(
         "vote": dict(asked.vote) if settings.tally_shown and not settings.dull_judge else {},
         "fence_mark": fence.mark,
     }
-    clerk = Recorder(record.trial_id, keep, court.now, record.events)
     judge = Judge(
         Speaker(
             model=chairs.pinned(record.opened.meme.digest).judge,
             fence=fence,
-            deadline=Deadline(within_s, settings.call_s, clerk.tally),
+            deadline=deadline,
             reply_chars=settings.reply_chars,
             batch=batch,
             prompts=court.prompts,
@@ -142,11 +144,15 @@ async def rule_on_question(
     )
 
 
-async def _brief_of(court: Court, record: TrialRecord, frames: tuple[Frame, ...], fence: Fence) -> JudgeBrief[Frame]:
+async def _brief_of(
+    court: Court, record: TrialRecord, frames: tuple[Frame, ...], *, fence: Fence, deadline: Deadline
+) -> JudgeBrief[Frame]:
     """The Judge's brief as it was, pictures of precedents included."""
     case = RecordedCase(record)
     with_picture = {precedent.id: sha256 for precedent, sha256 in case.exhibits if sha256}
-    found = await court.finder.pictures(list(with_picture)) if with_picture else ()
+    late = Overrun("The precedents' pictures were not read in time. Try again later.", reason="SEARCH_TOO_SLOW")
+    reading = court.finder.pictures(list(with_picture))
+    found = await run_within(reading, deadline.at_most(court.settings.find_s), late)
     pictures: dict[str, Frame] = {}
     for (id_, sha256), frame in zip(with_picture.items(), found, strict=True):
         # The same library should have the same pictures. If not, the Judge would rule on other evidence than before.

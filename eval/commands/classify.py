@@ -214,7 +214,7 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
                 raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
     sides = worded.sides if worded else None
-    return [
+    questions = [
         Question(
             task=task.id,
             title=worded.text if worded else task.title,
@@ -235,6 +235,9 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
         # A vote is shown no examples, and a trial has precedents.
         for shots in (_shots(given["shots"]) if by is Answerer.MODEL else (0,))
     ]
+    if by is Answerer.TRIAL:
+        questions[0].for_court()  # one that a court can't be asked is an error before anything is begun
+    return questions
 
 
 def _require_trial(given: dict[str, Any], *, asks_none: bool) -> None:

@@ -294,11 +294,8 @@ def open_question(
         progress: Told how far it is.
 
     Raises:
-        BadRequest: The library is none of these examples, there are more labels than letters to ask odds by, or a
-            court can't be asked the question.
+        BadRequest: The library is none of these examples, or there are more labels than letters to ask odds by.
     """
-    if question.by is Answerer.TRIAL:
-        question.for_court()  # one that it can't be asked is an error before any trial
     # Of several labels each is asked about by itself, with two letters.
     if question.odds and len(question.labels) > _MOST_OPTIONS and not question.multi:
         raise BadRequest(f"Odds are asked for by letters, and {question.task} has {len(question.labels)} labels.")

@@ -167,7 +167,7 @@ class TrialExecutor:
         namespace = record.opened.meme.namespace
         storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
         court = self.court_of(namespace)
-        ruled = await rule_on_question(court, record, picture, asked, storing, within_s=within_s, batch=batch)
+        ruled = await rule_on_question(court, record, picture, asked, keep=storing, within_s=within_s, batch=batch)
         return TrialRecord.of((*record.events, ruled))
 
     async def picture_of_trial(self, record: TrialRecord) -> Picture | None:

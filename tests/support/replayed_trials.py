@@ -185,7 +185,7 @@ def _asked(question: CourtQuestion, cast: Cast) -> TrialRecord:
     record, notes = try_meme(cast), Notes()
     court = full_court(cast)
     brief = QuestionBrief(question, {"p0": question.options[:1]}, dict.fromkeys(question.options, 0.5))
-    asyncio.run(rule_on_question(court, record, a_picture(), brief, notes))
+    asyncio.run(rule_on_question(court, record, a_picture(), brief, keep=notes))
     return TrialRecord.of((*record.events, *notes.events))
 
 

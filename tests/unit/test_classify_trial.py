@@ -124,8 +124,12 @@ def test_a_question_of_several_labels_comes_to_the_oracles_figures(data, tmp_pat
     told = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
     assert told.exit_code == 0 and "trial on harm" in told.output, told.output
     for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet"), ("--every-eval-ever", "shared")):
-        told = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name)])
+        whose = ["--organization", "a lab"] if name == "shared" else []
+        told = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name), *whose])
         assert told.exit_code == 0, told.output
+    log = json.loads((tmp_path / "log.json").read_text())
+    # A sample has its trial's transcript, the ruling on the question included.
+    assert all(any(event.get("role") == "judge" for event in sample["events"]) for sample in log["samples"])
 
 
 def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial(data, tmp_path, model):  # noqa: F811

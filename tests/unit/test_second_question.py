@@ -67,7 +67,7 @@ def asked(court, record, question, *, picture="picture", **brief):
     """The record with the ruling on a question."""
     notes = Notes()
     picture = a_picture() if picture == "picture" else picture
-    asyncio.run(rule_on_question(court, record, picture, QuestionBrief(question, **brief), notes))
+    asyncio.run(rule_on_question(court, record, picture, QuestionBrief(question, **brief), keep=notes))
     return stored((*record.events, *notes.events))
 
 
