@@ -294,7 +294,8 @@ def _question(event: e.QuestionRuled) -> Iterator[Piece]:
         yield Fact(f"precedent {id_}", ", ".join(labels) or "none of the labels")
     if event.vote:
         yield Fact("vote", ", ".join(f"{option} {event.vote[option]:.2f}" for option in event.question.options))
-    yield Fact("rule", event.rule)
+    if event.rule:
+        yield Fact("rule", event.rule)
     yield from _unused(event.unused)
     if event.rationale:
         yield Speech(event.rationale)

@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 from court.errors import Unavailable
 from court.events import QuestionRuled, Role
 from court.meme import Frame
+from court.record import TrialState
 from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
@@ -21,6 +22,7 @@ from eval.synthetic.ability import Ability
 from eval.synthetic.make import CARD, read_key
 from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
 from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
+from serving.cli.main import cli as memecourt_cli
 from serving.docket.open import Docket
 from serving.views.messages import messages_of
 from tests.unit.test_classify import ASK, classify, data, figures, home, model, words  # noqa: F401
@@ -179,6 +181,47 @@ def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial
     read = {one.meme.id: (one.prediction.outcome, one.prediction.said, one.prediction.reason) for one in judged}
     for one in read_results(tmp_path / "run").judged:
         assert (one.prediction.outcome, one.prediction.said, one.prediction.reason) == read[one.meme.id]
+
+
+def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model, monkeypatch):  # noqa: F811
+    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *ASK]
+    held = CliRunner().invoke(cli, [*run, "--procedure", "full", "--limit", "2"])
+    assert held.exit_code == 0, held.output
+    trial, _ = [one.prediction.trial for one in read_results(tmp_path / "run").judged]
+    verdict = records(tmp_path / "run")
+    file = tmp_path / "question.toml"
+    file.write_text(f'id = "aim"\ntext = "whom does it attack?"\noptions = {json.dumps(TARGETS)}\n')
+    place = ("--docket", str(tmp_path / "run" / DOCKET))
+    ask = ("records", "ask", trial, "--question", str(file), *place, "--library", str(tmp_path / "run" / "library"))
+
+    def memecourt(*words, code=0):
+        told = CliRunner().invoke(memecourt_cli, words)
+        assert told.exit_code == code and "Traceback" not in told.output, told.output
+        return told.output
+
+    assert "answer" in memecourt(*ask, *ASK)
+    (ruled,) = [each for record in records(tmp_path / "run").values() for each in record.all(QuestionRuled)]
+    assert ruled.trial_id == trial and ruled.question.text == "whom does it attack?" and len(ruled.chosen) == 1
+    # What was there before stays, and the docket is as sound as it was.
+    for name, record in records(tmp_path / "run").items():
+        assert record.verdict == verdict[name].verdict and record.state is TrialState.DECIDED
+    key = tmp_path / "docket.vkey"
+    key.write_text(memecourt("docket", "key", *place))
+    memecourt("docket", "verify", *place, "--key", str(key))
+    shown = memecourt("records", "show", trial, *place)
+    assert "QuestionRuled" in shown and "whom does it attack?" in shown and ruled.rationale in shown
+    assert "0 with differences; 0 not replayable" in memecourt("records", "replay", trial, *place)
+    for form in ("html", "pdf", "json"):
+        out = tmp_path / f"trial.{form}"
+        memecourt("records", "export", trial, *place, "--as", form, "--out", str(out))
+        assert form == "pdf" or "whom does it attack?" in out.read_text()
+    # Without an answer it ends with another code; of a trial that there is none of, or with other settings, likewise.
+    model._answers = lambda request: {"rationale": "x", "label": "somebody"}
+    assert "no answer" in memecourt(*ask, *ASK, code=1)
+    assert "none" in memecourt(*(word if word != trial else "none" for word in ask), *ASK, code=1)
+    monkeypatch.setenv("MEMECOURT_TRIAL__ROUNDS_MAX", "3")
+    assert "with other settings" in memecourt(*ask, *ASK, code=1)
+    assert len(records(tmp_path / "run")) == 2
 
 
 @pytest.fixture
