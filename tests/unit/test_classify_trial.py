@@ -224,6 +224,20 @@ def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model,
     assert len(records(tmp_path / "run")) == 2
 
 
+def test_a_model_is_asked_in_words_of_one_s_own(data, tmp_path, model):  # noqa: F811
+    file = tmp_path / "question.toml"
+    options = json.dumps(TARGETS[::-1])
+    file.write_text(
+        f'id = "target"\ntext = "whom would it hurt?"\noptions = {options}\ndefine = {{nobody = "no one"}}\n'
+    )
+    told = classify(data, tmp_path / "run", "--question", str(file), *ASK, "--limit", "2", "--json")
+    assert [card["n"] for card in figures(told).values()] == [2]
+    assert all("whom would it hurt?" in one.request.system and "no one" in one.request.system for one in model.asked)
+    # In other words it is another question: a run is not gone on with half-way.
+    told = classify(data, tmp_path / "run", "--task", "target", *ASK, "--limit", "2", code=1)
+    assert "question (was" in told.output
+
+
 @pytest.fixture
 def sided(data, tmp_path):  # noqa: F811
     """A data set that says nothing of harm, with a task of two sides and neither; its folder."""
