@@ -658,6 +658,7 @@ class QuestionRuled(Event):
 
     @model_validator(mode="after")
     def _answer_or_failure(self) -> Self:
+        # An empty answer means that none of several options fits; without this check a failure could pass for it.
         if (self.chosen is None) != bool(self.failure):
             raise ValueError("a ruling on a question has an answer or a failure, and not both")
         if self.chosen is not None and not set(self.chosen) <= set(self.question.options):

@@ -289,12 +289,14 @@ class JudgeBrief(Generic[P]):
         words, ruling = load("question"), self._judge_messages("judge", None)
         said = [
             words.task("precedent", number=str(number), options=", ".join(labels) or "none of the labels")
+            # By the numbers under which the Judge was shown them.
             for number, exhibit in enumerate(self.exhibits, 1)
             if (labels := precedent_labels.get(exhibit.precedent.id)) is not None
         ]
         if vote:
             shares = "\n".join(f"- {option}: {vote[option]:.2f}" for option in asked.options)
             said.append(words.task("vote", shares=shares))
+        # Options and their definitions come from whoever runs the court, and stand outside the fences like its policy.
         options = "\n".join(
             f"- {option}: {asked.define[option]}" if option in asked.define else f"- {option}"
             for option in asked.options
@@ -309,6 +311,7 @@ class JudgeBrief(Generic[P]):
             ruling,
             prompt=words,
             task="question",
+            # Without the last part, which asks for the ruling on harm.
             parts=(*ruling.parts[:-1], *apart(said)),
             schema=replies.question_schema(asked, chars),
         )

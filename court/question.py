@@ -42,6 +42,7 @@ class OptionStrengths(_QuestionModel):
     @property
     def fits(self) -> bool:
         """True if more speaks for the option than against it; a tie is none."""
+        # By level: the members are strings, which would compare by their letters.
         return self.supporting.level > self.opposing.level
 
 
@@ -68,8 +69,10 @@ class CourtQuestion(_QuestionModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        # Which of two options of one name was meant could not be known.
         if len(set(self.options)) < len(self.options):
             raise ValueError("an option stands in it twice")
+        # A misspelt option would lose its definition without a word.
         if unknown := sorted(self.define.keys() - set(self.options)):
             raise ValueError(f"define names {', '.join(unknown)}, which is no option")
         if self.sides is None:
@@ -99,6 +102,7 @@ def options_that_fit(question: CourtQuestion, strengths: Mapping[str, OptionStre
     Where several may fit, each for which more speaks than against it. Of two sides the stronger, else the third option.
     """
     fitting = {option for option, each in strengths.items() if each.fits}
+    # Two sides of equal strength leave the third option, which has no strength of its own.
     if question.sides is not None and not fitting:
         fitting = set(question.options) - set(question.weighed)
     return question.in_order(fitting)
@@ -108,6 +112,7 @@ def read_question(file: Path) -> CourtQuestion:
     """Reads a question from a TOML file. Raises BadRequest, which names what is wrong with it."""
     try:
         content = file.read_bytes()
+        # Its words stand in every call: a file that long was named by mistake.
         if len(content) > _MOST_BYTES:
             raise BadRequest(f"{file} is too long for a question.", reason="QUESTION_UNUSABLE", field="question")
         return CourtQuestion.model_validate(tomllib.loads(content.decode("utf-8-sig")))

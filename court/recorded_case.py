@@ -104,6 +104,7 @@ class RecordedCase:
     def justification(self, side: Side) -> str:
         """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""
         rested = next((event for event in self.record.all(SideRested) if event.side is side), None)
+        # Without advocates no side rests, and the Judge heard no arguments.
         if rested is None:
             return ""
         for event in self.record.all(Summarised):

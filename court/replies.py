@@ -186,6 +186,7 @@ def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
     """
     rationale = {"type": "string", "minLength": 1, "maxLength": chars}
     strength = _strength_schema()
+    # Each option a name of its own in the schema, so that none can be left out.
     if question.sides is not None:
         strengths = object_schema(dict.fromkeys(question.weighed, strength))
         return object_schema({"rationale": rationale, "strengths": strengths})
@@ -263,6 +264,7 @@ def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
     """A ruling on a further question, in words of its options. Raises UnusableReply."""
     content = _object(text)
     field = "strengths" if question.sides is not None else "labels" if question.several else "label"
+    # A reply that says more than was asked for may mean another answer than the one that would be read.
     if content.keys() != {"rationale", field}:
         _malformed(f"it must hold rationale and {field}, and nothing else")
     said, strengths = content.pop(field), dict[str, OptionStrengths]()
@@ -270,6 +272,7 @@ def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
         if not isinstance(said, dict) or said.keys() != set(question.weighed):
             _malformed(f"{field} must name each of {', '.join(question.weighed)} once, and nothing else")
         strengths = _of_sides(question, said) if question.sides is not None else _of_options(question, said)
+        # By the rule: where strengths are asked for, no model names the answer itself.
         chosen = options_that_fit(question, strengths)
     else:
         chosen = (_word({field: said}, field, {option: option for option in question.options}),)

@@ -77,19 +77,23 @@ async def rule_on_question(
         CourtError: The precedents' pictures could not be read, or the event not be stored.
     """
     chairs = court.chairs
+    # Before any call: what can't be asked leaves no event behind.
     if record.state is not TrialState.DECIDED:
         raise BadRequest(
             "The trial has no verdict: a further question rests on a whole trial.", reason="TRIAL_NOT_DECIDED"
         )
+    # A summary has no Judge who has seen the meme.
     if chairs is None or not record.opened.versions.models:
         raise BadRequest(
             "No model was asked in this trial: a further question needs the Judge of a full one.",
             reason="PROCEDURE_NOT_LOADED",
         )
+    # As for a trial that is resumed: a ruling by another model or library would rest on other evidence.
     court.require_same_versions(record)
     if ("" if picture is None else picture.pixels_sha256) != record.opened.meme.pixels_sha256:
         raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
     fence, settings = Fence(court.fence_mark), court.settings
+    # A recorder of its own, whose tally counts the calls for this question alone.
     clerk = Recorder(record.trial_id, keep, court.now, record.events)
     deadline = Deadline(within_s, settings.call_s, clerk.tally)
     try:
@@ -98,16 +102,19 @@ async def rule_on_question(
         )
     except NotOnRecord as missing:
         raise CantResume(str(missing)) from None
+    # Labels of precedents that the Judge was not shown would be about numbers that it does not know.
     shown = {exhibit.precedent.id for exhibit in brief.exhibits}
     values: dict[str, Any] = {
         "question": asked.question,
         "precedent_labels": {id_: tuple(labels) for id_, labels in asked.precedent_labels.items() if id_ in shown},
         # As with the precedents' vote on harm: a Judge that is shown no count is shown none here.
         "vote": dict(asked.vote) if settings.tally_shown and not settings.dull_judge else {},
+        # Recorded, since the trial's own mark is another: messages are rebuilt with this one.
         "fence_mark": fence.mark,
     }
     judge = Judge(
         Speaker(
+            # Keyed by the meme, as its trial was: that server has the beginning of the brief in its cache.
             model=chairs.pinned(record.opened.meme.digest).judge,
             fence=fence,
             deadline=deadline,
@@ -126,6 +133,7 @@ async def rule_on_question(
         with clerk.tally.counting():
             reply = await judge.answer(messages, asked.question)
     except CourtError as error:
+        # An outcome of the question and of nothing else: the verdict on record stands.
         failed = {
             "failure": error.reason,
             "retryable": isinstance(error, Unavailable),
@@ -138,6 +146,7 @@ async def rule_on_question(
         **values,
         chosen=ruling.chosen,
         strengths=ruling.strengths,
+        # An option that the Judge named itself follows from no rule.
         rule=QUESTION_RULE if ruling.strengths else "",
         rationale=ruling.rationale,
         call=reply.call,

@@ -189,6 +189,7 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
     if given["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
     task = card.task(given["task"] or worded.id if worded else given["task"])
+    # Scored by the task's gold: with other options every answer would be wrong.
     if worded is not None:
         require_same_labels(worded, task)
     model = given["model"] or (None if given["llm_url"] or given["vllm"] else PRECEDENTS)
@@ -246,6 +247,7 @@ def _require_trial(given: dict[str, Any], *, asks_none: bool) -> None:
 
     if asks_none:
         raise BadRequest("A full trial asks chat models: name one with --llm-url and --model, or --vllm.")
+    # Refused and not passed over: a run would bear the name of an input that it never showed.
     others = [f"--{name}" for name in ("inputs", "rotate", "odds") if given[name]]
     if others or given["shots"] != "0":
         raise BadRequest(

@@ -260,6 +260,7 @@ def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
     call = calls[0]
+    # The reasons of a ruling; its question is an object, and no words of the model's.
     spoken = [event.rationale] if isinstance(event, QuestionRuled) else [body[part] for part in _SPOKEN if part in body]
     output = ModelOutput.from_content(call.model, "\n\n".join(map(str, spoken)))
     output.usage = _usage(calls)

@@ -268,7 +268,7 @@ class OpenQuestion:
     def attempt(self, **of_run: Any) -> Attempt:
         """Makes the attempt of a run, whose fields are given."""
         if self.question.by is Answerer.TRIAL:
-            # Repeats differ in the draw, in the trial as in the question.
+            # Repeats differ in the draw, in the trial as in the question: both make calls by one seed.
             of_run["seed"] += self.question.draw
             return QuestionTrialAttempt(
                 **of_run, question=self.question, examples=self.examples, classifier=self.classifier

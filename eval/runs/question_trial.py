@@ -12,7 +12,7 @@ from court.errors import CantResume, Unavailable
 from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief
 from eval.datasets.items import JudgedMeme
-from eval.models.call_cache import HitCounter
+from eval.models.call_cache import CallsError, HitCounter
 from eval.runs.asking import DecodedMeme
 from eval.runs.attempt import LATE, Attempt, Tried, ends_the_run
 from eval.runs.from_record import prediction_of
@@ -56,6 +56,7 @@ class QuestionTrialAttempt(Attempt):
         if known is None or known.state is not TrialState.DECIDED:
             tried = await Attempt._try_once(self, meme, known, picture)
         record = tried.record
+        # A trial without a verdict has no Judge to be asked: its failure is the outcome.
         if record is None or record.state is not TrialState.DECIDED:
             return tried
         hits = HitCounter()
@@ -68,6 +69,10 @@ class QuestionTrialAttempt(Attempt):
             after = error.retry_after if isinstance(error, Unavailable) else None
             return Tried(failed, isinstance(error, Unavailable), record, after or 0.0)
         ruled = record.ruling_on(self.question.task)
+        # Recorded like any failure of a call, and yet none of this meme: each further one would fail by it.
+        if ruled is not None and ruled.failure == CallsError.default_reason:
+            raise CallsError("The store of calls can't be used any more: a question found it damaged or locked.")
+        # Of both: the trial's calls that came out of the store, and those for the question.
         stored = tried.prediction.cost.stored + hits.count
         return Tried(self.prediction(meme, record, stored=stored), ruled is not None and ruled.retryable, record)
 
@@ -75,14 +80,17 @@ class QuestionTrialAttempt(Attempt):
         """The record with the Judge's ruling on the question, or with why there is none."""
         opened = record.opened.meme
         house = self._court_for(meme, opened.bytes_sha256, hits)
+        # As it was decoded for the trial, so that the file is not read and decoded twice.
         shown = await house.picture_of_trial(record)
         frames = shown.frames if shown is not None else ()
         vote: Mapping[str, float] = {}
         if self.classifier is not None:
             decoded = DecodedMeme(meme, frames, opened.pixels_sha256, opened.bytes_sha256)
             found = await self.classifier.probabilities(decoded)
+            # Shares where one label fits; else the probability of each.
             vote = self.classifier.answer(found).scores if found is not None else {}
         cited = record.precedents.findings.exhibits if record.precedents else ()
+        # A precedent without gold of this task is left out: "none of the labels" would be said of it else.
         labels = {
             precedent.id: self.question.in_order(gold)
             for precedent in cited
@@ -101,6 +109,7 @@ class QuestionTrialAttempt(Attempt):
         if ruled is not None and ruled.call is not None:
             # It waits for the whole trial: one link more, or two where it was asked for again.
             cost = cost.model_copy(update={"chain": cost.chain + (2 if ruled.call.fault else 1)})
+        # Neither score nor vote of the trial: they are of harm.
         base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": told.sides}
         if ruled is None or ruled.chosen is None:
             return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else told.reason)

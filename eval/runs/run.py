@@ -151,6 +151,7 @@ class Plan:
     @property
     def labelled_examples(self) -> Question | None:
         """Question whose labelled examples make up the library; None where it has precedents of harm."""
+        # A trial's precedents are of harm, also where its Judge is asked something else.
         on_harm = self.question is not None and self.question.by is Answerer.TRIAL and self.dataset.card.court_task
         return None if on_harm else self.question
 

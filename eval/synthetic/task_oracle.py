@@ -82,6 +82,7 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
     if set(wanted.get("labels", {}).get("properties", ())) == set(SIGNS):
         said = answer_signs(_shown(parts), ability)
         labels = wanted["labels"]["properties"]
+        # A trial's Judge weighs each label, where a single call says yes or no.
         if why:
             return {**why, "labels": {label: _WEIGHED[label in said] for label in labels}}
         return {"labels": {label: label in said for label in labels}}

@@ -128,9 +128,11 @@ def ask_record(trial_id: str, file: Path, library: Path | None, docket: Path | A
         question = read_question(file)
     except CourtError as error:
         raise click.ClickException(error.message) from None
+    # After the file was read: a fault in it must not cost the loading of an encoder.
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    ruled = run(_asked(settings, trial_id, question))
+    ruled = run(_rule_on_question(settings, trial_id, question))
     click.echo("\n".join([f"{ruled.seq:>3}  {ruled.kind}", *_event_lines(ruled)]))
+    # None of the labels is an answer too; a failure is none.
     if ruled.failure:
         sys.exit(1)
 
@@ -227,7 +229,7 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
         return await courthouse.resume(trial_id)
 
 
-async def _asked(settings: Settings, trial_id: str, question: CourtQuestion) -> QuestionRuled:
+async def _rule_on_question(settings: Settings, trial_id: str, question: CourtQuestion) -> QuestionRuled:
     from court.second_question import QuestionBrief
     from serving.wiring import open_court
 

@@ -162,10 +162,12 @@ class TrialExecutor:
             The record with the event.
 
         Raises:
-            CourtError: As :func:`court.second_question.rule_on_question`.
+            CourtError: The reasons of :func:`court.second_question.rule_on_question`.
         """
         namespace = record.opened.meme.namespace
+        # The sink of trials: the event is stored, and only then published.
         storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
+        # A namespace may have a policy or a library of its own, by which its trial was held.
         court = self.court_of(namespace)
         ruled = await rule_on_question(court, record, picture, asked, keep=storing, within_s=within_s, batch=batch)
         return TrialRecord.of((*record.events, ruled))
@@ -174,7 +176,7 @@ class TrialExecutor:
         """The picture of a trial, as decoded then; None where its text was sent alone.
 
         Raises:
-            CantResume: It is not in the docket.
+            CantResume: The picture is not in the docket.
         """
         if not record.opened.meme.picture_given:
             return None

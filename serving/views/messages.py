@@ -178,6 +178,7 @@ class _RecordedSoFar:
     def _mark(self, event: AnyEvent) -> str:
         """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
         made = event.seq
+        # A question comes after the trial, with fences of its own.
         if isinstance(event, QuestionRuled):
             return event.fence_mark
         if isinstance(event, Summarised):

@@ -64,6 +64,7 @@ def differences(record: TrialRecord) -> tuple[Difference, ...]:
 
 def _answers(record: TrialRecord) -> Iterator[Difference]:
     for ruled in record.all(QuestionRuled):
+        # An answer without strengths can't be worked out again, and of another version's rule nothing is known here.
         if ruled.chosen is None or ruled.rule != QUESTION_RULE:
             continue
         found = options_that_fit(ruled.question, ruled.strengths)

@@ -160,8 +160,10 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
 
 def _with_answers(again: TrialRecord, record: TrialRecord) -> TrialRecord:
     """A replayed trial with the rulings on further questions, as today's code reads the replies of then."""
+    # A replay that fails has no verdict to put a question to, which shows as a difference anyway.
     if again.state is not TrialState.DECIDED:
         return again
+    # Numbered behind the replay's own events, of which there may be fewer.
     last = again.events[-1].seq
     answers = [
         _read_again(ruled).model_copy(update={"seq": last + number})

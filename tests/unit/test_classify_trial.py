@@ -15,6 +15,7 @@ from court.meme import Frame
 from court.record import TrialState
 from eval.cli import cli
 from eval.datasets.card import read_card
+from eval.models.call_cache import CallsError
 from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
 from eval.runs.prediction import Outcome
 from eval.runs.results import read_results
@@ -181,6 +182,24 @@ def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial
     read = {one.meme.id: (one.prediction.outcome, one.prediction.said, one.prediction.reason) for one in judged}
     for one in read_results(tmp_path / "run").judged:
         assert (one.prediction.outcome, one.prediction.said, one.prediction.reason) == read[one.meme.id]
+
+
+def test_a_store_of_calls_that_breaks_ends_the_run_and_is_no_meme_s_failure(data, tmp_path, model):  # noqa: F811
+    usual = model._answers
+
+    def broken(request):
+        if "A further question about this meme" in words(request):
+            raise CallsError("The store of calls is damaged.")
+        return usual(request)
+
+    model._answers = broken
+    asked = ("--task", "target", *TRIAL, "--limit", "1")
+    told = classify(data, tmp_path / "run", *asked, code=1)
+    assert "store of calls" in told.output and not RunFolder(tmp_path / "run").predictions()
+    model._answers = usual
+    classify(data, tmp_path / "run", *asked)
+    (one,) = read_results(tmp_path / "run").judged
+    assert one.prediction.outcome is Outcome.ANSWERED
 
 
 def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model, monkeypatch):  # noqa: F811
