@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from court.deadline import Deadline, run_within
-from court.errors import BadRequest, CantResume, CourtError, Overrun, ReplyUnusable, Unavailable
+from court.errors import BadRequest, CantResume, CourtError, ReplyUnusable, Unavailable
 from court.events import QuestionRuled
+from court.evidence import search_late
 from court.meme import Frame, Picture
 from court.messages import JudgeBrief, file_sha256
 from court.ports import EventSink
@@ -159,9 +160,8 @@ async def _brief_of(
     """The Judge's brief as it was, pictures of precedents included."""
     case = RecordedCase(record)
     with_picture = {precedent.id: sha256 for precedent, sha256 in case.exhibits if sha256}
-    late = Overrun("The precedents' pictures were not read in time. Try again later.", reason="SEARCH_TOO_SLOW")
     reading = court.finder.pictures(list(with_picture))
-    found = await run_within(reading, deadline.at_most(court.settings.find_s), late)
+    found = await run_within(reading, deadline.at_most(court.settings.find_s), search_late)
     pictures: dict[str, Frame] = {}
     for (id_, sha256), frame in zip(with_picture.items(), found, strict=True):
         # The same library should have the same pictures. If not, the Judge would rule on other evidence than before.
