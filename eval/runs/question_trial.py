@@ -12,7 +12,8 @@ from court.errors import CantResume, Unavailable
 from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief
 from eval.datasets.items import JudgedMeme
-from eval.models.call_cache import CallsError, HitCounter
+from eval.models.cached_model import HitCounter
+from eval.models.call_cache import CallsError
 from eval.runs.asking import DecodedMeme
 from eval.runs.attempt import LATE, Attempt, Tried, ends_the_run
 from eval.runs.from_record import prediction_of
