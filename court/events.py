@@ -8,13 +8,14 @@ All three procedures tell the same events; which one ran stands in :class:`Trial
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
 
 from court.injection.detector import Signal
 from court.policy import Policy
 from court.precedents import Findings, Vote
+from court.question import CourtQuestion, OptionStrengths
 from court.verdict import ClaimBasis, ClaimLabel, Label, QuotedPassage, Strengths, Verdict
 
 
@@ -629,6 +630,47 @@ class VerdictGiven(Event):
     kept."""
 
 
+class QuestionRuled(Event):
+    """The Judge ruled on a further question about the meme, or could not. The verdict on harm stands as it is."""
+
+    kind: Literal["QuestionRuled"] = "QuestionRuled"
+    question: CourtQuestion
+    precedent_labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Options that people gave the precedents of the trial, by id, as the Judge was told them; of a precedent that is
+    absent nothing is known."""
+    vote: dict[str, float] = Field(default_factory=dict)
+    """Calibrated vote of labelled memes on each option, as the Judge was told it; empty where it was told none."""
+    chosen: tuple[str, ...] | None = None
+    """Options that fit, in the question's order, possibly none of several; ``None`` where there is no answer."""
+    strengths: dict[str, OptionStrengths] = Field(default_factory=dict)
+    """Evidence for and against each option, from which the answer follows; empty where the Judge named one option."""
+    rule: str = ""
+    """Name and version of the rule by which it follows; empty likewise."""
+    rationale: str = ""
+    failure: str = ""
+    """Why there is no answer, as a code; empty where there is one."""
+    retryable: bool = False
+    """Whether that may pass."""
+    unusable: UnusableReplies | None = None
+    """The replies that left it without an answer, where there were some."""
+    fence_mark: str = ""
+    """With what the posts around untrusted text were marked in this call."""
+    call: ModelCall | None = None
+    unused: Unused | None = None
+    """As in a ``VerdictGiven``, of this question alone."""
+
+    @model_validator(mode="after")
+    def _answer_or_failure(self) -> Self:
+        # An empty answer means that none of several options fits; without this check a failure could pass for it.
+        if (self.chosen is None) != bool(self.failure):
+            raise ValueError("a ruling on a question has an answer or a failure, and not both")
+        if self.chosen is not None and not set(self.chosen) <= set(self.question.options):
+            raise ValueError("the answer is none of the question's options")
+        if self.chosen is not None and not self.question.several and len(self.chosen) != 1:
+            raise ValueError("one option answers this question")
+        return self
+
+
 class TrialFailed(Event):
     """The trial ended without a verdict."""
 
@@ -715,6 +757,7 @@ AnyEvent: TypeAlias = Annotated[
     | ClaimSettled
     | JudgeRuled
     | VerdictGiven
+    | QuestionRuled
     | TrialFailed
     | TrialResumed
     | VerdictReviewed
@@ -724,8 +767,8 @@ AnyEvent: TypeAlias = Annotated[
     Field(discriminator="kind"),
 ]
 
-AFTERWARDS: tuple[type[Event], ...] = (VerdictReviewed, SecondOpinionAsked, AppealOpened)
-"""What people do once a trial has a verdict."""
+AFTERWARDS: tuple[type[Event], ...] = (QuestionRuled, VerdictReviewed, SecondOpinionAsked, AppealOpened)
+"""What may follow the end of a trial: rulings on further questions, and what people do."""
 
 EVENT_KINDS: tuple[type[Event], ...] = get_args(get_args(AnyEvent)[0])
 """Every kind there is."""

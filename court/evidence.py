@@ -122,7 +122,7 @@ class Evidence:
             tally=self.settings.tally,
             alpha=self.settings.alpha,
         )
-        findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), _search_late)
+        findings = await run_within(finding, self.deadline.at_most(self.settings.find_s), search_late)
         # Recorded with the precedents: a trial that is resumed must not vote by another rule than the one it began
         # with.
         vote = summary.vote_of(findings) if self.distant_vote else summary.vote_if_close(findings)
@@ -132,7 +132,7 @@ class Evidence:
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         """Pictures of precedents by their ids; None where the library has none. Raises as the port does."""
         reading = self.finder.pictures(ids)
-        return await run_within(reading, self.deadline.at_most(self.settings.find_s), _search_late)
+        return await run_within(reading, self.deadline.at_most(self.settings.find_s), search_late)
 
 
 def text_reader_off() -> NotLoaded:
@@ -155,5 +155,6 @@ def _duplicates_late() -> Overrun:
     return Overrun("Memes tried before were not searched in time. Try again later.", reason="SEARCH_TOO_SLOW")
 
 
-def _search_late() -> Overrun:
+def search_late() -> Overrun:
+    """The error of a search for precedents, or of reading their pictures, that takes too long."""
     return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")

@@ -23,6 +23,7 @@ from court.policy import Policy
 from court.precedents import Precedent, Vote
 from court.prompts import Prompt, PromptSet, load
 from court.prompts.sets import packaged
+from court.question import CourtQuestion
 from court.untrusted import Fence
 from court.verdict import Label
 
@@ -269,6 +270,53 @@ class JudgeBrief(Generic[P]):
         """
         schema = replies.ruling_schema(self.policy, len(self.exhibits), chars)
         return self._judge_messages("judge", schema)
+
+    def question(
+        self,
+        asked: CourtQuestion,
+        chars: int,
+        *,
+        precedent_labels: Mapping[str, Sequence[str]],
+        vote: Mapping[str, float],
+    ) -> Messages[P]:
+        """The Judge is to rule on a further question, from the same material.
+
+        Args:
+            asked: The question.
+            chars: Longest rationale that is asked for.
+            precedent_labels: Options that people gave precedents, by id; only of those that are shown.
+            vote: Probability of each option by labelled memes; empty for none.
+        """
+        # The system message and all parts are those of the ruling on harm: they stand in the server's cache.
+        words, ruling = load("question"), self._judge_messages("judge", None)
+        said = [
+            words.task("precedent", number=str(number), options=", ".join(labels) or "none of the labels")
+            # By the numbers under which the Judge was shown them.
+            for number, exhibit in enumerate(self.exhibits, 1)
+            if (labels := precedent_labels.get(exhibit.precedent.id)) is not None
+        ]
+        if vote:
+            shares = "\n".join(f"- {option}: {vote[option]:.2f}" for option in asked.options)
+            said.append(words.task("vote", shares=shares))
+        # Options and their definitions come from whoever runs the court, and stand outside the fences like its policy.
+        options = "\n".join(
+            f"- {option}: {asked.define[option]}" if option in asked.define else f"- {option}"
+            for option in asked.options
+        )
+        said.append(words.task("question", text=asked.text, options=options))
+        if asked.sides is not None:
+            (neither,) = set(asked.options) - set(asked.weighed)
+            said.append(words.task("sides", weighed=", ".join(asked.weighed), neither=neither))
+        else:
+            said.append(words.task("several" if asked.several else "single"))
+        return dataclasses.replace(
+            ruling,
+            prompt=words,
+            task="question",
+            # Without the last part, which asks for the ruling on harm.
+            parts=(*ruling.parts[:-1], *apart(said)),
+            schema=replies.question_schema(asked, chars),
+        )
 
     def odds(self) -> tuple[Messages[P], Messages[P]]:
         """The Judge's model is to give one of two letters: with harmful as the first option, and as the second."""

@@ -13,6 +13,7 @@ from court.events import (
     AnyEvent,
     Event,
     PrecedentsCited,
+    QuestionRuled,
     TextRead,
     TrialFailed,
     TrialOpened,
@@ -58,6 +59,9 @@ class TrialRecord:
                 ended = None
             elif ended and not isinstance(event, AFTERWARDS):
                 raise ValueError(f"event {place} ({event.kind}) stands after the end of the trial")
+            # It rests on the whole trial: one that ended without a verdict may yet be resumed, and go on.
+            if isinstance(event, QuestionRuled) and not isinstance(ended, VerdictGiven):
+                raise ValueError(f"event {place} rules on a question before there is a verdict")
             if isinstance(event, VerdictGiven | TrialFailed):
                 ended = event
 
@@ -114,9 +118,13 @@ class TrialRecord:
 
     @property
     def seconds(self) -> float:
-        """From the first event to the last of the trial itself (what people do comes later), in seconds."""
+        """From the first event to the last of the trial itself (what follows its end is none), in seconds."""
         end = next(e for e in reversed(self.events) if not isinstance(e, AFTERWARDS))
         return (end.at - self.opened.at).total_seconds()
+
+    def ruling_on(self, question: str) -> QuestionRuled | None:
+        """The last ruling on the question of this id, or None."""
+        return next((event for event in reversed(self.all(QuestionRuled)) if event.question.id == question), None)
 
     def all(self, kind: type[E]) -> tuple[E, ...]:
         """All events of a kind, in order."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from court.errors import CourtError, ReplyUnusable, Unavailable
-from court.events import AnyEvent, Event, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
+from court.events import AnyEvent, Event, QuestionRuled, Summarised, SummarisedAhead, TrialFailed, VerdictGiven
 from court.ports import EventSink
 from court.record import TrialRecord, TrialState
 from court.usage import UsageMeter
@@ -114,7 +114,7 @@ class Recorder:
         if not isinstance(draft, EventDraft):
             draft = draft(before)
         values = draft.values | {"trial_id": self._trial_id, "seq": len(before), "at": self._now()}
-        if issubclass(draft.kind, VerdictGiven | TrialFailed):
+        if issubclass(draft.kind, VerdictGiven | TrialFailed | QuestionRuled):
             # Events of the same write are not in the tally yet, and neither is this one: it is built once without
             # `unused`, so that its own call does not count as unused.
             untold = [event for event in beside if not self._reported_before(event)]

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from court.policy import Policy
+from court.question import CourtQuestion, OptionStrengths, options_that_fit
 from court.verdict import Label, Strength
 
 REPLY_LOOPS = "REPLY_LOOPS"
 """Reason of a reply in which the same is said over and over."""
 _NONE = "none"
+_STRENGTHS = {str(s).lower(): s for s in Strength}
 _MOST_EVIDENCE = 6
 _THOUGHTS = re.compile(r"\A(?![{`])(?:<think>)?(?:(?!</?think>).)*</think>\s*", re.DOTALL)
 """A closed block at the beginning; some templates open it in the prompt, so that the reply begins within. A reply that
@@ -119,6 +121,16 @@ class Ruling(Reply):
     rationale: Words = Field(min_length=1, max_length=3000)
 
 
+class QuestionRuling(Reply):
+    """The Judge's ruling on a further question."""
+
+    rationale: Words = Field(min_length=1, max_length=3000)
+    chosen: tuple[str, ...]
+    """Options that fit, in the question's order."""
+    strengths: dict[str, OptionStrengths] = Field(default_factory=dict)
+    """From which the answer follows; empty where the Judge named one option."""
+
+
 R = TypeVar("R", bound=Reply)
 
 
@@ -148,7 +160,7 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
     """
     words = {"type": "string", "minLength": 1, "maxLength": chars // 4}
     evidence = {"type": "array", "items": words, "maxItems": _MOST_EVIDENCE}
-    strength = {"type": "string", "enum": [str(s).lower() for s in reversed(Strength)]}
+    strength = _strength_schema()
     support = {"type": "string", "enum": list(get_args(Support))}
     properties: dict[str, Any] = {
         "harmful_evidence": evidence,
@@ -163,6 +175,29 @@ def ruling_schema(policy: Policy, precedents: int, chars: int) -> dict[str, Any]
         "rationale": {"type": "string", "minLength": 1, "maxLength": chars},
     }
     return object_schema(properties)
+
+
+def question_schema(question: CourtQuestion, chars: int) -> dict[str, Any]:
+    """JSON schema of a ruling on a further question; the reasons come first, for a model writes in order.
+
+    Args:
+        question: The question.
+        chars: Longest rationale.
+    """
+    rationale = {"type": "string", "minLength": 1, "maxLength": chars}
+    strength = _strength_schema()
+    # Each option a name of its own in the schema, so that none can be left out.
+    if question.sides is not None:
+        strengths = object_schema(dict.fromkeys(question.weighed, strength))
+        return object_schema({"rationale": rationale, "strengths": strengths})
+    if question.several:
+        pair = object_schema({"supporting": strength, "opposing": strength})
+        return object_schema({"rationale": rationale, "labels": object_schema(dict.fromkeys(question.options, pair))})
+    return object_schema({"rationale": rationale, "label": {"type": "string", "enum": list(question.options)}})
+
+
+def _strength_schema() -> dict[str, Any]:
+    return {"type": "string", "enum": [str(s).lower() for s in reversed(Strength)]}
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +240,7 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
     content = _object(text)
     # By exact words alone: a label or a strength that is nearly one of them is never guessed at (PI-5).
     for name in ("harmful_strength", "harmless_strength"):
-        content[name] = _word(content, name, {str(s).lower(): s for s in Strength})
+        content[name] = _word(content, name, _STRENGTHS)
     labels = {"harmful": Label.HARMFUL, "not harmful": Label.NOT_HARMFUL}
     content["label"] = _word(content, "label", labels)
     for name in ("harmful_evidence", "harmless_evidence"):
@@ -223,6 +258,46 @@ def parse_ruling(text: str, policy: Policy, precedents: int) -> Ruling:
         if getattr(ruling, name) not in (*known, _NONE):
             _malformed(f"{name} must be one of {', '.join((*known, _NONE))}")
     return ruling
+
+
+def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
+    """A ruling on a further question, in words of its options. Raises UnusableReply."""
+    content = _object(text)
+    field = "strengths" if question.sides is not None else "labels" if question.several else "label"
+    # A reply that says more than was asked for may mean another answer than the one that would be read.
+    if content.keys() != {"rationale", field}:
+        _malformed(f"it must hold rationale and {field}, and nothing else")
+    said, strengths = content.pop(field), dict[str, OptionStrengths]()
+    if question.weighed:
+        if not isinstance(said, dict) or said.keys() != set(question.weighed):
+            _malformed(f"{field} must name each of {', '.join(question.weighed)} once, and nothing else")
+        strengths = _of_sides(question, said) if question.sides is not None else _of_options(question, said)
+        # By the rule: where strengths are asked for, no model names the answer itself.
+        chosen = options_that_fit(question, strengths)
+    else:
+        chosen = (_word({field: said}, field, {option: option for option in question.options}),)
+    return _valid(QuestionRuling, {**content, "chosen": chosen, "strengths": strengths})
+
+
+def _of_sides(question: CourtQuestion, said: dict[str, Any]) -> dict[str, OptionStrengths]:
+    """Strengths of two sides: what speaks for the one speaks against the other."""
+    one, other = question.weighed
+    first, second = (_word(said, side, _STRENGTHS) for side in (one, other))
+    return {
+        one: OptionStrengths(supporting=first, opposing=second),
+        other: OptionStrengths(supporting=second, opposing=first),
+    }
+
+
+def _of_options(question: CourtQuestion, said: dict[str, Any]) -> dict[str, OptionStrengths]:
+    found = {}
+    for option in question.weighed:
+        pair = said[option]
+        if not isinstance(pair, dict) or pair.keys() != {"supporting", "opposing"}:
+            _malformed(f"{option} must have supporting and opposing, and nothing else")
+        words = {side: _word(pair, side, _STRENGTHS) for side in ("supporting", "opposing")}
+        found[option] = OptionStrengths(**words)
+    return found
 
 
 def parse(kind: type[R], text: str) -> R:

@@ -39,7 +39,16 @@ from court.ports import (
 )
 from court.prompts import ADDED_PROMPTS, EXPERT_PROMPTS, PromptSet, load
 from court.prompts.sets import packaged
-from court.replies import REPLY_LOOPS, Argument, Ruling, UnusableReply, find_loop, find_loop_in_reply
+from court.question import CourtQuestion
+from court.replies import (
+    REPLY_LOOPS,
+    Argument,
+    QuestionRuling,
+    Ruling,
+    UnusableReply,
+    find_loop,
+    find_loop_in_reply,
+)
 from court.untrusted import Fence
 from court.verdict import Label, rule
 
@@ -529,6 +538,21 @@ class Judge:
 
         return await self.speaker.say(
             Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number, progress=_JUDGMENT
+        )
+
+    async def answer(self, asked: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
+        """Ruling on a further question. Raises as all agents do.
+
+        Args:
+            asked: Messages of :meth:`court.messages.JudgeBrief.question`.
+            question: The question.
+        """
+        return await self.speaker.say(
+            Role.JUDGE,
+            asked,
+            lambda text, _: replies.parse_question_ruling(text, question),
+            judge=self.number,
+            progress=_JUDGMENT,
         )
 
     async def odds(self, brief: JudgeBrief[Frame]) -> OddsGiven | None:

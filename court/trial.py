@@ -337,6 +337,11 @@ class Court:
             raise CantResume("The picture is not the one that was on trial.", reason="PICTURE_DIFFERS")
         if opened.meme.text_given and record.text is None:
             raise CantResume("It was cut off before the caller's text was kept. Ask for a new trial.")
+        self.require_same_versions(record)
+
+    def require_same_versions(self, record: TrialRecord) -> None:
+        """Raises CantResume where a trial was begun with other versions than are loaded now."""
+        opened = record.opened
         now = self.versions(opened.procedure)
         differ = [
             name

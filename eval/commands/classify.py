@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--dataset", required=True, metavar="ID|FILE.toml", help="Id of the data set, or its card.")
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--task", required=True, help="Task of the card, such as stance.")
+@click.option("--task", help="Task of the card, such as stance. [default: the id of --question]")
+@click.option(
+    "--question",
+    "question_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.toml",
+    help="Question in words of your own (docs/classify.md); its options are the task's labels.",
+)
+@click.option(
+    "--trial",
+    is_flag=True,
+    help="Hold a full trial on harm of every meme, and put the question to its Judge after the verdict.",
+)
 @click.option(
     "--split",
     help="Split; template is the first test split without any labelled meme that shares a template with it. [default: "
@@ -48,7 +60,7 @@ if TYPE_CHECKING:
     metavar="WORDS",
     help=(
         "Parts of a meme to show, separated by commas: picture, text, ocr, caption, language, description (the "
-        "Proposer's), gold:TASK. Repeat the option for a grid. [default: picture,text]"
+        "Proposer's), gold:TASK. Repeat the option for a grid. [default: picture,text; a trial has its own evidence]"
     ),
 )
 @click.option(
@@ -60,6 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
+@click.option("--policy", type=click.Path(path_type=Path), help="With --trial: policy file (TOML).")
 @click.option(
     "--repeats", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of repeats with other draws."
 )
@@ -82,8 +95,9 @@ def classify(**given: Any) -> None:
     """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.
 
     One call of a model for each meme and order of the options, whose reply is bound to the card's labels; or, without
-    any model, the calibrated vote of labelled memes of the train split. Examples and voters are never near copies of
-    what is asked about. Called again, the same command goes on where it was.
+    any model, the calibrated vote of labelled memes of the train split; or, with --trial, the Judge of a full trial on
+    harm, from the evidence of that trial. Examples and voters are never near copies of what is asked about. Called
+    again, the same command goes on where it was.
 
     Several --inputs, numbers of --shots or --repeats are runs side by side, each in a folder of its own below --out.
 
@@ -170,12 +184,29 @@ def _library_of(first: Plan) -> Path:
 
 def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.errors import BadRequest
+    from court.question import read_question
+    from eval.datasets.read_tasks import require_same_labels
     from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
     card = dataset.card
-    task = card.task(given["task"])
+    worded = read_question(given["question_file"]) if given["question_file"] else None
+    if given["task"] is None and worded is None:
+        raise click.UsageError("Missing option --task; or --question, whose id names the task.")
+    task = card.task(given["task"] or worded.id if worded else given["task"])
+    # Scored by the task's gold: with other options every answer would be wrong.
+    if worded is not None:
+        require_same_labels(worded, task)
     model = given["model"] or (None if given["llm_url"] or given["vllm"] else PRECEDENTS)
     by = Answerer.PRECEDENTS if model == PRECEDENTS else Answerer.MODEL
+    if given["trial"]:
+        _require_trial(given, asks_none=by is Answerer.PRECEDENTS)
+        by = Answerer.TRIAL
+    elif given["policy"]:
+        raise BadRequest("A policy is what trials go by: give --trial with --policy.", field="policy")
+    elif worded is not None and worded.sides is not None:
+        raise BadRequest(
+            "Two sides are weighed by a trial's Judge: give --trial, or a question without sides.", field="question"
+        )
     if by is Answerer.PRECEDENTS and (given["rotate"] or given["odds"] or given["llm_url"] or given["vllm"]):
         raise BadRequest(
             "The vote of labelled memes asks no model: leave --rotate, --odds, --llm-url and --vllm out, or name a "
@@ -187,13 +218,36 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
         for words in inputs:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
                 raise BadRequest(f"The vote of labelled memes can't compare {', '.join(other)}.", field="inputs")
-    return [
-        question_about(task, inputs=words, shots=shots, rotate=given["rotate"], odds=given["odds"], by=by)
+    # What a file says of a question goes before what the card says.
+    wording: dict[str, Any] = {}
+    if worded is not None:
+        wording = {"title": worded.text, "define": worded.define}
+        wording["sides"] = (worded.sides.accuser, worded.sides.defender) if worded.sides else ()
+    questions = [
+        question_about(task, inputs=words, shots=shots, rotate=given["rotate"], odds=given["odds"], by=by, **wording)
         # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
-        # A vote is shown no examples.
-        for shots in ((0,) if by is Answerer.PRECEDENTS else _shots(given["shots"]))
+        # A vote is shown no examples, and a trial has precedents.
+        for shots in (_shots(given["shots"]) if by is Answerer.MODEL else (0,))
     ]
+    if by is Answerer.TRIAL:
+        questions[0].for_court()  # one that a court can't be asked is an error before anything is begun
+    return questions
+
+
+def _require_trial(given: dict[str, Any], *, asks_none: bool) -> None:
+    """Refuses options that a trial has no use for. Raises BadRequest."""
+    from court.errors import BadRequest
+
+    if asks_none:
+        raise BadRequest("A full trial asks chat models: name one with --llm-url and --model, or --vllm.")
+    # Refused and not passed over: a run would bear the name of an input that it never showed.
+    others = [f"--{name}" for name in ("inputs", "rotate", "odds") if given[name]]
+    if others or given["shots"] != "0":
+        raise BadRequest(
+            f"{', '.join(others or ['--shots'])} can't be given with --trial: its Judge has the evidence of the trial. "
+            "--set alters that, such as --set exhibits=5."
+        )
 
 
 def _shots(said: str) -> tuple[int, ...]:
@@ -212,6 +266,7 @@ _MOST_SHOTS = 16
 
 
 def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: Path, name: str) -> Plan:
+    from court.errors import BadRequest
     from court.events import Procedure
     from court.settings import TrialSettings
     from eval.commands.pages import command_line
@@ -223,10 +278,18 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
 
     procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
     trial = trial_settings_of(given["settings"])
+    without = question.by is Answerer.TRIAL and dataset.card.court_task is None
+    # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
+    if without and trial.setdefault("precedents", "false") != "false":
+        raise BadRequest(
+            f"{dataset.title} says nothing of harm, so that there are no precedents for its trials: leave --set "
+            "precedents out.",
+            field="settings",
+        )
     if question.shots > TrialSettings.model_fields["exhibits"].default:
         trial.setdefault("exhibits", question.shots)  # by which a vLLM is told how many pictures a prompt may have
-    model = given["model"] if question.by is Answerer.MODEL else None
-    asked = {"llm_url": given["llm_url"], "model": model, "policy": None, "encoder": given["encoder"]}
+    model = None if question.by is Answerer.PRECEDENTS else given["model"]
+    asked = {"llm_url": given["llm_url"], "model": model, "policy": given["policy"], "encoder": given["encoder"]}
     served = {name: given[name] for name in ("vllm", "vllm_flags")}
     split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
@@ -266,7 +329,8 @@ def _show(plans: Sequence[Plan], given: dict[str, Any]) -> None:
 
     groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
-    title = f"{given['task']} on {plans[0].dataset.title}"
+    asked = plans[0].question
+    title = f"{asked.task if asked else ''} on {plans[0].dataset.title}"
     figures = {"groups": tasks.as_json(groups)} if given["as_json"] else None
     show_sections(title, lead, sections, page=given["html"], figures=figures, command=command_line())
     if not given["as_json"]:

@@ -262,9 +262,7 @@ def _resumed(given: dict[str, Any]) -> Plan:
     begun: RunManifest = RunFolder(given["resume"]).manifest()
     dataset = dataset_of(begun)
     if begun.question is not None:
-        raise BadRequest(
-            f"{given['resume']} asked a question and held no trials. This goes on with it: {begun.command}"
-        )
+        raise BadRequest(f"{given['resume']} asked a question of a card. This goes on with it: {begun.command}")
     if begun.comparator:
         raise BadRequest(
             f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "

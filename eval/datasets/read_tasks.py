@@ -8,8 +8,9 @@ from pathlib import Path
 
 from court.digests import digest
 from court.errors import BadRequest
+from court.question import CourtQuestion
 from court.verdict import Label
-from eval.datasets.card import DatasetCard
+from eval.datasets.card import CardTask, DatasetCard
 from eval.datasets.card_split import CardMeme, read_by_card
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, Split, SplitRole
@@ -121,6 +122,18 @@ def require_examples(library: str, wanted: object) -> None:
             else "holds precedents of trials, and no examples of the task"
         )
         raise BadRequest(f"The library {library} {what}. Leave --library out.", reason="LIBRARY_FOR_OTHERS")
+
+
+def require_same_labels(question: CourtQuestion, task: CardTask) -> None:
+    """Raises BadRequest where a question of one's own has other options than a task, whose gold it is scored by."""
+    if set(question.options) != set(task.labels) or question.several != (task.kind == "multi"):
+        several = "true" if task.kind == "multi" else "false"
+        raise BadRequest(
+            f"The question {question.id} is scored by the task {task.id}: its options must be "
+            f"{', '.join(task.labels)}, and several {several}.",
+            reason="QUESTION_UNUSABLE",
+            field="question",
+        )
 
 
 def gold_by_meme(dataset: Dataset, data: Path, split: str, task: str) -> dict[str, tuple[str, ...]]:

@@ -34,6 +34,7 @@ from court.errors import BadRequest
 from court.events import (
     AnyEvent,
     ModelCall,
+    QuestionRuled,
     Side,
     Summarised,
     SummarisedAhead,
@@ -85,10 +86,10 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
     gold = {p: {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
     samples = []
     for one in results.judged:
-        if manifest.question is not None:
-            samples.append(_answered(one, manifest.question))
-            continue
         record = await trials.record(one.prediction.trial) if one.prediction.trial else None
+        if manifest.question is not None:
+            samples.append(_answered(one, manifest.question, record))
+            continue
         samples.append(_sample(one, record, {p: gold[p].get(one.meme.id) for p in protocols}))
     log = EvalLog(
         status="success" if manifest.finished else "cancelled",
@@ -172,17 +173,26 @@ def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, boo
             "targets": list(meme.targets),
             "prediction": said.model_dump(mode="json"),
         },
-        events=list(_transcript(record)) if record else [],
-        model_usage=_usage_of(record) if record else {},
-        started_at=_time(record.opened.at) if record else None,
-        completed_at=_time(record.events[-1].at) if record else None,
-        total_time=record.seconds if record else None,
+        **_course(record),
         error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
 
 
-def _answered(one: Judged, question: Question) -> EvalSample:
-    """A sample of a run that asked a question: its target and answer are labels."""
+def _course(record: TrialRecord | None) -> dict[str, Any]:
+    """Fields of a sample that tell how its trial went; none without a record."""
+    if record is None:
+        return {}
+    return {
+        "events": list(_transcript(record)),
+        "model_usage": _usage_of(record),
+        "started_at": _time(record.opened.at),
+        "completed_at": _time(record.events[-1].at),
+        "total_time": record.seconds,
+    }
+
+
+def _answered(one: Judged, question: Question, record: TrialRecord | None) -> EvalSample:
+    """A sample of a run that asked a question: its target and answer are labels. Trials have a record, too."""
     meme, said = one.meme, one.prediction
     gold, answer = gold_of(meme, question.task), said.said.get(question.task)
     words = "no answer" if answer is None else ", ".join(answer.labels)
@@ -196,6 +206,7 @@ def _answered(one: Judged, question: Question) -> EvalSample:
         output=ModelOutput.from_content("memecourt", words if answer is not None else said.reason),
         scores={question.task: Score(value="C" if right else "I", answer=words, explanation=said.reason)},
         metadata={"gold": dict(meme.tasks), "prediction": said.model_dump(mode="json")},
+        **_course(record),
         error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
 
@@ -249,7 +260,9 @@ def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
     call = calls[0]
-    output = ModelOutput.from_content(call.model, "\n\n".join(str(body[part]) for part in _SPOKEN if part in body))
+    # The reasons of a ruling; its question is an object, and no words of the model's.
+    spoken = [event.rationale] if isinstance(event, QuestionRuled) else [body[part] for part in _SPOKEN if part in body]
+    output = ModelOutput.from_content(call.model, "\n\n".join(map(str, spoken)))
     output.usage = _usage(calls)
     output.time = sum(each.latency_s for each in calls)
     return ModelEvent(

@@ -136,6 +136,8 @@ def describe_question(card: TaskCard) -> str:
     question = card.question
     if question.inputs == (ELSEWHERE,):
         return ELSEWHERE
+    if question.by == Answerer.TRIAL:
+        return "trial on harm"
     said = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
@@ -245,6 +247,8 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
     for one, card in group.runs:
         models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
         asked = "each order of the options" if card.question.rotate else "one order"
+        # A trial has evidence of its own: it stands in no row of inputs.
+        asked = "trials" if card.question.by == Answerer.TRIAL else asked
         kinds.setdefault(f"{models or card.question.by}, {asked}", []).append(card)
     for name, cards in kinds.items():
         by_votes = cards[0].question.by == Answerer.PRECEDENTS

@@ -106,7 +106,7 @@ class Attempt:
         """
         # Its line was lost in a crash, and the docket has the outcome: no call is made again.
         if known is not None and not self.to_be_resumed(known):
-            return prediction_of(meme, known), False
+            return self.prediction(meme, known), False
         first, pause, late = time.monotonic(), 1.0, 0
         while True:
             tried = await self._try_once(meme, known, picture)
@@ -142,8 +142,12 @@ class Attempt:
             after = error.retry_after if isinstance(error, Unavailable) else None
             return Tried(failed, isinstance(error, Unavailable), retry_after=after or 0.0)
         failure = record.last(TrialFailed) if record.state is TrialState.FAILED else None
-        prediction = prediction_of(meme, record, stored=hits.count)
+        prediction = self.prediction(meme, record, stored=hits.count)
         return Tried(prediction, failure is not None and failure.retryable, record, retry_after)
+
+    def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
+        """Builds the prediction of a meme. Arguments as of :func:`eval.runs.from_record.prediction_of`."""
+        return prediction_of(meme, record, stored=stored)
 
     def to_be_resumed(self, record: TrialRecord) -> bool:
         """True if a trial is not over, or ended in a failure to be retried."""

@@ -18,6 +18,7 @@ from court.events import (
     ModelCall,
     QueriesPlanned,
     QuestionAsked,
+    QuestionRuled,
     Side,
     SideRested,
     Summarised,
@@ -92,7 +93,8 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
     """
     told = calls_of(record)
     # A trial that failed and was resumed has several ends, each with what it left unused.
-    ends: tuple[VerdictGiven | TrialFailed, ...] = (*record.all(VerdictGiven), *record.all(TrialFailed))
+    ends: list[VerdictGiven | TrialFailed | QuestionRuled] = [*record.all(VerdictGiven), *record.all(TrialFailed)]
+    ends += record.all(QuestionRuled)
     unused = [end.unused for end in ends if end.unused]
     made = sum(number for _, number in told) + sum(each.calls for each in unused)
     figures: list[ModelCall | Unused] = [*(call for call, _ in told), *unused]

@@ -215,7 +215,10 @@ def _compared(
     if "picture" not in question.inputs:
         # A half of zeros is one that is not compared.
         rows[:, text_dim:] = 0
-    texts = [_compared_text(examples[meme.id], question) for meme in library.memes]
+    # A library of precedents may have memes of which the task says nothing: they keep out of its votes.
+    texts = [
+        _compared_text(examples[meme.id], question) if meme.id in examples else meme.text for meme in library.memes
+    ]
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
         # Only texts that differ from the library's are embedded anew, by whole batches.
@@ -225,7 +228,7 @@ def _compared(
     for place, (meme, text) in enumerate(zip(library.memes, texts, strict=True)):
         has_text, has_picture = bool(rows[place, :text_dim].any()), bool(rows[place, text_dim:].any())
         # A meme with neither half can't be compared with anything.
-        if has_text or has_picture:
+        if meme.id in examples and (has_text or has_picture):
             places.append(place)
             # Whether it has a half is by these inputs now, whatever the library's maker saw.
             changes = {"text": text, "has_text": has_text, "has_picture": has_picture, "kept": None}

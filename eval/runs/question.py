@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
+from court.question import CourtQuestion, QuestionSides
 from eval.datasets.card import CardTask
 from eval.datasets.items import JudgedMeme
 
@@ -32,6 +33,8 @@ class Answerer(StrEnum):
     """A chat model, one call a meme and order of the options."""
     PRECEDENTS = "precedents"
     """The vote of labelled memes like it, label by label."""
+    TRIAL = "trial"
+    """The Judge of a full trial on harm, once it has its verdict, from the evidence of that trial."""
 
 
 class Question(BaseModel):
@@ -61,6 +64,8 @@ class Question(BaseModel):
     draw: int = Field(default=0, ge=0)
     """Number of the repeat: each draws other replies where a temperature is set."""
     by: Answerer = Answerer.MODEL
+    sides: tuple[str, ...] = Field(default=(), max_length=2)
+    """The two labels of three of which a trial's Judge weighs one against the other; none where it weighs none."""
 
     @property
     def multi(self) -> bool:
@@ -70,7 +75,7 @@ class Question(BaseModel):
     @property
     def needs_examples(self) -> bool:
         """True if labelled memes of the train split are needed."""
-        return self.shots > 0 or self.by is Answerer.PRECEDENTS
+        return self.shots > 0 or self.by is not Answerer.MODEL
 
     @property
     def needs_picture(self) -> bool:
@@ -88,23 +93,35 @@ class Question(BaseModel):
         """Returns labels in the card's order."""
         return tuple(label for label in self.labels if label in labels)
 
+    def for_court(self) -> CourtQuestion:
+        """The question as a court is asked it. Raises BadRequest where its words are none that it can be asked in."""
+        try:
+            return CourtQuestion(
+                id=self.task,
+                text=_one_line(self.title or self.task),
+                options=self.labels,
+                define={label: _one_line(meaning) for label, meaning in self.define.items()},
+                several=self.multi,
+                sides=QuestionSides(accuser=self.sides[0], defender=self.sides[1]) if self.sides else None,
+            )
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise BadRequest(f"A court can't be asked for {self.task}: {faults}.", reason="QUESTION_UNUSABLE") from None
+
     def material(self) -> dict[str, JsonValue]:
         """Returns what of it decides the memes and their gold, for the comparison of a resumed run."""
         return {"task": self.task, "kind": self.kind, "labels": list(self.labels)}
 
 
 def question_about(task: CardTask, **how: Any) -> Question:
-    """The question that a task of a card is; ``how`` has the fields of how it is asked."""
-    return Question(
-        task=task.id,
-        title=task.title,
-        kind=str(task.kind),
-        labels=task.labels,
-        define=task.define,
-        metrics=task.metrics,
-        official=task.official,
-        **how,
-    )
+    """The question that a task of a card is; ``how`` has the fields of how it is asked, and other words."""
+    of_card = {name: getattr(task, name) for name in ("title", "labels", "define", "metrics", "official")}
+    return Question(task=task.id, kind=str(task.kind), **of_card | how)
+
+
+def _one_line(words: str) -> str:
+    """Words of a card, which may be laid out over several lines, as one."""
+    return " ".join(words.split())
 
 
 def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:

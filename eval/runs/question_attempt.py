@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 from typing_extensions import override
@@ -18,17 +18,19 @@ from court.errors import BadInput, BadRequest
 from court.events import Role
 from court.meme import Frame
 from court.ports import PrecedentFinder
+from court.prompts import load as court_prompt
 from court.replies import Reply, UnusableReply
 from court.roles import Proposer
 from eval.datasets.items import JudgedMeme
 from eval.datasets.read_tasks import require_examples
 from eval.models.prompts import load
 from eval.runs.asking import PROMPTS, AttemptWithoutTrial, DecodedMeme, MemeCalls, messages_of
-from eval.runs.attempt import PICTURE_MISSING
+from eval.runs.attempt import PICTURE_MISSING, Attempt
 from eval.runs.label_votes import open_label_votes
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.progress import Progress
 from eval.runs.question import GOLD, SAID, Answerer, Question, gold_of, words_of
+from eval.runs.question_trial import LabelClassifier, QuestionTrialAttempt
 from retrieval.precedents.finder import LibraryFinder
 
 NOTHING_COMPARABLE = "NOTHING_COMPARABLE"
@@ -41,18 +43,6 @@ _WHAT = {
     "description": "Description",
 }
 _MOST_OPTIONS = len(string.ascii_uppercase)
-
-
-class LabelClassifier(Protocol):
-    """Gives each label of a question a probability, from labelled memes."""
-
-    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
-        """Probability of each label by itself; None where nothing of the meme can be compared."""
-        ...
-
-    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
-        """Returns the labels that follow from the probabilities."""
-        ...
 
 
 class _OneLabel(Reply):
@@ -281,8 +271,14 @@ class OpenQuestion:
     examples: Mapping[str, JudgedMeme]
     classifier: LabelClassifier | None
 
-    def attempt(self, **of_run: Any) -> QuestionAttempt:
+    def attempt(self, **of_run: Any) -> Attempt:
         """Makes the attempt of a run, whose fields are given."""
+        if self.question.by is Answerer.TRIAL:
+            # Repeats differ in the draw, in the trial as in the question: both make calls by one seed.
+            of_run["seed"] += self.question.draw
+            return QuestionTrialAttempt(
+                **of_run, question=self.question, examples=self.examples, classifier=self.classifier
+            )
         return QuestionAttempt(**of_run, question=self.question, examples=self.examples, classifier=self.classifier)
 
 
@@ -313,10 +309,18 @@ def open_question(
         return OpenQuestion(question, {}, None)
     if not isinstance(finder, LibraryFinder):
         raise BadRequest("Labelled examples are found in a library on disk.", field="library")
-    require_examples(finder.library.name, question)
     unknown = [id_ for id_ in finder.ids if id_ not in examples]
+    if question.by is Answerer.TRIAL:
+        # Its library may be one of precedents on harm, of which some have no label here.
+        if len(unknown) == len(finder.ids):
+            progress.tell(f"No precedent has a label of {question.task}: the Judge is told of none, and of no vote.")
+            return OpenQuestion(question, {}, None)
+        if unknown:
+            progress.tell(f"{len(unknown):,} precedents have no label of {question.task}, and no vote.")
+    else:
+        require_examples(finder.library.name, question)
     # Every precedent needs its gold label, or some would be shown as examples of no label.
-    if unknown:
+    if unknown and question.by is not Answerer.TRIAL:
         raise BadRequest(
             f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among them: it "
             "was prepared for another task or other data. Leave --library out.",
@@ -335,8 +339,8 @@ def open_question(
 def settings_of_question(question: Question) -> dict[str, JsonValue]:
     """Describes a question for the settings of its run."""
     described: dict[str, JsonValue] = question.model_dump(mode="json")
-    if question.by is Answerer.MODEL:
-        prompt = load(PROMPTS, "classify")
+    if question.by is not Answerer.PRECEDENTS:
+        prompt = load(PROMPTS, "classify") if question.by is Answerer.MODEL else court_prompt("question")
         described |= {"prompt": prompt.id, "prompt_digest": prompt.digest}
     return described
 

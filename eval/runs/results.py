@@ -113,8 +113,8 @@ def require_verdicts(results: Results) -> None:
     """Refuses answers to another question than of harm, which would count as no verdict. Raises BadRequest."""
     if results.question is not None:
         raise BadRequest(
-            f"{results.name} asked for {results.question.task} and holds no verdicts: its answers are shown by "
-            "memecourt-eval report.",
+            f"{results.name} asked for {results.question.task} and holds no verdicts to score: its answers are shown "
+            "by memecourt-eval report.",
             reason="NOTHING_TO_SCORE",
         )
 

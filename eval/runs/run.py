@@ -44,7 +44,7 @@ from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
-from eval.runs.question import Question, require_inputs
+from eval.runs.question import Answerer, Question, require_inputs
 from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
 from eval.runs.sole_use import refuse_different, refuse_others, sole_use
 from eval.runs.translated import ENGLISH, TranslatedAttempt
@@ -147,6 +147,13 @@ class Plan:
     def dropped_labels(self) -> tuple[str, ...]:
         """Labels of memes that are neither precedents nor judged. Raises BadRequest if all labels are scored."""
         return labels_dropped(self.dataset, self.protocols) if self.drop_precedents else ()
+
+    @property
+    def labelled_examples(self) -> Question | None:
+        """Question whose labelled examples make up the library; None where it has precedents of harm."""
+        # A trial's precedents are of harm, also where its Judge is asked something else.
+        on_harm = self.question is not None and self.question.by is Answerer.TRIAL and self.dataset.card.court_task
+        return None if on_harm else self.question
 
     @property
     def without_library(self) -> bool:
@@ -448,7 +455,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: _Material, progress:
     encoder = await asyncio.to_thread(load_encoder_for, plan.library, plan.settings.encoder)
     if plan.library is not None:
         prepared = await asyncio.to_thread(read_prepared, plan.library, encoder)
-        require_examples(prepared.library.manifest.name, plan.question)
+        require_examples(prepared.library.manifest.name, plan.labelled_examples)
         if prepared.dropped_labels != plan.dropped_labels:
             had, wanted = (", ".join(labels) or "none" for labels in (prepared.dropped_labels, plan.dropped_labels))
             raise BadRequest(
@@ -507,8 +514,8 @@ def _on_template(meme: JudgedMeme, templates: Mapping[str, str]) -> JudgedMeme:
 
 def _source(plan: Plan, split: str) -> Source:
     """A split that precedents come from; without its pictures where only texts are judged."""
-    if plan.question is not None:
-        return examples_source(plan.dataset, plan.data, split, plan.question.task)
+    if plan.labelled_examples is not None:
+        return examples_source(plan.dataset, plan.data, split, plan.labelled_examples.task)
     source = source_of(plan.dataset, plan.data, split)
     return replace(source, pictures=None) if plan.text_only else source
 

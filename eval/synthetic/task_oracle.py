@@ -21,13 +21,17 @@ _BADGE = re.compile(r"the badge of (\w+)")
 _OPTION = re.compile(r"^([A-Z])\) (.+)$", re.MULTILINE)
 _OF_LABEL = re.compile(r"Does this label fit the meme: (.+)\?")
 _LAID_OUT = re.compile(
-    r"(?P<heading>^(?:Above: (?:the meme that is judged|the picture of example \d+)\.|Text of example \d+:|"
-    r"Example \d+, a meme that people have labelled: [^\n]*|Text of the meme that is judged:|"
+    r"(?P<heading>^(?:Above: (?:the meme that is judged|the picture of (?:example|precedent) \d+)\.|"
+    r"Text of example \d+:|Example \d+, a meme that people have labelled: [^\n]*|Precedent \d+ was found [^\n]*|"
+    r"What precedent \d+ was filed under:|The side that says [^\n]*:|"
+    r"In the further question below, people labelled precedent \d+: [^\n]*|Text of the meme that is judged:|"
     r"Description of its picture by the witness:|Caption that people wrote for it:))"
     r"|\[begin (?P<mark>\w+)\]\n(?P<fenced>.*?)\n\[end (?P=mark)\]",
     re.DOTALL | re.MULTILINE,
 )
 _LABELLED = re.compile(r"Example (\d+), a meme that people have labelled: ([^\n]*)")
+_PRECEDENT = re.compile(r"Precedent (\d+) was found")
+_PRECEDENT_LABELLED = re.compile(r"In the further question below, people labelled precedent (\d+): ([^\n]*)")
 _SURE = 0.9  # share of the probability that goes to the answer
 
 
@@ -65,19 +69,31 @@ def answer_signs(shown: TaskInput, ability: Ability) -> tuple[str, ...]:
 
 
 def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability: Ability) -> dict[str, Any] | None:
-    """Reply to a question for labels of a task; None for any other.
+    """Reply to a question for labels of a task, also to one that a trial's Judge is asked; None for any other.
 
     Args:
         parts: The user message: texts, and pictures as PNG.
         wanted: Properties of the JSON schema that the reply must obey.
         ability: The model's.
     """
+    why = {"rationale": "By what is said and shown."} if "rationale" in wanted else {}
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
-        return {"label": answer_target(_shown(parts), ability)}
+        return {**why, "label": answer_target(_shown(parts), ability)}
     if set(wanted.get("labels", {}).get("properties", ())) == set(SIGNS):
         said = answer_signs(_shown(parts), ability)
-        return {"labels": {label: label in said for label in wanted["labels"]["properties"]}}
+        labels = wanted["labels"]["properties"]
+        # A trial's Judge weighs each label, where a single call says yes or no.
+        if why:
+            return {**why, "labels": {label: _WEIGHED[label in said] for label in labels}}
+        return {"labels": {label: label in said for label in labels}}
     return None
+
+
+_WEIGHED = {
+    True: {"supporting": "strong", "opposing": "weak"},
+    False: {"supporting": "weak", "opposing": "moderate"},
+}
+"""Strengths for and against a label that fits, and one that does not."""
 
 
 def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float] | None:
@@ -118,10 +134,18 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
     """Parses the input as the prompt lays it out."""
     texts, pictures, headings = laid_out(parts, _LAID_OUT)
     under = {heading: found[-1] for heading, found in texts.items()}
-    labelled = {example[1]: example[2] for heading in headings if (example := _LABELLED.match(heading))}
+    labelled: dict[str, str] = {}
+    for heading in headings:
+        if example := _LABELLED.match(heading):
+            labelled[f"example {example[1]}"] = example[2]
+        elif precedent := _PRECEDENT_LABELLED.match(heading):
+            labelled[f"precedent {precedent[1]}"] = precedent[2]
+        elif precedent := _PRECEDENT.match(heading):
+            # Its likeness stands in the heading too, so that the text is looked up by number alone.
+            under[f"Text of precedent {precedent[1]}:"] = under.get(heading, "")
     kept = [
-        _follows(under.get(f"Text of example {n}:", ""), pictures.get(f"Above: the picture of example {n}."), said)
-        for n, said in labelled.items()
+        _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), said)
+        for which, said in labelled.items()
     ]
     told = ("Description of its picture by the witness:", "Caption that people wrote for it:")
     words = "".join(under.get(heading, "") for heading in told)

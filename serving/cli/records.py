@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,8 @@ from serving.cli.exports import export
 from serving.cli.replay import replay_records
 
 if TYPE_CHECKING:
-    from court.events import AnyEvent, AppealOpened
+    from court.events import AnyEvent, AppealOpened, QuestionRuled
+    from court.question import CourtQuestion
     from court.record import TrialRecord
     from retrieval.library.postgres.address import Address
     from serving.docket.ports import DocketLine
@@ -97,6 +99,42 @@ def resume_record(
     """
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
     click.echo(render(run(_resumed(settings, trial_id, watch))))
+
+
+@records.command("ask")
+@click.argument("trial_id", metavar="ID")
+@click.option(
+    "--question",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.toml",
+    help="The question, with its options (docs/classify.md).",
+)
+@trial_options
+@library_option
+@docket_option
+def ask_record(trial_id: str, file: Path, library: Path | None, docket: Path | Address | None, **options: Any) -> None:
+    """Puts a further question to the Judge of a full trial that has its verdict, from the evidence of that trial.
+
+    The verdict on harm stays as it is. Settings, models, precedents and policy must be those that it was held with.
+
+    Exit code: 0 if there is an answer, 1 if there is none; either is put on record.
+    """
+    from court.errors import CourtError
+    from court.question import read_question
+
+    try:
+        question = read_question(file)
+    except CourtError as error:
+        raise click.ClickException(error.message) from None
+    # After the file was read: a fault in it must not cost the loading of an encoder.
+    settings = settings_of(library=library, docket=docket, **trial_settings(**options))
+    ruled = run(_rule_on_question(settings, trial_id, question))
+    click.echo("\n".join([f"{ruled.seq:>3}  {ruled.kind}", *_event_lines(ruled)]))
+    # None of the labels is an answer too; a failure is none.
+    if ruled.failure:
+        sys.exit(1)
 
 
 @records.command("appeal")
@@ -189,6 +227,18 @@ async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecor
         if watch:
             courthouse.feed.subscribe(show_event)
         return await courthouse.resume(trial_id)
+
+
+async def _rule_on_question(settings: Settings, trial_id: str, question: CourtQuestion) -> QuestionRuled:
+    from court.second_question import QuestionBrief
+    from serving.wiring import open_court
+
+    async with open_court(settings, tell=tell) as courthouse:
+        record = await courthouse.docket.trials.record(trial_id)
+        picture = await courthouse.picture_of_trial(record)
+        ruled = (await courthouse.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
+        assert ruled is not None, "it was just recorded"
+        return ruled
 
 
 async def _appealed(

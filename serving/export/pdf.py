@@ -232,6 +232,10 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
     for ruled in view.transcript.panel:
         paper.heading(f"Judge {ruled.judge} of the panel", 2)
         paper.events(ruled)
+    # Behind the Judge, and apart: no label of harm follows from them.
+    if view.questions:
+        paper.heading("Further questions, asked after the verdict")
+        paper.events(*view.questions)
     _costs(paper, view)
     paper.heading("What it was held with")
     paper.events(opened)

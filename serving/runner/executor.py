@@ -12,6 +12,7 @@ from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, Verdi
 from court.meme import Meme, Picture, check_present, check_text
 from court.ports import EventSink, PictureReader
 from court.record import TrialRecord
+from court.second_question import QuestionBrief, rule_on_question
 from court.trial import Court, TrialCase
 from serving.docket.open import Docket
 from serving.docket.store.pictures import picture_of
@@ -134,15 +135,55 @@ class TrialExecutor:
             TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
-        picture = None
-        if record.opened.meme.picture_given:
-            kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
-            if not kept:
-                raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-            picture = picture_of(record.opened.meme, kept)
+        picture = await self.picture_of_trial(record)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
         court = self.court_of(record.opened.meme.namespace)
         return await court.resume(record, picture, storing, within_s=within_s, batch=batch)
+
+    async def rule_on(
+        self,
+        record: TrialRecord,
+        picture: Picture | None,
+        asked: QuestionBrief,
+        *,
+        within_s: float | None = None,
+        batch: bool = False,
+    ) -> TrialRecord:
+        """Puts a further question to the Judge of a trial, and stores the ruling or why there is none.
+
+        Args:
+            record: Record of the trial, which has a verdict.
+            picture: Its picture, by :meth:`picture_of_trial`.
+            asked: The question.
+            within_s: Seconds until the caller's deadline; None where there is none.
+            batch: True if nobody waits for it singly.
+
+        Returns:
+            The record with the event.
+
+        Raises:
+            CourtError: The reasons of :func:`court.second_question.rule_on_question`.
+        """
+        namespace = record.opened.meme.namespace
+        # The sink of trials: the event is stored, and only then published.
+        storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
+        # A namespace may have a policy or a library of its own, by which its trial was held.
+        court = self.court_of(namespace)
+        ruled = await rule_on_question(court, record, picture, asked, keep=storing, within_s=within_s, batch=batch)
+        return TrialRecord.of((*record.events, ruled))
+
+    async def picture_of_trial(self, record: TrialRecord) -> Picture | None:
+        """The picture of a trial, as decoded then; None where its text was sent alone.
+
+        Raises:
+            CantResume: The picture is not in the docket.
+        """
+        if not record.opened.meme.picture_given:
+            return None
+        kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
+        if not kept:
+            raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
+        return picture_of(record.opened.meme, kept)
 
     def _storing(
         self,

@@ -28,6 +28,7 @@ from court.events import (
     PrecedentsCited,
     QueriesPlanned,
     QuestionAsked,
+    QuestionRuled,
     Summarised,
     SummarisedAhead,
     TextRead,
@@ -151,6 +152,8 @@ def _reply_json(event: AnyEvent, call: ModelCall) -> str:
             return event.model_dump_json(exclude={"trial_id", "seq", "at", "kind", "call", "calls", "text"})
         case VerdictGiven(odds=odds) | JudgeRuled(odds=odds) if odds is not None and odds.call == call:
             return _json({"harmful": odds.harmful, "not_harmful": odds.not_harmful})
+        case QuestionRuled():
+            return event.model_dump_json(include={"chosen", "strengths", "rationale"})
         case JudgeRuled():
             return _json({**event.ruling.model_dump(mode="json"), "rationale": event.rationale})
         case VerdictGiven(ruling=ruling) if ruling is not None:

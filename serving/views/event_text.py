@@ -96,6 +96,8 @@ def pieces_of(event: e.AnyEvent) -> Iterator[Piece]:
             yield from _expert(event)
         case e.VerdictGiven():
             yield from _verdict_pieces(event)
+        case e.QuestionRuled():
+            yield from _question(event)
         case e.TrialFailed():
             yield Fact("at step", event.step)
             yield from _unused(event.unused)
@@ -277,6 +279,28 @@ def _verdict_pieces(event: e.VerdictGiven) -> Iterator[Piece]:
         yield Fact("claim", f"{word(finding.label)}: {finding.claim}")
     for sign in event.steering:
         yield Fact("steering", _sign(sign))
+
+
+def _question(event: e.QuestionRuled) -> Iterator[Piece]:
+    yield Fact("question", event.question.text)
+    # None is no answer, which must not read as "none of the labels".
+    if event.chosen is None:
+        again = "asking again may help" if event.retryable else "asking again will not help"
+        yield Fact("no answer", f"{event.failure}; {again}")
+    else:
+        yield Fact("answer", ", ".join(event.chosen) or "none of the labels")
+    for option in event.question.weighed if event.strengths else ():
+        each = event.strengths[option]
+        yield Fact(option, f"{word(each.supporting)} for it, {word(each.opposing)} against it")
+    for id_, labels in event.precedent_labels.items():
+        yield Fact(f"precedent {id_}", ", ".join(labels) or "none of the labels")
+    if event.vote:
+        yield Fact("vote", ", ".join(f"{option} {event.vote[option]:.2f}" for option in event.question.options))
+    if event.rule:
+        yield Fact("rule", event.rule)
+    yield from _unused(event.unused)
+    if event.rationale:
+        yield Speech(event.rationale)
 
 
 def _unused(unused: e.Unused | None) -> Iterator[Piece]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
-
-from pydantic import ValidationError
 
 from court import messages as asking
 from court.events import (
@@ -29,25 +27,22 @@ from court.events import (
     PrecedentsCited,
     QueriesPlanned,
     QuestionAsked,
+    QuestionRuled,
     Side,
-    SideRested,
     Summarised,
     SummarisedAhead,
-    TextRead,
     TrialOpened,
     TrialResumed,
     VerdictGiven,
     calls_in,
 )
-from court.expert.findings import testimony_of
-from court.expert.messages import findings_words
 from court.expert.witness import asks_for_claims
-from court.guard import GuardAdapter, guard_messages, opinion_words
-from court.messages import AdvocateBrief, Exchange, Exhibit, JudgeBrief, Messages, messages_digest
-from court.policy import Policy
+from court.guard import GuardAdapter, guard_messages
+from court.messages import AdvocateBrief, Exchange, JudgeBrief, Messages, messages_digest
 from court.precedents import Precedent
 from court.prompts.sets import with_digest
 from court.record import TrialRecord
+from court.recorded_case import NotOnRecord, RecordedCase
 from court.settings import TrialSettings
 from court.summary import precedents_for
 from court.untrusted import Fence
@@ -103,10 +98,6 @@ class CallMessages:
     why: str = ""
 
 
-class _Missing(Exception):
-    """Something that stood in the messages does not stand in the record."""
-
-
 def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...]:
     """The messages of the calls that an event tells of: two calls for a verdict with odds, none where none was made.
 
@@ -138,6 +129,8 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
                 calls.append((event.call, lambda: [told.judge_brief().rule(told.settings.reply_chars)]))
             if event.odds is not None:
                 calls.append((event.odds.call, lambda: told.judge_brief().odds()))
+        case QuestionRuled(call=ModelCall() as call):
+            calls.append((call, lambda: [told.ask_question(event)]))
     return tuple(_made_again(told, call, asked) for call, asked in calls)
 
 
@@ -146,7 +139,7 @@ def _made_again(
 ) -> CallMessages:
     try:
         sent = list(asked())
-    except _Missing as missing:
+    except NotOnRecord as missing:
         return CallMessages(call, (), False, str(missing))
     if call.fault:
         # The digest is over both requests: the second quotes the beginning of the reply that was refused.
@@ -178,15 +171,16 @@ class _RecordedSoFar:
 
     def __init__(self, record: TrialRecord, event: AnyEvent) -> None:
         self._record = record
-        opened = record.opened
-        # What is set for models stands beside a trial's own settings.
-        self._settings = {name: value for name, value in opened.settings.items() if name in TrialSettings.model_fields}
+        self._case = RecordedCase(record)
         self.fence = Fence(self._mark(event) or _NOT_KEPT)
-        self._prompts = with_digest(opened.versions.prompts)
+        self._prompts = with_digest(record.opened.versions.prompts)
 
     def _mark(self, event: AnyEvent) -> str:
         """Returns the fence mark at the time of an event's call: a resumed trial has new fences."""
         made = event.seq
+        # A question comes after the trial, with fences of its own.
+        if isinstance(event, QuestionRuled):
+            return event.fence_mark
         if isinstance(event, Summarised):
             # The call was made when the summary was run ahead, perhaps before the trial was cut off and resumed.
             early = self._find(SummarisedAhead, event.side, event.round)
@@ -196,12 +190,9 @@ class _RecordedSoFar:
         ]
         return marks[-1]
 
-    @cached_property
+    @property
     def settings(self) -> TrialSettings:
-        try:
-            return TrialSettings.model_validate(self._settings)
-        except ValidationError:
-            raise _Missing("The record's settings are none that a trial could have been held with.") from None
+        return self._case.settings
 
     def describe(self) -> Messages[PictureShown]:
         return asking.describe(self._frames, self.settings.reply_chars, self._prompts)
@@ -218,14 +209,14 @@ class _RecordedSoFar:
             for number in range(1, rounds + 1)
         ]
         brief = AdvocateBrief(
-            policy=self._policy,
+            policy=self._case.policy,
             fence=self.fence,
-            text=self._text,
-            description=self._description,
+            text=self._case.text,
+            description=self._case.description,
             precedents=self._precedents_for(side),
             prompts=self._prompts,
-            on_claim=asks_for_claims(self.settings, self._policy),
-            language=self._language,
+            on_claim=asks_for_claims(self.settings, self._case.policy),
+            language=self._case.language,
         )
         make = brief.ask if task == "ask" else brief.summarise
         return make(str(side).lower() if stanced else "none", history, self.settings.reply_chars)
@@ -238,33 +229,13 @@ class _RecordedSoFar:
 
     def judge_brief(self) -> JudgeBrief[PictureShown]:
         """Rebuilds the brief for the Judge."""
-        accuser, defender = (self._justification(side) for side in Side)
-        # The experiment that swaps the sides shows each argument to the Judge under the other's name.
-        if self.settings.swap_sides:
-            accuser, defender = defender, accuser
-        cited = self._record.last(PrecedentsCited)
-        if not self.settings.precedents or self.settings.dull_judge:
-            cited = None
-        heard = self._record.last(GuardHeard)
-        return JudgeBrief(
-            pictures=self._frames,
-            policy=self._policy,
-            fence=self.fence,
-            text=self._text,
-            description=self._description,
-            accuser=accuser,
-            defender=defender,
-            exhibits=() if cited is None or not self.settings.exhibits_shown else self._exhibits(cited),
-            vote=None if cited is None or not self.settings.tally_shown else cited.vote,
-            guard=heard.adapter if heard else "",
-            opinion=opinion_words(heard) if heard else "",
-            claims=findings_words(testimony_of(self._record.events).findings),
-            meme_only=self.settings.dull_judge,
-            prompts=self._prompts,
-            defender_first=self.settings.judge_order == "defender first",
-            similarity_shown=self.settings.similarity_shown,
-            original_labels=self.settings.exhibit_labels == "original",
-            language=self._language,
+        pictures = {each.id: PictureShown(sha256, each.id) for each, sha256 in self._case.exhibits if sha256}
+        return self._case.judge_brief(self._frames, pictures, fence=self.fence, prompts=self._prompts)
+
+    def ask_question(self, event: QuestionRuled) -> Messages[PictureShown]:
+        """Rebuilds a further question to the Judge."""
+        return self.judge_brief().question(
+            event.question, self.settings.reply_chars, precedent_labels=event.precedent_labels, vote=event.vote
         )
 
     def ask_guard(self, heard: GuardHeard) -> Messages[PictureShown]:
@@ -272,38 +243,26 @@ class _RecordedSoFar:
         return guard_messages(
             GuardAdapter(heard.adapter),
             self._frames,
-            policy=self._policy,
+            policy=self._case.policy,
             fence=self.fence,
-            text=self._text,
-            description=self._description,
+            text=self._case.text,
+            description=self._case.description,
         )
 
     def find_claims(self) -> Messages[PictureShown]:
         """Rebuilds the question for the meme's claims of fact."""
-        return self._expert.claims(self._text, self._description)
+        return self._expert.claims(self._case.text, self._case.description)
 
     def ask_expert(self, event: ClaimEvent, call: ModelCall) -> Sequence[Messages[PictureShown]]:
         """Rebuilds a question to the expert witness about one claim."""
         made = self._expert.about(event, call.prompt_id.rpartition("/")[2])
         if made is None:
-            raise _Missing(f"The record does not hold claim {event.claim}.")
+            raise NotOnRecord(f"The record does not hold claim {event.claim}.")
         return [made]
 
     @property
     def _expert(self) -> ExpertMessages:
         return ExpertMessages(record=self._record, fence=self.fence, settings=self.settings, prompts=self._prompts)
-
-    def _exhibits(self, cited: PrecedentsCited) -> tuple[Exhibit[PictureShown], ...]:
-        # All judges of a panel were shown the same.
-        given = self._record.last(VerdictGiven) or self._record.last(JudgeRuled)
-        readings = given.ruling.precedents if given and given.ruling else ()
-        pictures = {reading.id: PictureShown(reading.picture, reading.id) for reading in readings if reading.picture}
-        return tuple(Exhibit(each, pictures.get(each.id)) for each in cited.findings.exhibits)
-
-    def _justification(self, side: Side) -> str:
-        """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""
-        rested = self._find(SideRested, side)
-        return self._one(Summarised, side, rested.rounds).justification if rested else ""
 
     @property
     def _frames(self) -> tuple[PictureShown, ...]:
@@ -311,39 +270,8 @@ class _RecordedSoFar:
         # Where a record names no digests, pictures are known by their places alone.
         digests = meme.frames or ("",) * len(meme.frames_used)
         if len(digests) != len(meme.frames_used):
-            raise _Missing("The record does not say which pictures were shown.")
+            raise NotOnRecord("The record does not say which pictures were shown.")
         return tuple(PictureShown(sha256, frame=index) for sha256, index in zip(digests, meme.frames_used, strict=True))
-
-    @property
-    def _policy(self) -> Policy:
-        policy = self._record.opened.policy
-        if policy.content is None:
-            raise _Missing(f"The record names the policy ({policy.id} {policy.version}) and does not hold its words.")
-        return policy.content
-
-    @property
-    def _text(self) -> str:
-        text = self._record.last(TextRead)
-        if text is None:
-            raise _Missing("The record does not hold the text of the meme.")
-        return text.text
-
-    @property
-    def _language(self) -> str:
-        text = self._record.last(TextRead)
-        return text.language if text is not None and self.settings.language_shown else ""
-
-    @property
-    def _description(self) -> str | None:
-        if not self._record.opened.meme.picture_given:
-            return None
-        # That Judge is shown the meme and nothing that was said of it.
-        if self.settings.dull_judge:
-            return ""
-        described = self._record.last(Described)
-        if described is None:
-            raise _Missing("The record does not hold the description.")
-        return described.description
 
     def _find(self, kind: type[Any], side: Side, number: int | None = None) -> Any:
         for event in self._record.all(kind):
@@ -354,5 +282,5 @@ class _RecordedSoFar:
     def _one(self, kind: type[Any], side: Side, number: int) -> Any:
         found = self._find(kind, side, number)
         if found is None:
-            raise _Missing(f"The record holds no {kind.__name__} of the {side.lower()}'s round {number}.")
+            raise NotOnRecord(f"The record holds no {kind.__name__} of the {side.lower()}'s round {number}.")
         return found

@@ -15,6 +15,7 @@ from court.events import (
     PrecedentsCited,
     Procedure,
     QuestionAsked,
+    QuestionRuled,
     Side,
     SideRested,
     Summarised,
@@ -131,6 +132,11 @@ def _fields(record: TrialRecord) -> _Fields:
         yield f"{name} rationale", ruled.seq, ruled.rationale
     for side in Side:
         yield from _side(record, side)
+    for answered in record.all(QuestionRuled):
+        name = f"{answered.question.id}'s"
+        said = answered.failure if answered.chosen is None else ", ".join(answered.chosen) or _NONE
+        yield f"{name} answer", answered.seq, said
+        yield f"{name} rationale", answered.seq, answered.rationale
 
 
 def _verdict(given: VerdictGiven) -> _Fields:

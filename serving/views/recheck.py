@@ -14,6 +14,7 @@ from court.events import (
     DocumentWeighed,
     PrecedentsCited,
     QuestioningEnd,
+    QuestionRuled,
     Side,
     SideRested,
     Summarised,
@@ -23,6 +24,7 @@ from court.examination import entropy
 from court.expert.documents import text_sha256
 from court.expert.replies import stands_in
 from court.precedents import vote
+from court.question import QUESTION_RULE, options_that_fit
 from court.record import TrialRecord
 from court.verdict import RULE, Label, rule
 from serving.docket.store.bodies import GONE
@@ -50,7 +52,24 @@ class Difference:
 
 def differences(record: TrialRecord) -> tuple[Difference, ...]:
     """Everything that comes out otherwise than it stands in the record; nothing where all is as it should be."""
-    return (*_entropies(record), *_stop_reasons(record), *_vote(record), *_evidence(record), *_verdict(record))
+    return (
+        *_entropies(record),
+        *_stop_reasons(record),
+        *_vote(record),
+        *_evidence(record),
+        *_verdict(record),
+        *_answers(record),
+    )
+
+
+def _answers(record: TrialRecord) -> Iterator[Difference]:
+    for ruled in record.all(QuestionRuled):
+        # An answer without strengths can't be worked out again, and of another version's rule nothing is known here.
+        if ruled.chosen is None or ruled.rule != QUESTION_RULE:
+            continue
+        found = options_that_fit(ruled.question, ruled.strengths)
+        if found != ruled.chosen:
+            yield Difference(ruled.seq, "answer", ", ".join(ruled.chosen) or "none", ", ".join(found) or "none")
 
 
 def _entropies(record: TrialRecord) -> Iterator[Difference]:

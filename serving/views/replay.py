@@ -29,6 +29,7 @@ from court.events import (
     PrecedentsCited,
     QuestionAsked,
     QuestioningEnd,
+    QuestionRuled,
     RawReply,
     Role,
     Side,
@@ -46,6 +47,7 @@ from court.ports import CallPlace, ChatReply, ChatRequest, Odds, Reading
 from court.precedents import Findings, LibraryIdentity
 from court.prompts.sets import with_digest
 from court.record import TrialAborted, TrialRecord, TrialState
+from court.replies import UnusableReply, parse_question_ruling
 from court.roles import GuardModel, RoleModel, RoleModels
 from court.settings import TrialSettings
 from court.trial import Court, TrialCase
@@ -98,7 +100,7 @@ async def replay(record: TrialRecord) -> ReplayedTrial:
         return ReplayedTrial(record.trial_id, software, obstacle=reason, without_outcome=True)
     try:
         # Nothing is written: the court gets a sink that keeps no events, and stand-ins for all that it asks.
-        again = await _rerun(record)
+        again = _with_answers(await _rerun(record), record)
     except _Obstacle as obstacle:
         return ReplayedTrial(record.trial_id, software, obstacle=str(obstacle))
     found = changes(record, again)
@@ -154,6 +156,37 @@ async def _rerun(record: TrialRecord) -> TrialRecord:
         return aborted.record
     except CourtError as error:
         raise _Obstacle(error.message) from None
+
+
+def _with_answers(again: TrialRecord, record: TrialRecord) -> TrialRecord:
+    """A replayed trial with the rulings on further questions, as today's code reads the replies of then."""
+    # A replay that fails has no verdict to put a question to, which shows as a difference anyway.
+    if again.state is not TrialState.DECIDED:
+        return again
+    # Numbered behind the replay's own events, of which there may be fewer.
+    last = again.events[-1].seq
+    answers = [
+        _read_again(ruled).model_copy(update={"seq": last + number})
+        for number, ruled in enumerate(record.all(QuestionRuled), 1)
+    ]
+    return TrialRecord.of((*again.events, *answers))
+
+
+def _read_again(ruled: QuestionRuled) -> QuestionRuled:
+    said = ruled.call.replies if ruled.call else ruled.unusable.replies if ruled.unusable else ()
+    if not said:
+        return ruled  # it failed without a reply, and no model brings that back
+    fault = ""
+    # As they were asked for: the second reply counts only where the first can't be used.
+    for reply in said:
+        try:
+            read = parse_question_ruling(reply.text, ruled.question)
+        except UnusableReply as unusable:
+            fault = unusable.reason
+            continue
+        found = {"chosen": read.chosen, "strengths": read.strengths, "rationale": read.rationale, "failure": ""}
+        return ruled.model_copy(update=found)
+    return ruled.model_copy(update={"chosen": None, "strengths": {}, "rationale": "", "failure": fault})
 
 
 def _no_outcome(record: TrialRecord) -> str:

@@ -23,6 +23,7 @@ from court.events import (
     PrecedentsCited,
     QueriesPlanned,
     QuestionAsked,
+    QuestionRuled,
     ReviewOutcome,
     Side,
     SideRested,
@@ -154,6 +155,11 @@ class TrialView:
     def verdict_event(self) -> VerdictGiven | None:
         """The verdict's event."""
         return self.record.last(VerdictGiven)
+
+    @property
+    def questions(self) -> Sequence[QuestionRuled]:
+        """Rulings on further questions, in order."""
+        return self.record.all(QuestionRuled)
 
     @property
     def rested(self) -> Mapping[Side, SideRested]:
@@ -320,6 +326,8 @@ def _steps(record: TrialRecord) -> Sequence[Step]:
                     add(event, "Judge rules", "judge", call=call)
                 if odds is not None:
                     add(event, "Judge’s odds, two calls", "judge", call=odds.call)
+            case QuestionRuled(question=question, call=ModelCall() as call):
+                add(event, f"Judge answers: {question.id}", "judge", call=call)
             case _:
                 pass
     # What began before the trial was opened (two odds in one row, clocks) begins the drawing.

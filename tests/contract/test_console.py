@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from court.errors import Unavailable
-from court.events import GuardHeard, JudgeRuled, ReviewOutcome, Summarised, TrialFailed
+from court.events import GuardHeard, JudgeRuled, QuestionRuled, ReviewOutcome, Summarised, TrialFailed
+from court.question import OptionStrengths
 from court.verdict import Label
 from memecourt.verify import Violated, verify_bundle
 from serving.access import tokens as token_file
@@ -45,6 +46,19 @@ def guarded(trial_id, picture, **changes):
     return [*before, heard, given.model_copy(update={"seq": given.seq + 1})]
 
 
+def questioned(trial_id, picture, **ruling):
+    """A trial whose Judge was asked a further question, with markup in all that a stranger or a model may write."""
+    events = full_trial(trial_id, picture=picture)
+    question = {
+        "id": "aim",
+        "text": "Whom does it <b>attack</b>?",
+        "options": ("<i>Blueland</i>", "nobody"),
+        "several": True,
+    }
+    asked = {"trial_id": trial_id, "seq": len(events), "at": events[-1].at, "question": question}
+    return [*events, QuestionRuled(**asked, **ruling)]
+
+
 GONE_SOURCE = Unavailable("gone", reason="EVIDENCE_GONE")
 
 
@@ -71,6 +85,10 @@ def place(tmp_path_factory):
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), failed]
     trials += [with_claims("claims", picture), with_claims("unchecked", picture, search_error=GONE_SOURCE)]
     trials += [guarded("guarded", picture), guarded("unguarded", picture, failure="MODEL_GONE")]
+    strengths = {"<i>Blueland</i>": OptionStrengths(supporting="STRONG", opposing="WEAK")}
+    strengths["nobody"] = OptionStrengths(supporting="WEAK", opposing="STRONG")
+    answer = {"chosen": ("<i>Blueland</i>",), "strengths": strengths, "rationale": "It <script>names</script> them."}
+    trials += [questioned("answered", picture, **answer), questioned("unanswered", picture, failure="MODEL_GONE")]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
 
 
@@ -116,6 +134,17 @@ def test_a_guard_s_opinion_is_shown_beside_the_ruling_and_what_it_said_as_text(s
     assert "&lt;b&gt;hate&lt;/b&gt;" in shown and "<b>hate" not in shown and "<i>Blueland" not in shown
     shown = visit.get("/trials/unguarded").text
     assert "llama-guard-4 gave no opinion" in shown and "MODEL_GONE" in shown
+
+
+def test_a_further_question_is_shown_behind_the_ruling_and_a_failure_is_no_answer(scene):
+    visit = scene.visit("ada")
+    shown = visit.get("/trials/answered").text
+    card = shown[shown.index('id="questions"') : shown.index('id="machinery"')]
+    assert "Whom does it &lt;b&gt;attack&lt;/b&gt;?" in card and "strong for it, weak against it" in card
+    assert "<script>names" not in shown and "<i>Blueland" not in shown and "<b>attack" not in shown
+    card = visit.get("/trials/unanswered").text.partition('id="questions"')[2]
+    assert "No answer." in card and "None of the labels" not in card
+    assert 'id="questions" hidden' in visit.get(f"/trials/{ONE}").text
 
 
 def test_an_expert_s_evidence_is_listed_with_source_date_and_digest_and_as_text(scene):

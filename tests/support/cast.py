@@ -54,6 +54,7 @@ def task_of(request: ChatRequest) -> str:
         ("answer", "Answer it from what can be seen"),
         ("ask", "Ask the witness one question"),
         ("summarise", "Sum up for your side"),
+        ("question", 'Reply as {"rationale": "...", "'),
         ("judge", "Judge the meme."),
         ("odds", "Answer with the letter alone"),
     ):

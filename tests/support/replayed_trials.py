@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -18,15 +19,17 @@ from court.guard import GuardAdapter
 from court.meme import Meme
 from court.ports import ChatReply, FinishReason
 from court.precedents import SureRange
+from court.question import CourtQuestion
 from court.record import TrialAborted, TrialRecord
 from court.roles import GuardModel, RoleModel, RoleModels
+from court.second_question import QuestionBrief, rule_on_question
 from court.settings import TrialSettings
 from serving.export.document import document
 from serving.export.source import ExportSource
-from tests.support.cast import ACQUITTAL, RULING, Cast, is_repair, try_meme
+from tests.support.cast import ACQUITTAL, RULING, Cast, full_court, is_repair, try_meme
 from tests.support.evidence import CLAIM, REFUTING, TEXT, UNCLEAR, WEIGHED, Expert, FakeEvidence, always, witnessed
 from tests.support.evidence import document as a_document
-from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
+from tests.support.fakes import FakeReader, H, N, Notes, a_meme, a_picture, findings
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "replayed"
 
@@ -120,6 +123,23 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
         Expert(delay_s=30), cast=Cast(judge_judge=ACQUITTAL), settings=always(expert_waits=False)
     )[0],
     "full-text-alone": lambda: try_meme(Cast(), meme=Meme(None, text="nobody likes people from Blueland")),
+    "full-question": lambda: _asked(
+        CourtQuestion(id="signs", text="what is to be seen?", options=("a crowd", "a flag", "rain"), several=True),
+        Cast(
+            judge_question={
+                "rationale": "A crowd stands under a flag.",
+                "labels": {
+                    "a crowd": {"supporting": "strong", "opposing": "weak"},
+                    "a flag": {"supporting": "moderate", "opposing": "weak"},
+                    "rain": {"supporting": "weak", "opposing": "weak"},
+                },
+            }
+        ),
+    ),
+    "full-question-failed": lambda: _asked(
+        CourtQuestion(id="side", text="whom is it aimed at?", options=("blueland", "nobody")),
+        Cast(judge_question={"rationale": "It is hard to say.", "label": "somebody"}),
+    ),
     "full-panel": lambda: try_meme(
         Cast(judge_judge=_in_turn(RULING, ACQUITTAL, ACQUITTAL)), settings=TrialSettings(judges=3)
     ),
@@ -159,6 +179,14 @@ TRIALS: dict[str, Callable[[], TrialRecord]] = {
 
 def _summary(**options: object) -> TrialRecord:
     return try_meme(Cast(), procedure=Procedure.SUMMARY, **options)
+
+
+def _asked(question: CourtQuestion, cast: Cast) -> TrialRecord:
+    record, notes = try_meme(cast), Notes()
+    court = full_court(cast)
+    brief = QuestionBrief(question, {"p0": question.options[:1]}, dict.fromkeys(question.options, 0.5))
+    asyncio.run(rule_on_question(court, record, a_picture(), brief, keep=notes))
+    return TrialRecord.of((*record.events, *notes.events))
 
 
 def _failed(cast: Cast) -> TrialRecord:

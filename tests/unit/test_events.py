@@ -27,6 +27,7 @@ KINDS = {
     "VerdictReviewed",
     "SecondOpinionAsked",
     "AppealOpened",
+    "QuestionRuled",
 }
 
 RESTED = (

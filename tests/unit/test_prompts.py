@@ -25,6 +25,7 @@ PINNED = {
     "judge_variants/1": "sha256:105acd779565fc8167edad34a69c7411df3968ab14dbe174169203fd24cfbd2c",
     "repair/1": "sha256:071b1be2091ed876c566212b7bf275bce990de188f131224e1f8693f9aa596eb",
     "text_alone/1": "sha256:3ce72753b1f44f902789ada129272ee6bd8fd98aaeaec98dd3cbdab531ac14db",
+    "question/1": "sha256:eae656b7d3ab8f2a7f342b0159a256c0756b1beaabd7eb2417e819d372fb731f",
     "language/1": "sha256:e841ec8e906ea8863134a387e0a42b589c481e4a66f9a3f8043ec1bd718cbd9a",
     "guard/1": "sha256:c5b4c0fbed0a09b7956b9b0755224dc5964d767c0c267ae4fef1f2e376ad9a96",
     "claim_finder/1": "sha256:f74bfb8bf0d1c5da73a5f68884fe26cf640c45e7ca68ef9edbf2df2733c05d68",

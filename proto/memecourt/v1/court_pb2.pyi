@@ -1642,8 +1642,8 @@ class TrialEvent(_message.Message):
     kind: _builtins.str
     """TrialOpened, TextRead, Described, QuestionAsked, AnswerGiven, Summarised, SummarisedAhead, SideRested,
     NearDuplicatesFound, PrecedentsCited, GuardHeard, JudgeRuled, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed,
-    SecondOpinionAsked, AppealOpened, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled, or one
-    that a later version adds.
+    SecondOpinionAsked, AppealOpened, ClaimsFound, QueriesPlanned, EvidenceSearched, DocumentWeighed, ClaimSettled,
+    QuestionRuled, or one that a later version adds.
     """
     json: _builtins.str
     """The whole event as JSON, as it is kept. Holds text of memes; may be offensive."""

@@ -1,0 +1,151 @@
+"""The Judge's brief made again from a record, as it was when the Judge ruled on harm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from court.events import Described, GuardHeard, JudgeRuled, PrecedentsCited, Side, SideRested, Summarised, VerdictGiven
+from court.expert.findings import testimony_of
+from court.expert.messages import findings_words
+from court.guard import opinion_words
+from court.messages import Exhibit, JudgeBrief
+from court.policy import Policy
+from court.precedents import Precedent
+from court.prompts import PromptSet
+from court.record import TrialRecord
+from court.settings import TrialSettings
+from court.untrusted import Fence
+
+P = TypeVar("P")
+
+
+class NotOnRecord(Exception):
+    """Something that stood in the messages does not stand in the record."""
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """Trial as its record tells it, in the parts of which messages are made. Its properties raise NotOnRecord.
+
+    Attributes:
+        record: The record.
+    """
+
+    record: TrialRecord
+
+    @cached_property
+    def settings(self) -> TrialSettings:
+        """Settings of the trial, without those of its models, which stand beside them."""
+        known = self.record.opened.settings.items()
+        own = {name: value for name, value in known if name in TrialSettings.model_fields}
+        try:
+            return TrialSettings.model_validate(own)
+        except ValidationError:
+            raise NotOnRecord("The record's settings are none that a trial could have been held with.") from None
+
+    @property
+    def policy(self) -> Policy:
+        """Policy of the trial."""
+        policy = self.record.opened.policy
+        if policy.content is None:
+            raise NotOnRecord(
+                f"The record names the policy ({policy.id} {policy.version}) and does not hold its words."
+            )
+        return policy.content
+
+    @property
+    def text(self) -> str:
+        """Text of the meme."""
+        if self.record.text is None:
+            raise NotOnRecord("The record does not hold the text of the meme.")
+        return self.record.text.text
+
+    @property
+    def language(self) -> str:
+        """Language of the text, where roles are told it; else empty."""
+        text = self.record.text
+        return text.language if text is not None and self.settings.language_shown else ""
+
+    @property
+    def description(self) -> str | None:
+        """The Proposer's description; None where no picture was sent."""
+        if not self.record.opened.meme.picture_given:
+            return None
+        # That Judge is shown the meme and nothing that was said of it.
+        if self.settings.dull_judge:
+            return ""
+        described = self.record.last(Described)
+        if described is None:
+            raise NotOnRecord("The record does not hold the description.")
+        return described.description
+
+    @property
+    def exhibits(self) -> tuple[tuple[Precedent, str], ...]:
+        """Precedents that the Judge was shown, each with the SHA-256 of its picture, empty where it was shown none."""
+        cited = self._cited
+        if cited is None or not self.settings.exhibits_shown:
+            return ()
+        # All judges of a panel were shown the same.
+        given = self.record.last(VerdictGiven) or self.record.last(JudgeRuled)
+        readings = given.ruling.precedents if given and given.ruling else ()
+        pictures = {reading.id: reading.picture for reading in readings}
+        return tuple((precedent, pictures.get(precedent.id, "")) for precedent in cited.findings.exhibits)
+
+    @property
+    def _cited(self) -> PrecedentsCited | None:
+        shown = self.settings.precedents and not self.settings.dull_judge
+        return self.record.last(PrecedentsCited) if shown else None
+
+    def justification(self, side: Side) -> str:
+        """The one that the Judge was shown: of the last round that counts. Empty where there were no advocates."""
+        rested = next((event for event in self.record.all(SideRested) if event.side is side), None)
+        # Without advocates no side rests, and the Judge heard no arguments.
+        if rested is None:
+            return ""
+        for event in self.record.all(Summarised):
+            if event.side is side and event.round == rested.rounds:
+                return event.justification
+        raise NotOnRecord(f"The record holds no Summarised of the {side.lower()}'s round {rested.rounds}.")
+
+    def judge_brief(
+        self, pictures: tuple[P, ...], precedent_pictures: Mapping[str, P], *, fence: Fence, prompts: PromptSet
+    ) -> JudgeBrief[P]:
+        """The brief of the Judge.
+
+        Args:
+            pictures: Frames of the meme, or what stands for them.
+            precedent_pictures: Pictures of precedents by id, likewise; of those that have one.
+            fence: Around what strangers wrote.
+            prompts: Words of the trial.
+        """
+        settings, cited = self.settings, self._cited
+        accuser, defender = (self.justification(side) for side in Side)
+        # The experiment that swaps the sides shows each argument to the Judge under the other's name.
+        if settings.swap_sides:
+            accuser, defender = defender, accuser
+        heard = self.record.last(GuardHeard)
+        return JudgeBrief(
+            pictures=pictures,
+            policy=self.policy,
+            fence=fence,
+            text=self.text,
+            description=self.description,
+            accuser=accuser,
+            defender=defender,
+            exhibits=tuple(Exhibit(each, precedent_pictures.get(each.id)) for each, _ in self.exhibits),
+            vote=None if cited is None or not settings.tally_shown else cited.vote,
+            guard=heard.adapter if heard else "",
+            opinion=opinion_words(heard) if heard else "",
+            claims=findings_words(testimony_of(self.record.events).findings),
+            meme_only=settings.dull_judge,
+            prompts=prompts,
+            defender_first=settings.judge_order == "defender first",
+            similarity_shown=settings.similarity_shown,
+            original_labels=settings.exhibit_labels == "original",
+            language=self.language,
+        )

@@ -1,0 +1,129 @@
+"""Answering a data set's question by a trial: once the Judge has ruled on harm, it rules on the question as well."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from typing_extensions import override
+
+from court.errors import CantResume, Unavailable
+from court.record import TrialRecord, TrialState
+from court.second_question import QuestionBrief
+from eval.datasets.items import JudgedMeme
+from eval.models.cached_model import HitCounter
+from eval.models.call_cache import CallsError
+from eval.runs.asking import DecodedMeme
+from eval.runs.attempt import LATE, Attempt, Tried, ends_the_run
+from eval.runs.from_record import prediction_of
+from eval.runs.prediction import Outcome, Prediction, TaskAnswer
+from eval.runs.question import Question, gold_of
+
+
+class LabelClassifier(Protocol):
+    """Gives each label of a question a probability, from labelled memes."""
+
+    async def probabilities(self, shown: DecodedMeme) -> Mapping[str, float] | None:
+        """Probability of each label by itself; None where nothing of the meme can be compared."""
+        ...
+
+    def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
+        """Returns the labels that follow from the probabilities."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionTrialAttempt(Attempt):
+    """Tries the memes of one run, and puts a question to the Judge of each trial that has a verdict.
+
+    Attributes:
+        question: The question.
+        examples: Labelled memes of the train split, by id.
+        classifier: Embedded classifier, whose votes the Judge is told; None where it is told none.
+    """
+
+    # A default for every field, since the fields of the base class have some.
+    question: Question = field(kw_only=True)
+    examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
+    classifier: LabelClassifier | None = None
+
+    @override
+    async def _try_once(
+        self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
+    ) -> Tried:
+        # By name: a dataclass with slots is made anew, and super() would look for the class before that.
+        tried = Tried(Prediction(meme=meme.id, outcome=Outcome.FAILED), False, known)
+        if known is None or known.state is not TrialState.DECIDED:
+            tried = await Attempt._try_once(self, meme, known, picture)
+        record = tried.record
+        # A trial without a verdict has no Judge to be asked: its failure is the outcome.
+        if record is None or record.state is not TrialState.DECIDED:
+            return tried
+        hits = HitCounter()
+        try:
+            record = await self._ruled(meme, record, hits)
+        except (CantResume, Unavailable) as error:
+            if ends_the_run(error):
+                raise
+            failed = Prediction(meme=meme.id, outcome=Outcome.FAILED, reason=error.reason, trial=record.trial_id)
+            after = error.retry_after if isinstance(error, Unavailable) else None
+            return Tried(failed, isinstance(error, Unavailable), record, after or 0.0)
+        ruled = record.ruling_on(self.question.task)
+        # Recorded like any failure of a call, and yet none of this meme: each further one would fail by it.
+        if ruled is not None and ruled.failure == CallsError.default_reason:
+            raise CallsError("The store of calls can't be used any more: a question found it damaged or locked.")
+        # Of both: the trial's calls that came out of the store, and those for the question.
+        stored = tried.prediction.cost.stored + hits.count
+        return Tried(self.prediction(meme, record, stored=stored), ruled is not None and ruled.retryable, record)
+
+    async def _ruled(self, meme: JudgedMeme, record: TrialRecord, hits: HitCounter) -> TrialRecord:
+        """The record with the Judge's ruling on the question, or with why there is none."""
+        opened = record.opened.meme
+        house = self._court_for(meme, opened.bytes_sha256, hits)
+        # As it was decoded for the trial, so that the file is not read and decoded twice.
+        shown = await house.picture_of_trial(record)
+        frames = shown.frames if shown is not None else ()
+        vote: Mapping[str, float] = {}
+        if self.classifier is not None:
+            decoded = DecodedMeme(meme, frames, opened.pixels_sha256, opened.bytes_sha256)
+            found = await self.classifier.probabilities(decoded)
+            # Shares where one label fits; else the probability of each.
+            vote = self.classifier.answer(found).scores if found is not None else {}
+        cited = record.precedents.findings.exhibits if record.precedents else ()
+        # A precedent without gold of this task is left out: "none of the labels" would be said of it else.
+        labels = {
+            precedent.id: self.question.in_order(gold)
+            for precedent in cited
+            if precedent.id in self.examples
+            and (gold := gold_of(self.examples[precedent.id], self.question.task)) is not None
+        }
+        asked = QuestionBrief(self.question.for_court(), precedent_labels=labels, vote=vote)
+        return await house.rule_on(record, shown, asked, batch=True)
+
+    @override
+    def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
+        """Builds the prediction of a meme: the answer, or why there is none. The verdict on harm is no part of it."""
+        told = prediction_of(meme, record, stored=stored)
+        ruled = record.ruling_on(self.question.task)
+        cost = told.cost
+        if ruled is not None and ruled.call is not None:
+            # It waits for the whole trial: one link more, or two where it was asked for again.
+            cost = cost.model_copy(update={"chain": cost.chain + (2 if ruled.call.fault else 1)})
+        # Neither score nor vote of the trial: they are of harm.
+        base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": told.sides}
+        if ruled is None or ruled.chosen is None:
+            return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else told.reason)
+        said = {self.question.task: TaskAnswer(labels=ruled.chosen)}
+        return Prediction(**base, outcome=Outcome.ANSWERED, said=said)
+
+    @override
+    def to_be_resumed(self, record: TrialRecord) -> bool:
+        """True if a trial is not over, or its question has no answer yet for a reason that may pass."""
+        if record.state is not TrialState.DECIDED:
+            return Attempt.to_be_resumed(self, record)
+        ruled = record.ruling_on(self.question.task)
+        if ruled is None:
+            return True
+        # Late ones had their tries, as with trials: only --retry-failed has them tried again.
+        return ruled.retryable and (ruled.failure not in LATE or self.retry_failed)

@@ -1,0 +1,342 @@
+"""Classify by trials: the Judge's rulings on a card's question come to the oracle's figures, and cost a call a meme."""
+
+import asyncio
+import json
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn import metrics as sk
+
+from court.errors import Unavailable
+from court.events import QuestionRuled, Role
+from court.meme import Frame
+from court.record import TrialState
+from eval.cli import cli
+from eval.datasets.card import read_card
+from eval.models.call_cache import CallsError
+from eval.runs.folder import DOCKET, PREDICTIONS, RunFolder
+from eval.runs.prediction import Outcome
+from eval.runs.results import read_results
+from eval.synthetic.ability import Ability
+from eval.synthetic.make import CARD, read_key
+from eval.synthetic.task_oracle import TaskInput, answer_signs, answer_target
+from eval.synthetic.tasks import SIGNS, TARGETS, signs_of, target_of
+from serving.cli.main import cli as memecourt_cli
+from serving.docket.open import Docket
+from serving.views.messages import messages_of
+from tests.unit.test_classify import ASK, classify, data, figures, home, model, words  # noqa: F401
+
+pytestmark = pytest.mark.slow
+
+TRIAL = ("--trial", *ASK)
+
+
+def is_question(asked):
+    return "A further question about this meme" in words(asked.request)
+
+
+def records(folder):
+    async def read():
+        docket = Docket.open(folder / DOCKET, create=False)
+        try:
+            found = await docket.index.requests()
+            return {name: await docket.trials.record(trials[-1]) for name, trials in found.items()}
+        finally:
+            await docket.close()
+
+    return asyncio.run(read())
+
+
+def due(meme, answer):
+    # The Judge has the picture, a description that names its badge, and precedents that are labelled by the rule.
+    return answer(TaskInput(meme.text, meme.badge, meme.badge, follow=True), Ability())
+
+
+def test_a_question_of_one_label_comes_to_the_oracles_figures(data, tmp_path, model):  # noqa: F811
+    told = classify(data, tmp_path / "run", "--task", "target", *TRIAL, "--json")
+    key = {meme.id: meme for meme in read_key(data)}
+    results = read_results(tmp_path / "run")
+    held = {record.opened.meme.content_id: record for record in records(tmp_path / "run").values()}
+    gold, said = [], []
+    for one in results.judged:
+        meme, record = key[one.meme.id], held[one.meme.id]
+        answer = one.prediction.said["target"]
+        assert (one.prediction.outcome, answer.labels) == (Outcome.ANSWERED, (due(meme, answer_target),))
+        gold.append(target_of(meme.text, meme.badge))
+        said.append(answer.labels[0])
+        # A whole trial with a verdict on harm, and one ruling behind it.
+        ruled = record.ruling_on("target")
+        assert record.events[-1] == ruled and ruled.chosen == answer.labels and record.verdict is not None
+        assert one.prediction.trial == record.trial_id and one.prediction.score is None
+        assert messages_of(record, ruled)[0].exact
+        # People's labels of the precedents that the Judge was shown, and the votes of labelled memes.
+        assert ruled.precedent_labels == {
+            precedent.id: (target_of(key[precedent.id].text, key[precedent.id].badge),)
+            for precedent in record.precedents.findings.exhibits
+        }
+        assert sum(ruled.vote.values()) == pytest.approx(1) and set(ruled.vote) == set(TARGETS)
+    assert len(gold) == 24 and 0 < sum(a == b for a, b in zip(gold, said, strict=True)) < 24
+    (card,) = figures(told).values()
+    assert card["figures"]["accuracy"]["value"] == pytest.approx(sk.accuracy_score(gold, said))
+    expected = sk.f1_score(gold, said, labels=TARGETS, average="macro", zero_division=0)
+    assert card["figures"]["macro-f1"]["value"] == pytest.approx(expected)
+    # One call a meme more than its trial took, and the question reaches nobody but the Judge.
+    questions = [asked for asked in model.asked if is_question(asked)]
+    assert len(questions) == 24 and {asked.request.place.role for asked in questions} == {Role.JUDGE}
+    title = read_card(data / CARD).task("target").title
+    for asked in model.asked:
+        if asked.request.place.role is not Role.JUDGE:
+            assert title not in words(asked.request)
+        if asked.request.place.role is Role.PROPOSER:
+            assert not any(meme.text in words(asked.request) for meme in key.values())
+        if asked.request.place.role in (Role.ACCUSER, Role.DEFENDER):
+            assert not any(isinstance(part, Frame) for part in asked.request.parts)
+
+
+def test_a_question_of_several_labels_comes_to_the_oracles_figures(data, tmp_path, model):  # noqa: F811
+    # Without asking ahead, so that no call is made in vain, which the store would not have.
+    told = classify(data, tmp_path / "run", "--task", "signs", *TRIAL, "--set", "overlap=false", "--json")
+    key = {meme.id: meme for meme in read_key(data)}
+    gold, said = [], []
+    for one in read_results(tmp_path / "run").judged:
+        meme = key[one.meme.id]
+        assert one.prediction.said["signs"].labels == due(meme, answer_signs)
+        gold.append([sign in signs_of(meme.text, meme.badge) for sign in SIGNS])
+        said.append([sign in due(meme, answer_signs) for sign in SIGNS])
+    gold, said = np.array(gold), np.array(said)
+    (card,) = figures(told).values()
+    assert card["figures"]["mean-binary-accuracy"]["value"] == pytest.approx((gold == said).mean())
+    ruled = [record.ruling_on("signs") for record in records(tmp_path / "run").values()]
+    assert all(set(one.strengths) == set(SIGNS) == set(one.vote) for one in ruled)
+    # The same trials cost nothing where their verdicts are wanted: the store has every call.
+    before = len(model.asked)
+    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "harm"), *ASK]
+    store = ["--procedure", "full", "--set", "overlap=false", "--calls", str(tmp_path / "run" / "calls.sqlite")]
+    harm = CliRunner().invoke(cli, [*run, *store])
+    assert harm.exit_code == 0, harm.output
+    assert len(model.asked) == before
+    verdicts = {record.opened.meme.content_id: record.verdict for record in records(tmp_path / "run").values()}
+    for one in read_results(tmp_path / "harm").judged:
+        assert str(verdicts[one.meme.id].label) == str(one.prediction.outcome)
+    # A run of a trial is compared, reported and exported like any other of its task.
+    classify(data, tmp_path / "plain", "--task", "signs", *ASK)
+    told = CliRunner().invoke(cli, ["compare", str(tmp_path / "run"), str(tmp_path / "plain")])
+    assert told.exit_code == 0 and "of run" in told.output
+    told = CliRunner().invoke(cli, ["report", str(tmp_path / "run"), str(tmp_path / "plain"), "--by", "target"])
+    assert told.exit_code == 0 and "trial on harm" in told.output, told.output
+    for form, name in (("--inspect", "log.json"), ("--parquet", "rows.parquet"), ("--every-eval-ever", "shared")):
+        whose = ["--organization", "a lab"] if name == "shared" else []
+        told = CliRunner().invoke(cli, ["export", str(tmp_path / "run"), form, str(tmp_path / name), *whose])
+        assert told.exit_code == 0, told.output
+    log = json.loads((tmp_path / "log.json").read_text())
+    # A sample has its trial's transcript, the ruling on the question included.
+    assert all(any(event.get("role") == "judge" for event in sample["events"]) for sample in log["samples"])
+
+
+def test_a_run_that_was_cut_off_goes_on_and_a_question_that_fails_fails_no_trial(data, tmp_path, model):  # noqa: F811
+    usual, left = model._answers, iter(range(3))
+
+    def away(request):
+        if "A further question about this meme" in words(request) and next(left, None) is None:
+            raise Unavailable("The server is gone.", reason="MODEL_UNAVAILABLE")
+        return usual(request)
+
+    model._answers = away
+    asked = ("--task", "target", *TRIAL, "--patience", "0", "--concurrency", "1", "--limit", "8")
+    told = classify(data, tmp_path / "run", *asked, code=3)
+    assert "Not finished" in told.output and len(RunFolder(tmp_path / "run").predictions()) == 3
+    before = {name: record.verdict for name, record in records(tmp_path / "run").items()}
+    assert len(before) > 3 and all(before.values())
+    with (tmp_path / "run" / PREDICTIONS).open("a") as file:
+        file.write('{"meme": "cut')  # what a crash leaves
+    # One reply of another kind for a meme: a failure of its own, never "no label".
+    spoilt = iter(range(2))
+
+    def odd(request):
+        if "A further question about this meme" in words(request) and next(spoilt, None) is not None:
+            return {"rationale": "x", "label": "perhaps"}
+        return usual(request)
+
+    model._answers, calls = odd, len(model.asked)
+    classify(data, tmp_path / "run", *asked)
+    judged = read_results(tmp_path / "run").judged
+    failed = [one.prediction for one in judged if one.prediction.outcome is Outcome.FAILED]
+    assert [one.reason for one in failed] == ["REPLY_MALFORMED"] and failed[0].said == {} and len(judged) == 8
+    after = records(tmp_path / "run")
+    assert all(after[name].verdict == verdict for name, verdict in before.items())
+    # Trials that had a verdict were not held again; their failed question stands before the ruling that counts.
+    again = [record for record in after.values() if len(record.all(QuestionRuled)) > 1]
+    assert again and all(record.all(QuestionRuled)[0].failure == "MODEL_UNAVAILABLE" for record in again)
+    fresh = [asked for asked in model.asked[calls:] if not is_question(asked)]
+    tried_before = {record.opened.meme.content_id for record in (after[name] for name in before)}
+    key = {meme.id: meme for meme in read_key(data)}
+    for meme in tried_before:
+        assert not any(key[meme].text in words(one.request) for one in fresh if one.request.place.role is Role.JUDGE)
+    # The line of a question that was answered is read from its record.
+    (tmp_path / "run" / PREDICTIONS).write_text("")
+    calls = len(model.asked)
+    classify(data, tmp_path / "run", *asked)
+    assert len(model.asked) == calls
+    read = {one.meme.id: (one.prediction.outcome, one.prediction.said, one.prediction.reason) for one in judged}
+    for one in read_results(tmp_path / "run").judged:
+        assert (one.prediction.outcome, one.prediction.said, one.prediction.reason) == read[one.meme.id]
+
+
+def test_a_store_of_calls_that_breaks_ends_the_run_and_is_no_meme_s_failure(data, tmp_path, model):  # noqa: F811
+    usual = model._answers
+
+    def broken(request):
+        if "A further question about this meme" in words(request):
+            raise CallsError("The store of calls is damaged.")
+        return usual(request)
+
+    model._answers = broken
+    asked = ("--task", "target", *TRIAL, "--limit", "1")
+    told = classify(data, tmp_path / "run", *asked, code=1)
+    assert "store of calls" in told.output and not RunFolder(tmp_path / "run").predictions()
+    model._answers = usual
+    classify(data, tmp_path / "run", *asked)
+    (one,) = read_results(tmp_path / "run").judged
+    assert one.prediction.outcome is Outcome.ANSWERED
+
+
+def test_a_question_is_put_to_a_trial_on_record_and_shown(data, tmp_path, model, monkeypatch):  # noqa: F811
+    run = ["run", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *ASK]
+    held = CliRunner().invoke(cli, [*run, "--procedure", "full", "--limit", "2"])
+    assert held.exit_code == 0, held.output
+    trial, _ = [one.prediction.trial for one in read_results(tmp_path / "run").judged]
+    verdict = records(tmp_path / "run")
+    file = tmp_path / "question.toml"
+    file.write_text(f'id = "aim"\ntext = "whom does it attack?"\noptions = {json.dumps(TARGETS)}\n')
+    place = ("--docket", str(tmp_path / "run" / DOCKET))
+    ask = ("records", "ask", trial, "--question", str(file), *place, "--library", str(tmp_path / "run" / "library"))
+
+    def memecourt(*words, code=0):
+        told = CliRunner().invoke(memecourt_cli, words)
+        assert told.exit_code == code and "Traceback" not in told.output, told.output
+        return told.output
+
+    assert "answer" in memecourt(*ask, *ASK)
+    (ruled,) = [each for record in records(tmp_path / "run").values() for each in record.all(QuestionRuled)]
+    assert ruled.trial_id == trial and ruled.question.text == "whom does it attack?" and len(ruled.chosen) == 1
+    # What was there before stays, and the docket is as sound as it was.
+    for name, record in records(tmp_path / "run").items():
+        assert record.verdict == verdict[name].verdict and record.state is TrialState.DECIDED
+    key = tmp_path / "docket.vkey"
+    key.write_text(memecourt("docket", "key", *place))
+    memecourt("docket", "verify", *place, "--key", str(key))
+    shown = memecourt("records", "show", trial, *place)
+    assert "QuestionRuled" in shown and "whom does it attack?" in shown and ruled.rationale in shown
+    assert "0 with differences; 0 not replayable" in memecourt("records", "replay", trial, *place)
+    for form in ("html", "pdf", "json"):
+        out = tmp_path / f"trial.{form}"
+        memecourt("records", "export", trial, *place, "--as", form, "--out", str(out))
+        assert form == "pdf" or "whom does it attack?" in out.read_text()
+    # Without an answer it ends with another code; of a trial that there is none of, or with other settings, likewise.
+    model._answers = lambda request: {"rationale": "x", "label": "somebody"}
+    assert "no answer" in memecourt(*ask, *ASK, code=1)
+    assert "none" in memecourt(*(word if word != trial else "none" for word in ask), *ASK, code=1)
+    monkeypatch.setenv("MEMECOURT_TRIAL__ROUNDS_MAX", "3")
+    assert "with other settings" in memecourt(*ask, *ASK, code=1)
+    assert len(records(tmp_path / "run")) == 2
+
+
+def test_a_model_is_asked_in_words_of_one_s_own(data, tmp_path, model):  # noqa: F811
+    file = tmp_path / "question.toml"
+    options = json.dumps(TARGETS[::-1])
+    file.write_text(
+        f'id = "target"\ntext = "whom would it hurt?"\noptions = {options}\ndefine = {{nobody = "no one"}}\n'
+    )
+    told = classify(data, tmp_path / "run", "--question", str(file), *ASK, "--limit", "2", "--json")
+    assert [card["n"] for card in figures(told).values()] == [2]
+    assert all("whom would it hurt?" in one.request.system and "no one" in one.request.system for one in model.asked)
+    # In other words it is another question: a run is not gone on with half-way.
+    told = classify(data, tmp_path / "run", "--task", "target", *ASK, "--limit", "2", code=1)
+    assert "question (was" in told.output
+
+
+@pytest.fixture
+def sided(data, tmp_path):  # noqa: F811
+    """A data set that says nothing of harm, with a task of two sides and neither; its folder."""
+    root = tmp_path / "sided"
+    shutil.copytree(data, root)
+    for file in (root / "tasks").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row | {"side": side_of(row["target"])}) + "\n" for row in rows))
+    card = (root / CARD).read_text()
+    harm = card[card.index('[[tasks]]\nid = "harm"') : card.index('[[tasks]]\nid = "target"')]
+    side = '[[tasks]]\nid = "side"\nkind = "single"\nof = "side"\nlabels = ["west", "east", "neither"]\n'
+    side += 'metrics = ["accuracy", "macro-f1"]\nofficial = "macro-f1"\n\n'
+    (root / CARD).write_text(card.replace(harm, side))
+    return root
+
+
+def side_of(target):
+    return "neither" if target == "nobody" else "west" if TARGETS.index(target) % 2 else "east"
+
+
+def test_a_question_of_one_s_own_weighs_two_sides_where_nothing_is_known_of_harm(sided, tmp_path, model):  # noqa: F811
+    usual = model._answers
+
+    def weighs(request):
+        wanted = request.reply_schema["properties"]
+        if "strengths" not in wanted:
+            return usual(request)
+        found = {side_of(target_of(text, group)) for text, group in known.items() if text in words(request)}
+        strengths = {side: "strong" if side in found else "weak" for side in ("east", "west")}
+        return {"rationale": "By the words.", "strengths": strengths}
+
+    test = [meme for meme in read_key(sided) if meme.split == "test"]
+    known = {meme.text: meme.badge for meme in test}
+    model._answers = weighs
+    file = tmp_path / "question.toml"
+    question = 'id = "side"\ntext = "is it against the west or the east?"\noptions = ["east", "neither", "west"]\n'
+    file.write_text(f'{question}sides = {{accuser = "west", defender = "east"}}\n')
+    told = classify(sided, tmp_path / "run", "--question", str(file), *TRIAL, "--limit", "8", "--json")
+    (card,) = figures(told).values()
+    held = records(tmp_path / "run")
+    assert card["n"] == len(held) == 8
+    for record in held.values():
+        ruled = record.ruling_on("side")
+        assert (ruled.question.text, ruled.rule) == ("is it against the west or the east?", "stronger/1")
+        # Labelled memes are no precedents of harm, and vote on the question all the same.
+        assert record.precedents is None and ruled.precedent_labels == {}
+        assert sum(ruled.vote.values()) == pytest.approx(1)
+    for one in read_results(tmp_path / "run").judged:
+        # Of texts that stand in one another's place, those of the meme itself.
+        assert one.prediction.said["side"].labels[0] in {"west", "east", "neither"}
+    assert not any("Precedent 1" in words(asked.request) for asked in model.asked)
+    # Its options have to be the task's, and its sides are weighed by a trial alone.
+    for content, options, said in (
+        (question.replace('"west"]', '"north"]'), TRIAL, "its options must be west, east, neither"),
+        (question + "several = true\n", TRIAL, "several false"),
+        (file.read_text(), ASK, "give --trial"),
+    ):
+        other = tmp_path / "other.toml"
+        other.write_text(content)
+        told = classify(sided, tmp_path / "none", "--question", str(other), *options, code=1)
+        assert said in told.output
+    told = classify(sided, tmp_path / "none", "--question", str(file), *TRIAL, "--set", "precedents=true", code=1)
+    assert "says nothing of harm" in told.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--task", "target", "--trial"), "asks chat models"),
+        (("--task", "target", *TRIAL, "--inputs", "text"), "--inputs can't be given with --trial"),
+        (("--task", "target", *TRIAL, "--rotate", "--odds"), "--rotate, --odds can't be given"),
+        (("--task", "target", *TRIAL, "--shots", "2"), "--shots can't be given"),
+        (TRIAL, "Missing option --task"),
+        (("--task", "target", *ASK, "--policy", "p.toml"), "give --trial with --policy"),
+        (("--question", "none.toml", *TRIAL), "can't be read"),
+    ],
+)
+def test_what_a_trial_can_not_be_asked_is_refused(options, said, data, tmp_path, model):  # noqa: F811
+    told = CliRunner().invoke(
+        cli, ["classify", "--dataset", str(data / CARD), "--data", str(data), "--out", str(tmp_path / "run"), *options]
+    )
+    assert told.exit_code in (1, 2) and said in told.output and "Traceback" not in told.output
+    assert model.asked == []
