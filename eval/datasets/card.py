@@ -19,9 +19,11 @@ from court.errors import BadRequest
 from eval.datasets.card_published import CardPublished
 from eval.datasets.protocol import Protocol
 from eval.datasets.verbs import CardModel, Expression
+from retrieval.library.shards import SCHEMES
 
 E = TypeVar("E", bound=StrEnum)
 FORMAT = 1
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 OWN = "own"
 """Variant of a task: the jury of the meme's own language."""
 # The part behind the colon is a variant: `with_variant` makes such ids.
@@ -53,6 +55,9 @@ class FileKind(StrEnum):
     """Arrow's file or stream, such as the ``datasets`` library saves."""
     TREE = "tree"
     """A folder of pictures: a row a file, with ``@path``, ``@name``, ``@stem`` and ``@parent`` (its folder's name)."""
+    TAR = "tar"
+    """Shards as WebDataset writes them: a row a key, with ``@key``, ``@picture``, the columns of ``KEY.json``, and the
+    texts by their endings."""
 
 
 class TaskKind(StrEnum):
@@ -75,7 +80,9 @@ class CardLayout(CardModel):
     own: tuple[str, ...] = ()
     """Folders that are surely this data set's; looked into before the others."""
     pictures: tuple[str, ...] = ("",)
-    """Folders of the pictures; ``{field}`` may stand in one, and ``**`` at its end is any folder below."""
+    """Folders of the pictures; ``{field}`` may stand in one, and ``**`` at its end is any folder below. A name that
+    ends with ``.tar`` is of tar files that pictures are in, ``*`` being any letters; one that begins with ``s3://``,
+    ``gs://``, ``az://`` or ``file://``, a folder of an object store."""
     never_read: tuple[str, ...] = ()
     """Columns that are dropped before anything else sees the row, such as names of people."""
     hub: str = ""
@@ -337,6 +344,16 @@ class DatasetCard(CardModel):
         for split in self.splits:
             names += [*split.files, *split.ids, *(split.labels.files if split.labels else ())]
         names += [one.join.file for one in self.expressions() if one.join]
+        for name in self.layout.pictures:
+            scheme, address, _ = name.partition("//")
+            if address and (scheme not in SCHEMES or name.endswith(".tar") or "{" in name or "*" in name):
+                known = ", ".join(f"{one}//" for one in SCHEMES)
+                raise ValueError(
+                    f"{name!r}: a folder of an object store begins with one of {known} and is named in full"
+                )
+            # All shards are listed at once, whichever meme is looked for.
+            if name.endswith(".tar") and ("{" in name or "**" in name):
+                raise ValueError(f"{name!r}: neither a field nor ** can stand in the name of a tar file")
         for name in names:
             # Backslashes part folders too, as cards are also written and read on Windows; a drive, a
             # root, a home directory or a NUL leads away just as `..` does.

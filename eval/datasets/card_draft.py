@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from court.errors import BadRequest
-from eval.datasets.card import FORMAT, FileKind, SplitRole
-from eval.datasets.card_places import PICTURE_ENDINGS
+from eval.datasets.card import FORMAT, PICTURE_ENDINGS, FileKind, SplitRole
 from eval.datasets.record_files import RecordFile, kind_of
 from eval.datasets.verbs import BadCell, is_missing, take, word_of
 from retrieval.library.tables import header_of, read_text
@@ -39,6 +38,7 @@ _NAMED = {
     "group": ("group", "template", "template_name", "family", "source"),
 }
 _CHECK = "# CHECK"
+_SHARD = ".tar"
 
 
 @dataclass(slots=True)
@@ -148,15 +148,18 @@ def _candidates(data: Path) -> list[Path]:
     # Below the directory a few levels only: a folder of pictures may hold hundreds of thousands of files.
     files = (path for path in sorted(data.rglob("*")) if len(path.parts) - depth <= _DEPTH and path.is_file())
     # Links may lead out of the directory, or around in it.
-    return [path for path in files if kind_of(path) is not None and not path.is_symlink()]
+    found = [path for path in files if not path.is_symlink()]
+    rows = [path for path in found if kind_of(path) is not None]
+    # Beside files of rows, tar files are what the pictures are in.
+    return rows or [path for path in found if path.suffix.lower() == _SHARD]
 
 
 def _inspect_files(paths: Sequence[Path]) -> _Found:
     """Looks at the files that have the columns of the largest; others are of something else."""
     if not paths:
         raise BadRequest(
-            "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow). Name it, or write the card of a "
-            "folder tree by hand: docs/datasets.md.",
+            "There is no file of rows (.jsonl, .json, .csv, .tsv, .parquet, .arrow, .tar). Name it, or write the card "
+            "of a folder tree by hand: docs/datasets.md.",
             reason="DATA_MISSING",
         )
     # The largest is most often the train split, which has all columns.
@@ -189,6 +192,8 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
 def _kind_of(path: Path) -> FileKind:
     """Format of a file, by its beginning where its name says too little."""
     # A file that was named by hand may have any ending.
+    if path.suffix.lower() == _SHARD:
+        return FileKind.TAR
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
         text = read_text(path, "memes")

@@ -9,7 +9,8 @@ from typing import Any
 from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_places import first_present, missing
-from eval.datasets.record_files import RecordFile, kind_of, parse_object
+from eval.datasets.json_lines import parse_object
+from eval.datasets.record_files import RecordFile, kind_of
 from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
 from retrieval.library.sources import Problem
 from retrieval.library.tables import read_text

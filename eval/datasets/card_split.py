@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from court.errors import BadRequest
@@ -12,11 +13,14 @@ from eval.datasets.card import CardSplit, DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
-from eval.datasets.picture_finder import DatasetPictures
+from eval.datasets.name_set import NameSet
+from eval.datasets.picture_finder import LOOKED_FOR, DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
 from eval.datasets.verbs import BadCell, Record, word_of
 from retrieval.library.sources import Problem
 
+_FIRST = 5_000
+"""Memes that are in memory at once while the folder of the pictures is looked for."""
 __all__ = ["CardMeme", "CardMemes", "CardReader", "read_by_card"]
 
 
@@ -60,20 +64,7 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
         BadRequest: There is no such split, its files are not there, or no row of them can be used.
     """
     reader = CardReader(card, data, split)
-    # Before the pictures: their folder is found by the names that the rows have for them.
-    memes = tuple(reader)
-    reader.pictures.find_folder(meme.picture for meme in memes)
-    if not memes:
-        why = "no row is of this split"
-        if reader.problems:
-            # Nearly always all rows have the same fault, such as a column of another name.
-            first = reader.problems[0]
-            why = f"line {first.line}: {first.reason}" if first.line else first.reason
-        raise BadRequest(
-            f"No row of {', '.join(path.name for path in reader.paths)} can be used as the split {split} of "
-            f"{card.title}: {why}.{f' The data are had from {card.source_url}.' if card.source_url else ''}",
-            reason="DATA_UNUSABLE",
-        )
+    memes = tuple(reader.with_pictures())
     return CardMemes(
         card=card,
         split=reader.split,
@@ -88,8 +79,21 @@ def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
     )
 
 
+def first_memes(memes: Iterator[CardMeme]) -> list[CardMeme]:
+    """Takes the first memes of a split, by which the folder of its pictures is found before any other is read."""
+    first: list[CardMeme] = []
+    named = 0
+    for meme in memes:
+        first.append(meme)
+        named += bool(meme.image)
+        # Of rows that mostly have no picture many are looked at, and not all: they would be in memory.
+        if named == LOOKED_FOR or len(first) == _FIRST:
+            break
+    return first
+
+
 class CardReader:
-    """The memes of a split, read while they are iterated over; nothing of them but their ids stays in memory.
+    """The memes of a split, read while they are iterated over; and a bounded number of their ids stays in memory.
 
     Args:
         card: Card of the data set.
@@ -130,6 +134,39 @@ class CardReader:
         self._joins = JoinedFiles(card, data, self.split, beside=self.paths[0].parent, problems=self.problems)
         self._rules = RowRules(card, self.split.name, self._joins.of)
 
+    def with_pictures(self) -> Iterator[CardMeme]:
+        """The memes, with the folder of their pictures found before the first of them is given out.
+
+        Raises:
+            BadRequest: No row can be used, or a file can't be read.
+        """
+        memes = iter(self)
+        first = first_memes(memes)
+        self.find_picture_folder(first)
+        if not first:
+            why = "no row is of this split"
+            if self.problems:
+                # Nearly always all rows have the same fault, such as a column of another name.
+                fault = self.problems[0]
+                why = f"line {fault.line}: {fault.reason}" if fault.line else fault.reason
+            source = f" The data are had from {self.card.source_url}." if self.card.source_url else ""
+            raise BadRequest(
+                f"No row of {', '.join(path.name for path in self.paths)} can be used as the split {self.split.name} "
+                f"of {self.card.title}: {why}.{source}",
+                reason="DATA_UNUSABLE",
+            )
+        yield from chain(first, memes)
+
+    def find_picture_folder(self, first: Sequence[CardMeme]) -> None:
+        """Looks for the folder of the pictures by the first memes. Raises BadRequest where several files fit a name."""
+        if self.card.fields.picture is None:
+            return
+        named: Iterable[CardMeme] = first
+        # So many without a picture: the file is read once more for the first that have one.
+        if len(first) == _FIRST and not any(meme.image for meme in first):
+            named = CardReader(self.card, self.data, self.split.name)
+        self.pictures.find_folder(meme.picture for meme in named)
+
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file that was read, in hex, by its name below the directory; of a tree, of its names."""
         found: dict[str, str] = {}
@@ -154,7 +191,13 @@ class CardReader:
         # Names with a field in them are not known beforehand: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
         never = layout.never_read
-        file = RecordFile(path, layout.kind, None if whole else frozenset(columns), records=layout.records)
+        file = RecordFile(
+            path,
+            layout.kind,
+            None if whole else frozenset(columns),
+            records=layout.records,
+            name=path.relative_to(self.data).as_posix(),
+        )
         for number, record in file:
             if never and isinstance(record, dict):
                 # Before anything else sees the row, so that no value of such a column gets into a
@@ -167,7 +210,7 @@ class CardReader:
         # Iterated over once more, it counts anew.
         self.excluded.clear()
         self.rows = self.elsewhere = self.refused = 0
-        seen: set[str] = set()
+        seen = NameSet()
         listed = self._joins.ids()
         where = self._where()
         unseen = self._field_columns()
@@ -219,10 +262,12 @@ class CardReader:
             reason = f"no row has the column {told}, which the card makes the {name} of"
             self.problems.append(Problem(self.paths[0].name, 0, "", reason))
         # Ids of refused rows have been named with their reason.
-        if listed is not None and (absent := listed - seen - {problem.id for problem in self.problems}):
-            self.problems.append(
-                Problem(self.split.ids[0], 0, "", f"{len(absent):,} ids of the split have no row in the file")
-            )
+        if listed is not None:
+            listed -= {problem.id for problem in self.problems}
+            if absent := sum(id_ not in seen for id_ in listed):
+                self.problems.append(
+                    Problem(self.split.ids[0], 0, "", f"{absent:,} ids of the split have no row in the file")
+                )
 
     def _field_columns(self) -> dict[str, set[str]]:
         """Columns of the rows that each field is made of; a field of none, or of others' columns, is left out."""

@@ -64,5 +64,9 @@ def _patterns(card: DatasetCard) -> list[str]:
     # What stands in braces is known only with a row: any file that begins so.
     names += [f"{one.join.file.split('{')[0]}*" for one in card.expressions() if one.join]
     folders = (*card.layout.own, *card.layout.folders)
-    pictures = [f"{pattern.split('{')[0]}*".removeprefix("/") for pattern in card.layout.pictures if pattern]
+    pictures = [
+        f"{pattern.split('{')[0]}*".removeprefix("/")
+        for pattern in card.layout.pictures
+        if pattern and "://" not in pattern
+    ]
     return [f"{folder}/{name}".removeprefix("/") for folder in folders for name in (*names, *pictures)]

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card_places import PICTURE_ENDINGS
+from eval.datasets.card import PICTURE_ENDINGS
+from eval.datasets.shard_index import ShardIndex
 from eval.datasets.verbs import BadCell, fill
+from retrieval.library.picture_files import has_picture
+from retrieval.library.shards import leads_out, shard_of
 
 _BELOW = "/**"
+_SHARD = ".tar"
 _DEPTH = 3
 """Folders below the directory that are looked into for pictures."""
-_LOOKED_FOR = 50
+LOOKED_FOR = 50
 """Pictures that are looked for in a folder before it is passed over."""
 Named = tuple[str, Mapping[str, str]]
 """Name of a picture, and the fields of its meme that may stand in the name of a folder."""
@@ -28,19 +32,11 @@ def picture_path(folder: Path, name: str) -> Path | None:
     if not name or leads_out(name):
         return None
     path = folder / name
+    file = shard_of(path) or path
     # Links to folders people make on purpose; one in place of a picture comes with an archive.
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
         return None
     return path
-
-
-def leads_out(name: str) -> bool:
-    """True for the name of a file that is absolute, on this system or on Windows, or goes up."""
-    # Checked by the words of the name: nothing outside is touched to find out. First what nearly all names are.
-    if name.isprintable() and ".." not in name and "\\" not in name and ":" not in name and name[:1] != "/":
-        return False
-    windows = PureWindowsPath(name)
-    return "\0" in name or name.startswith("/") or bool(windows.drive or windows.root) or ".." in windows.parts
 
 
 class DatasetPictures:
@@ -49,17 +45,28 @@ class DatasetPictures:
     Args:
         data: Directory of the data set; nothing outside of it is looked at.
         beside: Folder of the split's rows.
-        patterns: Folders as a card has them; ``{field}`` is the meme's, and ``**`` at the end is any folder below.
+        patterns: Folders as a card has them; ``{field}`` is the meme's, and ``**`` at the end is any folder below. What
+            ends with ``.tar`` is tar files, and what begins with a scheme (``s3://``) a folder of an object store.
     """
 
     def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
         near = (beside, beside.parent, data)
         # Never above the directory that was named, however near to its edge the rows lie.
         self._bases = [base for base in dict.fromkeys(near) if base == data or data in base.parents]
-        self._data, self._patterns = data, tuple(patterns)
+        remote = [one for one in patterns if "://" in one]
+        # A path begins with the scheme, and not with what has to stand in every address.
+        self._remote = [Path(one.replace("://", ":/", 1)) for one in remote]
+        self._data = data
+        self._patterns = tuple(one for one in patterns if not one.endswith(_SHARD) and one not in remote)
+        self._shards = ShardIndex(data, self._bases, [one for one in patterns if one.endswith(_SHARD)])
         self._listed: dict[tuple[Path, bool], dict[str, list[Path]]] = {}
         self.folder: Path | None = None
         """Folder that names are relative to, where :meth:`find_folder` has found it."""
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Members of tar files that can't be used as pictures; known once a picture was looked for there."""
+        return self._shards.faults
 
     def find_folder(self, pictures: Iterable[Named]) -> Path | None:
         """Looks for the folder that these names are relative to; None where none of the first of them is anywhere.
@@ -67,20 +74,30 @@ class DatasetPictures:
         The folders of the card are looked at first, then every other, three levels deep. Where a field of the meme is
         part of the way to its picture, it is the directory of the data set.
         """
-        wanted = list(islice(((name, fields) for name, fields in pictures if name), _LOOKED_FOR))
-        if any("{" in pattern or "**" in pattern for pattern in self._patterns):
+        wanted = list(islice(((name, fields) for name, fields in pictures if name), LOOKED_FOR))
+        if self._shards or any("{" in pattern or "**" in pattern for pattern in self._patterns):
             self.folder = self._data if any(self.find(name, fields) for name, fields in wanted) else None
-            return self.folder
+        else:
+            self.folder = self._folder_of(wanted)
+        # Last: a store is asked over a network, and each question may cost money.
+        if self.folder is None:
+            self.folder = next((f for f in self._remote if any(self._is_in(f, name) for name, _ in wanted)), None)
+        return self.folder
+
+    def _folder_of(self, wanted: Sequence[Named]) -> Path | None:
         likely = [base / pattern for base in self._bases for pattern in self._patterns]
         # Likely folders before all others, and none of them twice.
         for folder in dict.fromkeys((*likely, *_below(self._data, _DEPTH))):
-            if any(path is not None and path.is_file() for path in (picture_path(folder, name) for name, _ in wanted)):
-                self.folder = folder
+            if any(self._is_in(folder, name) for name, _ in wanted):
                 return folder
         # Names that no file has as they are written: in other letters, or without an ending.
         found = next((path for path in (self.find(name, fields) for name, fields in wanted) if path), None)
-        self.folder = next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
-        return self.folder
+        return next((f for f in likely if found and found.is_relative_to(f)), self._data) if found else None
+
+    @staticmethod
+    def _is_in(folder: Path, name: str) -> bool:
+        path = picture_path(folder, name)
+        return path is not None and has_picture(path)
 
     def name_of(self, name: str, fields: Mapping[str, str]) -> str:
         """Name of a picture below the folder: the row's own where that is right, or there is no such picture.
@@ -91,7 +108,7 @@ class DatasetPictures:
         if self.folder is None:
             return name
         path = picture_path(self.folder, name)
-        if path is None or path.is_file():
+        if path is None or has_picture(path):
             return name
         found = self.find(name, fields)
         return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name
@@ -111,7 +128,7 @@ class DatasetPictures:
             folders = list(self._folders(record))
             for folder, deep in folders:
                 path = picture_path(folder, candidate)
-                if path is not None and not deep and path.is_file():
+                if path is not None and not deep and has_picture(path):
                     return path
             for folder, deep in folders if picture_path(self._data, candidate) else ():
                 found = self._similar_names(folder, candidate, deep)
@@ -123,6 +140,8 @@ class DatasetPictures:
                     )
                 if found:
                     return picture_path(found[0].parent, found[0].name)
+            if picture_path(self._data, candidate) and (inside := self._shards.find(candidate)):
+                return picture_path(self._data, inside)
         return None
 
     def _folders(self, record: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from court.digests import digest
 from court.errors import BadRequest
 from court.verdict import Label
 from eval.datasets.card import CardTask, DatasetCard
-from eval.datasets.card_split import CardMeme, read_by_card
+from eval.datasets.card_split import CardMeme, CardReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SYNTHETIC_KEY, Dataset, find_dataset
+from eval.datasets.picture_finder import DatasetPictures
 from eval.datasets.protocol import Level, Protocol, of_level
 from eval.datasets.recognise import mistaken_for, recognised
 from retrieval.library.sources import Problem, Row, Rows, Source, SourceFormat
@@ -60,8 +62,18 @@ class SplitRead:
     files: Mapping[str, str]
 
 
-def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
+Choose = Callable[[Iterable[JudgedMeme]], Sequence[JudgedMeme]]
+"""Choice of memes that are kept, of all that are read one after the other; such as a sample."""
+
+
+def read_split(dataset: Dataset, data: Path, split: str, *, choose: Choose = tuple) -> SplitRead:
     """The memes of a split, with gold labels.
+
+    Args:
+        dataset: Which data set.
+        data: Directory of the data set.
+        split: Which part of it.
+        choose: Chooses among the memes while they are read; only those it keeps are in memory.
 
     Raises:
         BadRequest: There is no such split, its files are not there or are those of another data set, or no row of them
@@ -69,31 +81,59 @@ def read_split(dataset: Dataset, data: Path, split: str) -> SplitRead:
     """
     task = court_task_of(dataset.card)
     refuse_others(dataset, data, split)
-    read = read_by_card(dataset.card, data, split)
-    memes, problems = [], list(read.problems)
-    for meme in read.memes:
-        judged = _judged(task, meme, read.pictures.name_of(*meme.picture))
-        if judged is None:
-            problems.append(Problem(Path(meme.file).name, meme.line, meme.id, f"it has no label of {task.id}"))
-        else:
-            memes.append(judged)
-    if not memes:
+    reader = CardReader(dataset.card, data, split)
+    # Counted while they pass: they are gone when the choice is made.
+    without_label: list[Problem] = []
+    labelled = False
+
+    def judged() -> Iterator[JudgedMeme]:
+        nonlocal labelled
+        for meme in reader.with_pictures():
+            found = _judged(task, meme)
+            if found is None:
+                reason = f"it has no label of {task.id}"
+                without_label.append(Problem(Path(meme.file).name, meme.line, meme.id, reason))
+            else:
+                labelled = True
+                yield found
+
+    memes = choose(judged())
+    problems = [*reader.problems, *without_label]
+    if not labelled:
         raise BadRequest(
             f"No row of the split {split} of {dataset.title} can be used: {problems[0].reason}. The labels are had "
             f"from {dataset.source_url}.",
             reason="DATA_UNUSABLE",
         )
+    # After the rows: only then are the joined files known.
+    files = reader.digests()
     # The rows' own file; joined ones stand behind it.
-    first = next(iter(read.files))
+    first = next(iter(files))
     return SplitRead(
-        memes=tuple(memes),
+        memes=with_picture_names(memes, reader.pictures),
         # In the order of the file: missing labels were found after all else.
         problems=tuple(sorted(problems, key=lambda problem: problem.line)),
         file=data / first,
-        sha256=read.files[first],
-        pictures=read.pictures.folder,
-        files=read.files,
+        sha256=files[first],
+        pictures=reader.pictures.folder,
+        files=files,
     )
+
+
+def with_picture_names(memes: Iterable[JudgedMeme], pictures: DatasetPictures) -> tuple[JudgedMeme, ...]:
+    """The memes with the names by which their pictures are found. Raises BadRequest where several files fit."""
+    found = []
+    # Only of memes that are kept: each name is a look at the disk.
+    for meme in memes:
+        name = pictures.name_of(meme.image, {"id": meme.id, "language": meme.language, "group": meme.group})
+        found.append(meme if name == meme.image else meme.model_copy(update={"image": name}))
+    return tuple(found)
+
+
+def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
+    """Chooses no meme: all are read, for what is to be known of their files."""
+    deque(memes, maxlen=0)
+    return ()
 
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
@@ -187,7 +227,7 @@ def refuse_others(dataset: Dataset, data: Path, split: str) -> None:
         )
 
 
-def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
+def _judged(task: CardTask, meme: CardMeme) -> JudgedMeme | None:
     """The meme as trials are scored on it; None where it has no gold label of the task."""
     assert task.court is not None
     if task.id not in meme.gold:
@@ -197,7 +237,7 @@ def _judged(task: CardTask, meme: CardMeme, image: str) -> JudgedMeme | None:
         id=meme.id,
         split=meme.split,
         line=meme.line,
-        image=image,
+        image=meme.image,
         text=meme.text,
         harmful=label in task.court.harmful,
         # Cards with this protocol list their labels from least to most: a card of another order is refused.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from court.errors import BadRequest
 from court.question import CourtQuestion
 from court.verdict import Label
 from eval.datasets.card import CardTask, DatasetCard
-from eval.datasets.card_split import CardMeme, read_by_card
+from eval.datasets.card_split import CardMeme, CardReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, Split, SplitRole
-from eval.datasets.read import refuse_others, row_of
+from eval.datasets.read import Choose, refuse_others, row_of, with_picture_names
 from retrieval.library.sources import Rows, Source, SourceFormat
 
 EXAMPLES = "examples of"
@@ -50,8 +50,15 @@ def train_splits(dataset: Dataset) -> tuple[Split, ...]:
     return found
 
 
-def read_task_split(dataset: Dataset, data: Path, split: str, task: str) -> TaskSplit:
+def read_task_split(dataset: Dataset, data: Path, split: str, task: str, *, choose: Choose = tuple) -> TaskSplit:
     """The memes of a split that have a gold label of a task.
+
+    Args:
+        dataset: Which data set.
+        data: Directory of the data set.
+        split: Which part of it.
+        task: Which of its tasks.
+        choose: Chooses among the memes, as :func:`eval.datasets.read.read_split`.
 
     Raises:
         BadRequest: There is no such split or task, its files are not there, or no meme of it has a label.
@@ -59,23 +66,31 @@ def read_task_split(dataset: Dataset, data: Path, split: str, task: str) -> Task
     card = dataset.card
     card.task(task)  # one that there is none of is an error, not a task of which no meme has a label
     refuse_others(dataset, data, split)
-    read = read_by_card(card, data, split)
-    memes = tuple(
-        _as_judged(card, meme, read.pictures.name_of(*meme.picture)) for meme in read.memes if task in meme.gold
-    )
-    if not memes:
+    reader = CardReader(card, data, split)
+    labelled = unlabelled = 0
+
+    def with_gold() -> Iterator[JudgedMeme]:
+        nonlocal labelled, unlabelled
+        for meme in reader.with_pictures():
+            labelled += task in meme.gold
+            unlabelled += task not in meme.gold
+            if task in meme.gold:
+                yield _as_judged(card, meme)
+
+    memes = choose(with_gold())
+    if not labelled:
         raise BadRequest(
             f"No meme of the split {split} of {dataset.title} has a gold label of {task}.", reason="DATA_UNUSABLE"
         )
     counts = {
-        f"rows of {split} can't be used; memecourt-eval datasets check lists them.": read.refused,
-        f"rows of {split} are left out, as the card says.": len(read.excluded),
-        f"memes of {split} have no gold label of {task}: nothing is asked about them.": len(read.memes) - len(memes),
+        f"rows of {split} can't be used; memecourt-eval datasets check lists them.": reader.refused,
+        f"rows of {split} are left out, as the card says.": len(reader.excluded),
+        f"memes of {split} have no gold label of {task}: nothing is asked about them.": unlabelled,
     }
     return TaskSplit(
-        memes=memes,
-        files=read.files,
-        pictures=read.pictures.folder,
+        memes=with_picture_names(memes, reader.pictures),
+        files=reader.digests(),
+        pictures=reader.pictures.folder,
         notes=tuple(f"{count:,} {what}" for what, count in counts.items() if count),
     )
 
@@ -141,14 +156,14 @@ def gold_by_meme(dataset: Dataset, data: Path, split: str, task: str) -> dict[st
     return {meme.id: meme.tasks[task] for meme in read_task_split(dataset, data, split, task).memes}
 
 
-def _as_judged(card: DatasetCard, meme: CardMeme, image: str) -> JudgedMeme:
+def _as_judged(card: DatasetCard, meme: CardMeme) -> JudgedMeme:
     court = card.court_task
     label = meme.gold.get(court.id) if court else None
     return JudgedMeme(
         id=meme.id,
         split=meme.split,
         line=meme.line,
-        image=image,
+        image=meme.image,
         text=meme.text,
         harmful=None if label is None or court is None or court.court is None else label[0] in court.court.harmful,
         source_label=label[0] if label else "",

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import orjson
-
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
+from eval.datasets.json_lines import parse_object
+from eval.datasets.tar_rows import tar_rows
 from retrieval.library.tables import read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
@@ -43,6 +43,7 @@ class RecordFile:
         columns: Columns that are read; None for all.
         header: Names of its columns where it has no header.
         records: Name in a JSON object that the rows stand under; empty where they are the whole.
+        name: Name of a tar file that its pictures are found by; its own where it is empty.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class RecordFile:
     columns: frozenset[str] | None = None
     header: tuple[str, ...] = ()
     records: str = ""
+    name: str = ""
 
     def __iter__(self) -> Iterator[Numbered]:
         """Reads the rows. Raises BadRequest where the file as a whole can't be read."""
@@ -64,6 +66,8 @@ class RecordFile:
                 return _table(self)
             case FileKind.PARQUET | FileKind.ARROW:
                 rows = _column_store(self.path, self.kind, self.columns)
+            case FileKind.TAR:
+                rows = tar_rows(self.path, self.name or self.path.name, self.columns)
             case FileKind.TREE:
                 raise ValueError(f"{self.kind} is no kind of a single file")
         return rows
@@ -128,22 +132,6 @@ def _json_lines(path: Path) -> Iterator[Numbered]:
                 continue
             record = parse_object(line)
             yield number, "the line is no JSON object" if record is None else record
-
-
-def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text holds; None where it is none."""
-    # orjson is several times faster, and refuses what is no JSON; only such lines are tried again.
-    try:
-        record = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # Python's writes NaN, Infinity and lone surrogates, which are no JSON, and so files hold them.
-        try:
-            record = json.loads(text)
-        # Deep nesting raises RecursionError, which is a fault of the line and must not end the reading
-        # of the file.
-        except (ValueError, RecursionError):
-            return None
-    return record if isinstance(record, dict) else None
 
 
 def _json(path: Path, records: str) -> Any:

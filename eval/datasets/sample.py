@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from eval.datasets.items import JudgedMeme
 
@@ -15,7 +17,7 @@ def by_harm(meme: JudgedMeme) -> str:
 
 
 def sample(
-    memes: Sequence[JudgedMeme], limit: int | None, seed: int, stratum_of: Callable[[JudgedMeme], str] = by_harm
+    memes: Iterable[JudgedMeme], limit: int | None, seed: int, stratum_of: Callable[[JudgedMeme], str] = by_harm
 ) -> tuple[JudgedMeme, ...]:
     """At most ``limit`` memes, in the order of the split.
 
@@ -23,30 +25,39 @@ def sample(
     Within a label those are taken whose id has the smallest SHA-256 with the seed: that does not depend on the order of
     the file, nor on how some version of a random generator draws, and a larger limit only adds memes to a label.
 
+    No more than ``limit`` memes of each label are in memory, however many there are.
+
     Args:
         memes: Memes of the split.
         limit: Number of memes; None for all.
         seed: Another seed, another sample.
         stratum_of: Label of a meme.
     """
-    if limit is None or limit >= len(memes):
+    if limit is None:
         return tuple(memes)
-    strata: dict[str, list[JudgedMeme]] = {}
-    for meme in memes:
-        strata.setdefault(stratum_of(meme), []).append(meme)
-    labels = sorted(strata)
-    exact = {label: limit * len(strata[label]) / len(memes) for label in labels}
+    # The best so far of each label, the worst of them on top; by place, so that memes are never compared.
+    best: dict[str, list[tuple[int, int, JudgedMeme]]] = {}
+    counts: Counter[str] = Counter()
+    for place, meme in enumerate(memes):
+        label = stratum_of(meme)
+        counts[label] += 1
+        heap = best.setdefault(label, [])
+        entry = (-_rank(meme, seed), -place, meme)
+        # No label can have more than the limit of the sample.
+        if len(heap) < limit:
+            heapq.heappush(heap, entry)
+        elif heap and entry > heap[0]:
+            heapq.heapreplace(heap, entry)
+    labels = sorted(counts)
+    exact = {label: limit * counts[label] / max(limit, counts.total()) for label in labels}
     shares = {label: int(exact[label]) for label in labels}
     # Equal remainders go by label, so that the sample never depends on the order of the file.
     by_remainder = sorted(labels, key=lambda label: (shares[label] - exact[label], label))
-    for label in by_remainder[: limit - sum(shares.values())]:
+    for label in by_remainder[: min(limit, counts.total()) - sum(shares.values())]:
         shares[label] += 1
-    taken = {
-        meme.id for label in labels for meme in sorted(strata[label], key=lambda m: _rank(m, seed))[: shares[label]]
-    }
-    return tuple(meme for meme in memes if meme.id in taken)
+    taken = [entry for label in labels for entry in heapq.nlargest(shares[label], best[label])]
+    return tuple(meme for _, _, meme in sorted(taken, key=lambda entry: -entry[1]))
 
 
-def _rank(meme: JudgedMeme, seed: int) -> str:
-    # By hash and not by a generator: the order of the file plays no part.
-    return hashlib.sha256(f"{seed}\0{meme.id}".encode()).hexdigest()
+def _rank(meme: JudgedMeme, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{meme.id}".encode()).digest())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from eval.datasets.known import Dataset
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.read import read_split
 from eval.datasets.sample import sample
+from retrieval.library.picture_files import read_picture
 
 _WORKERS = 2
 """Processes that decode pictures."""
@@ -83,9 +84,11 @@ async def shown_memes(
     """
     from court.backends.pictures.reader import GuardedPictureReader
 
-    read = await asyncio.to_thread(read_split, dataset, data, split)
     # Left out before the draw, so that a limit counts memes that may be shown.
-    drawn = sample([meme for meme in read.memes if keep(meme)], limit, seed)
+    def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
+        return sample((meme for meme in memes if keep(meme)), limit, seed)
+
+    read = await asyncio.to_thread(read_split, dataset, data, split, choose=drawn)
     reader = GuardedPictureReader(workers=_WORKERS)
     turn = asyncio.Semaphore(_WORKERS)
     missing: dict[str, str] = {}
@@ -97,8 +100,7 @@ async def shown_memes(
                 raise FileNotFoundError
             # Read in its turn only: no more files are in memory than are being decoded.
             async with turn:
-                picture = await reader.read(await asyncio.to_thread(path.read_bytes))
-        # One missing picture leaves its meme out, which the manifest names, and does not end the run.
+                picture = await reader.read(await asyncio.to_thread(read_picture, path))
         except OSError:
             missing[meme.id] = "PICTURE_MISSING"
             return None
@@ -118,7 +120,7 @@ async def shown_memes(
         )
 
     try:
-        shown = await asyncio.gather(*(one(meme) for meme in drawn))
+        shown = await asyncio.gather(*(one(meme) for meme in read.memes))
     finally:
         await reader.aclose()
     # Sorted: memes are done in no certain order, and a manifest is to be the same each time.

@@ -328,7 +328,7 @@ class Job:
 
     def _process(self, options: Sequence[object], until: int | None) -> float:
         """One process, to its end or until so many memes are judged; the seconds that it lived."""
-        judged = _OutputLines(self.out / PREDICTIONS)
+        judged = OutputLines(self.out / PREDICTIONS)
         already = judged.count()
         command = [*self.program, *map(str, options)]
         log = self.out.with_name(f"{self.out.name}.log")
@@ -364,7 +364,7 @@ class Job:
         return wall
 
 
-class _OutputLines:
+class OutputLines:
     """Counts the lines of a file that grows, or is replaced."""
 
     def __init__(self, path: Path) -> None:
@@ -389,7 +389,7 @@ class _OutputLines:
 
 
 def _count(path: Path) -> int:
-    return _OutputLines(path).count()
+    return OutputLines(path).count()
 
 
 def _memory_of(pid: int) -> int:

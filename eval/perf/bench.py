@@ -52,6 +52,10 @@ BENCHMARKS = {
         "letters misread and pictures read a second beside RapidOCR's own pipeline",
     ),
     "batch": ("eval.perf.batch", "time of a long batch run killed three times over that of one left alone"),
+    "batch-ray": (
+        "eval.perf.ray_batch",
+        "time of a batch run on two Ray workers over that in one process; losses by a kill",
+    ),
     "pgvector": ("eval.perf.library.search", "time of a search in PostgreSQL with pgvector over that of ours"),
     "near-memes": (
         "eval.perf.library.near_memes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from court.digests import digest
 from court.errors import BadRequest
+from eval.datasets.card import PICTURE_ENDINGS
 from eval.datasets.card_draft import quoted
-from eval.datasets.card_places import PICTURE_ENDINGS
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import SplitRole
 from eval.datasets.picture_finder import picture_path
@@ -24,6 +23,7 @@ from eval.models.samples import Sample, Samples
 from eval.probe.folder import SCORED, ProbeFolder, ProbeManifest, Scored
 from eval.probe.report import THRESHOLD
 from eval.runs.sole_use import refuse_others
+from retrieval.library.picture_files import has_picture, read_picture
 
 CARD, ROWS, TRAIN_ROWS, PICTURES = "exam.toml", "exam.jsonl", "train.jsonl", "pictures"
 SPLIT, TRAIN = "exam", "train"
@@ -122,7 +122,7 @@ def export_exam(
     train, train_pictures, missing = _train(samples) if with_train else ([], {}, 0)
     (target / PICTURES / TRAIN).mkdir(parents=True)
     for row in rows:
-        shutil.copyfile(pictures[row.id], target / PICTURES / row.image)
+        (target / PICTURES / row.image).write_bytes(read_picture(pictures[row.id]))
     for one in train:
         _link(train_pictures[one.id], target / PICTURES / one.image)
     for name, those in ((ROWS, rows), (TRAIN_ROWS, train)):
@@ -166,8 +166,8 @@ def _link(picture: Path, place: Path) -> None:
     """Makes a second name for a picture, or a copy: a train split may be gigabytes."""
     try:
         os.link(picture.resolve(), place)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(picture, place)
+    except OSError:  # another disk, one without links, or a picture inside a tar file
+        place.write_bytes(read_picture(picture))
 
 
 def _failed(scored: Iterable[Scored], threshold: int) -> dict[str, list[Scored]]:
@@ -207,7 +207,7 @@ def _picture(id_: str, gold: _Gold) -> Path:
             f"The picture of {id_!r} leads out of {sample.data}, by its name or as a link: it is not copied.",
             reason="PICTURE_REFUSED",
         )
-    if path is None or not path.is_file():
+    if path is None or not has_picture(path):
         raise BadRequest(
             f"The picture of {id_!r} is not below {sample.data}. Name the directory that the probe was about.",
             reason=MISSING,

@@ -38,6 +38,7 @@ from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
+from retrieval.library.picture_files import has_picture, picture_sha256
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from retrieval.library.storage import CURRENT
@@ -331,8 +332,9 @@ def _digests(names: Iterable[str], folder: Path | None) -> str:
     whole = hashlib.sha256()
     for name in names:
         # As retrieval.library.picture_import looks for them: with and without a directory of their own.
-        found = next((path for path in (folder / name, folder / Path(name).name) if name and path.is_file()), None)
-        whole.update(f"{name}\0{sha256_of(found) if found else ''}\n".encode())
+        found = next((path for path in (folder / name, folder / Path(name).name) if name and has_picture(path)), None)
+        content = picture_sha256(found) if found else ""
+        whole.update(f"{name}\0{content}\n".encode())
     return whole.hexdigest()
 
 

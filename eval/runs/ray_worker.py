@@ -40,6 +40,7 @@ from eval.models.call_cache import CallCache, CallsError, SqliteCallCache
 from eval.runs.attempt import Attempt
 from eval.runs.controls import with_control
 from eval.runs.prediction import Prediction
+from retrieval.library.picture_files import read_picture
 from serving.docket.ports import TrialReader, TrialUnknown, TrialWriter
 from serving.docket.store.pictures import picture_of
 from serving.runner.executor import TrialExecutor
@@ -162,8 +163,7 @@ class Driver:
         """The file of a meme's picture; None where there is none."""
         path = self._pictures.get(meme)
         try:
-            return None if path is None else await asyncio.to_thread(Path(path).read_bytes)
-        # As of a picture that the data set never had: this meme fails, and the run goes on.
+            return None if path is None else await asyncio.to_thread(read_picture, Path(path))
         except FileNotFoundError:
             return None
 

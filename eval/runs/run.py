@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.language import CARD, require_card_languages
 from eval.datasets.picture_finder import picture_path
 from eval.datasets.protocol import Protocol
-from eval.datasets.read import labels_dropped, read_split, source_of
+from eval.datasets.read import keep_none, labels_dropped, read_split, source_of
 from eval.datasets.read_tasks import examples_source, read_task_split, require_examples, train_splits
 from eval.datasets.sample import sample
 from eval.models.call_cache import SqliteCallCache
@@ -44,11 +44,12 @@ from eval.runs.controls import Control, with_control
 from eval.runs.folder import CALLS, DOCKET, LIBRARY, MANIFEST, PREDICTIONS, STAND_IN, Excluded, RunFolder, RunManifest
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, RunningScore
-from eval.runs.question import Answerer, Question, require_inputs
+from eval.runs.question import TEXTS, Answerer, Question, require_inputs, words_of
 from eval.runs.question_attempt import OpenQuestion, open_question, settings_of_question
 from eval.runs.sole_use import refuse_different, refuse_others, sole_use
 from eval.runs.translated import ENGLISH, TranslatedAttempt
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
+from retrieval.library.picture_files import absolute, has_picture, read_picture
 from retrieval.library.sources import Source
 from serving.models.connect import pictures_per_prompt
 from serving.runner.executor import TrialExecutor
@@ -178,7 +179,7 @@ class _Material:
     def picture(self, meme: JudgedMeme) -> Path | None:
         """Returns the path of a meme's picture; None if it is missing."""
         path = picture_path(self.pictures, meme.image) if self.pictures and meme.image else None
-        return path if path is not None and path.is_file() else None
+        return path if path is not None and has_picture(path) else None
 
 
 async def run(plan: Plan, progress: Progress) -> RunFolder:
@@ -341,7 +342,8 @@ def _alone(out: Path) -> Iterator[None]:
 def _material(plan: Plan, progress: Progress) -> _Material:
     if plan.question is not None:
         return _question_material(plan, plan.question, progress)
-    read = read_split(plan.dataset, plan.data, plan.split)
+    chosen = partial(judged_memes, limit=plan.limit, seed=plan.seed, dropped_labels=plan.dropped_labels)
+    read = read_split(plan.dataset, plan.data, plan.split, choose=chosen)
     for problem in read.problems[:3]:
         progress.tell(f"{read.file.name}, line {problem.line}: {problem.reason}")
     if read.problems:
@@ -350,14 +352,14 @@ def _material(plan: Plan, progress: Progress) -> _Material:
         if protocol not in plan.dataset.protocols:
             known = ", ".join(plan.dataset.protocols)
             raise BadRequest(f"{plan.dataset.title} has no protocol {protocol}; it has {known}.")
-    memes = judged_memes(read.memes, plan.limit, plan.seed, plan.dropped_labels)
+    memes = read.memes
     if plan.language == CARD:
         require_card_languages(memes)
     files = dict(read.files)
     if plan.library is None:
         # Precedents come from these files, so a resumed run must find them unchanged as well.
         for split in plan.dataset.of_role(SplitRole.TRAIN):
-            files |= read_split(plan.dataset, plan.data, split.name).files
+            files |= read_split(plan.dataset, plan.data, split.name, choose=keep_none).files
     if plan.text_only:
         return _Material(memes, None, files)
     return _with_pictures(plan, _Material(memes, read.pictures, files))
@@ -365,17 +367,31 @@ def _material(plan: Plan, progress: Progress) -> _Material:
 
 def _question_material(plan: Plan, question: Question, progress: Progress) -> _Material:
     """Memes with a gold label of the question's task, and the files that they and its examples come from."""
-    read = read_task_split(plan.dataset, plan.data, plan.split, question.task)
+    worded: dict[str, JudgedMeme] = {}
+
+    def drawn(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
+        noted = _noting_words(memes, worded)
+        return sample(noted, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
+
+    read = read_task_split(plan.dataset, plan.data, plan.split, question.task, choose=drawn)
     for sentence in read.notes:
         progress.tell(sentence)
-    require_inputs(question, read.memes)
-    memes = sample(read.memes, plan.limit, plan.seed, lambda meme: ", ".join(meme.tasks[question.task]))
+    require_inputs(question, tuple(worded.values()))
     files = dict(read.files)
     if question.needs_examples:
         for split in train_splits(plan.dataset):
-            files |= read_task_split(plan.dataset, plan.data, split.name, question.task).files
-    material = _Material(memes, read.pictures, files)
+            files |= read_task_split(plan.dataset, plan.data, split.name, question.task, choose=keep_none).files
+    material = _Material(read.memes, read.pictures, files)
     return _with_pictures(plan, material) if question.needs_picture else material
+
+
+def _noting_words(memes: Iterable[JudgedMeme], worded: dict[str, JudgedMeme]) -> Iterator[JudgedMeme]:
+    """Passes memes on, and notes the first that has words of each kind: of the whole split, and not of a sample."""
+    for meme in memes:
+        for kind in TEXTS:
+            if kind not in worded and words_of(meme, kind).strip():
+                worded[kind] = meme
+        yield meme
 
 
 def _examples(plan: Plan) -> dict[str, JudgedMeme]:
@@ -412,10 +428,10 @@ def _with_pictures(plan: Plan, material: _Material) -> _Material:
 
 
 def judged_memes(
-    memes: Sequence[JudgedMeme], limit: int | None, seed: int, dropped_labels: Sequence[str] = ()
+    memes: Iterable[JudgedMeme], limit: int | None, seed: int, dropped_labels: Sequence[str] = ()
 ) -> tuple[JudgedMeme, ...]:
     """The memes of a split that a run judges: a sample of those that have none of the dropped labels."""
-    return sample([meme for meme in memes if meme.source_label not in dropped_labels], limit, seed)
+    return sample((meme for meme in memes if meme.source_label not in dropped_labels), limit, seed)
 
 
 def _settings(plan: Plan) -> Settings:
@@ -542,7 +558,7 @@ def _manifest(
         data=dict(material.files),
         # Whole paths: a run may be taken up from another folder.
         data_dir=str(plan.data.resolve()),
-        pictures_dir=str(material.pictures.resolve()) if material.pictures else "",
+        pictures_dir=str(absolute(material.pictures)) if material.pictures else "",
         protocols=plan.protocols,
         limit=plan.limit,
         seed=plan.seed,
@@ -809,7 +825,7 @@ class _Judging:
 
     async def _picture(self, meme: JudgedMeme) -> bytes | None:
         path = self._material.picture(meme)
-        return None if path is None else await asyncio.to_thread(path.read_bytes)
+        return None if path is None else await asyncio.to_thread(read_picture, path)
 
     async def _tick(self) -> None:
         while True:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from court.errors import BadRequest
 from eval.datasets.card import FileKind
-from eval.datasets.record_files import RecordFile, parse_object
+from eval.datasets.json_lines import parse_object
+from eval.datasets.record_files import RecordFile
 from eval.runs.prediction import Outcome
 from eval.scores.inspect_rows import inspect_records
 from eval.scores.meme_rows import table_records

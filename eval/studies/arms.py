@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -480,8 +481,9 @@ def _finished(folder: RunFolder) -> bool:
 
 async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepared:
     """The precedents of an arm; made once, found there the next time."""
-    read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split)
     dropped = labels_dropped(study.dataset, study.protocols) if study.drop_precedents else ()
+    chosen = partial(judged_memes, limit=study.limit, seed=study.seed, dropped_labels=dropped)
+    read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split, choose=chosen)
     sources = [
         await asyncio.to_thread(source_of, study.dataset, study.data, split.name)
         for split in study.dataset.of_role(SplitRole.TRAIN)
@@ -492,7 +494,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
         return await prepare_precedents(
             study.out / (f"{LIBRARY}-shuffled" if shuffled else LIBRARY),
             train=sources,
-            judged=judged_memes(read.memes, study.limit, study.seed, dropped),
+            judged=read.memes,
             pictures=read.pictures,
             encoder=encoder,
             reader=reader,

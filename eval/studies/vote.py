@@ -26,6 +26,7 @@ from retrieval.calibration.leave_one_out import Neighbours, leave_one_out_neighb
 from retrieval.embed.encoder import Encoder
 from retrieval.embed.onnx_texts import NAME as ONNX_TEXTS
 from retrieval.library.library import Library
+from retrieval.library.picture_files import read_picture
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Problem, Row, Source
 from retrieval.open import BUILTIN, load_encoder_for, name_of
@@ -395,7 +396,7 @@ async def _picture(row: Row, source: Source, reader: GuardedPictureReader) -> Pi
     if source.pictures is None or not row.image:
         return None
     try:
-        return await reader.read(await asyncio.to_thread((source.pictures / row.image).read_bytes))
+        return await reader.read(await asyncio.to_thread(read_picture, source.pictures / row.image))
     # A picture that can't be read leaves the text to be judged alone, and is counted in `without_picture`.
     except (OSError, BadPicture):
         return None

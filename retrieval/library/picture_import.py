@@ -19,6 +19,8 @@ from court.ports import PictureReader
 from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
+from retrieval.library.picture_files import has_picture, is_remote, picture_size, read_picture
+from retrieval.library.shards import leads_out
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -185,6 +187,11 @@ def _draw(row: Row) -> bytes:
 def _file(name: str, folder: Path) -> bytes:
     """The bytes of a picture below the folder; data sets name it with or without a directory of its own."""
     try:
+        if is_remote(folder):
+            # Under its very name: each other that might be meant would be a question to the store.
+            if not leads_out(name) and has_picture(folder / name):
+                return read_picture(folder / name)
+            raise _NoPicture("its picture is missing")
         # Resolved, as is each path below: neither ``..`` nor a link may lead out.
         inside = folder.resolve()
         parts = [part for part in name.replace("\\", "/").split("/") if part]
@@ -192,12 +199,12 @@ def _file(name: str, folder: Path) -> bytes:
         for first in range(len(parts)):
             path = _any_case(folder.joinpath(*parts[first:])).resolve()
             # The name comes from strangers: it must not lead out of the folder.
-            if not path.is_relative_to(inside) or not path.is_file():
+            if not path.is_relative_to(inside) or not has_picture(path):
                 continue
             # Before a byte of it is in memory.
-            if path.stat().st_size > LIMITS.max_bytes:
+            if picture_size(path) > LIMITS.max_bytes:
                 raise _NoPicture("its picture is larger than can be read")
-            return path.read_bytes()
+            return read_picture(path)
     except (OSError, ValueError):
         # A ValueError is a name that no path can have, such as one with a NUL.
         raise _NoPicture("its picture can't be opened") from None

@@ -6,19 +6,18 @@ The cluster is of processes of ours on this machine, with a token of its own. Ra
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from eval.perf.ray_batch import compare_jobs
+from eval.perf.ray_nodes import ray_nodes
 from eval.runs.folder import DOCKET, RunFolder
 from eval.synthetic.make import Layout, make
 from serving.models.vllm import free_port
@@ -86,79 +85,10 @@ class Started:
         self.process.stdout.close()
 
 
-def parents():
-    """The parent of every process."""
-    found = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            found[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    return found
-
-
-def below(roots):
-    """Processes that descend from these."""
-    of, found = parents(), set(roots)
-    while more := {pid for pid, parent in of.items() if parent in found} - found:
-        found |= more
-    return found - set(roots)
-
-
-class Cluster:
-    def __init__(self, place):
-        self.place = place
-        self.tmp = place / "tmp"
-        self.tmp.mkdir()
-        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
-        self.env = {
-            **os.environ,
-            "TMPDIR": str(self.tmp),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_DISABLE_MEMORY_MONITOR": "1",
-        }
-        self.nodes = []
-
-    def start(self):
-        ray = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=1")
-        small = ("--object-store-memory=80000000",)
-        port = self.address.rpartition(":")[2]
-        head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
-        client = ("--ray-client-server-port", free_port("127.0.0.1"))
-        self.nodes.append(Started((*ray, *small, *head, *client), self.env))
-        self.nodes[0].says("Ray runtime started")
-        self.nodes.append(Started((*ray, *small, f"--address={self.address}"), self.env))
-        self.nodes[1].says("Ray runtime started")
-
-    def judges(self):
-        """Processes of workers that have opened their court and are asked to judge."""
-        found = []
-        for pid in below([node.process.pid for node in self.nodes]):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                    found.append(pid)
-        return found
-
-    def stop(self):
-        # At once and one by one: told to end, Ray takes half a minute for it.
-        nodes = [node.process.pid for node in self.nodes]
-        for pid in nodes + sorted(below(nodes)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for node in self.nodes:
-            node.stop()
-
-
 @pytest.fixture(scope="module")
 def cluster():
-    # Not pytest's own directory: the name of a socket has room for 107 characters.
-    place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    cluster = Cluster(place)
-    try:
-        cluster.start()
+    with ray_nodes(2) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +118,7 @@ def kill_one(cluster, process, out, number):
     while predictions(out) < number:
         assert process.process.poll() is None and time.monotonic() < end, process.said
         time.sleep(0.01)
-    judges = cluster.judges()
+    judges = cluster.workers()
     assert len(judges) == 2
     os.kill(judges[0], signal.SIGKILL)
     return predictions(out)
@@ -283,4 +213,11 @@ def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anythi
     # A trial that was held again has its first calls from the store.
     assert sum(p.cost.stored for p in RunFolder(out).predictions()) > 0
     assert key not in (out / "manifest.json").read_text()
+    nothing_is_left_of_texts_and_pictures(cluster)
+
+
+def test_the_benchmark_counts_what_a_kill_loses(cluster, tmp_path):
+    result = compare_jobs(cluster, tmp_path, MEMES)
+    assert result.holds, result.figures
+    assert result.figures["ray_over_here"] > 0
     nothing_is_left_of_texts_and_pictures(cluster)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.datasets.card_split import read_by_card
-from eval.perf.datasets import count_rows, datasets, write_rows
+from eval.perf.datasets import KINDS, WORKS, datasets, write_rows
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import counts_of
 from tests.unit.test_cards import write_table
@@ -188,13 +189,43 @@ def test_a_card_without_a_repository_is_not_fetched(tmp_path):
     assert said.exit_code == 1 and "names no repository" in said.output
 
 
-def test_the_benchmark_reads_what_it_drew(tmp_path):
-    write_rows(tmp_path, 500)
-    assert count_rows(tmp_path, "csv") == count_rows(tmp_path, "jsonl") == 500
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_benchmark_reads_what_it_drew(tmp_path, kind):
+    write_rows(tmp_path, 500, kind)
+    assert [work(tmp_path, kind) for work in WORKS.values()] == [500] * 3
 
 
 @pytest.mark.slow
 def test_the_benchmark_at_a_small_scale():
-    figures = datasets(rows=2000).figures
-    assert {"csv_over_bare", "jsonl_over_bare", "bytes_per_further_row"} <= figures.keys()
-    assert all(value >= 0 for value in figures.values())
+    result = datasets(rows=2000)
+    assert {"csv_over_bare", "jsonl_over_bare", "check_bytes_per_further_row"} <= result.figures.keys()
+    assert result.goals.keys() <= result.figures.keys()
+    assert all(result.within_bound(f"{kind}_rows_lost") for kind in KINDS)
+
+
+def peak_of(work, place, kind):
+    """Bytes of Python's memory that reading takes at its height."""
+    tracemalloc.start()
+    try:
+        work(place, kind)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch, kind):
+    # Much fewer in memory at once than usual, so that a few thousand rows show what would grow.
+    for name in ("name_set._MOST", "check_table._PAGE", "record_files._BATCH"):
+        monkeypatch.setattr(f"eval.datasets.{name}", 100)
+    monkeypatch.setattr("eval.perf.datasets._SAMPLE", 50)
+    for name, rows in (("few", 500), ("many", 3000)):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, rows, kind)
+    for work in WORKS.values():
+        work(tmp_path / "few", kind)  # imports and caches
+        # The least of several: Python's table of names of files grows now and then, whatever is read.
+        few, many = (min(peak_of(work, tmp_path / name, kind) for _ in range(3)) for name in ("few", "many"))
+        # A name alone takes 50, and a meme over a thousand.
+        assert (many - few) / 2500 < 20, work.__name__

@@ -227,3 +227,14 @@ def test_mmhs150k_has_votes_and_ids_of_its_splits(tmp_path):
     assert read.memes[1].shares["kind"] == {"racist": pytest.approx(2 / 3), "sexist": pytest.approx(1 / 3)}
     assert (read.memes[1].ocr, read.memes[0].ocr, read.elsewhere) == ("sign", "", 1)
     assert [problem.reason for problem in read.problems] == ["1 ids of the split have no row in the file"]
+
+
+def test_a_folder_of_pictures_is_found_by_late_rows_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.datasets.card_split._FIRST", 5)
+    rows = [row | {"image": "m6.png" if row["id"] == "m6" else ""} for row in ROWS]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "m6.png").write_bytes(b"picture")
+    read = read_by_card(own_card("jsonl", ["rows.jsonl"]), tmp_path, "all")
+    assert read.pictures.folder == tmp_path / "elsewhere"
+    assert [meme.id for meme in read.memes] == [row["id"] for row in ROWS]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from court.errors import BadRequest
-from eval.perf.batch import Counting, Job, _memory_of, _OutputLines, parsed_size
+from eval.perf.batch import Counting, Job, OutputLines, _memory_of, parsed_size
 
 JOB = """
 import json, sqlite3, sys, time, urllib.request
@@ -58,7 +58,7 @@ def test_calls_that_were_stored_and_are_asked_again_are_counted(job, repeats, ag
     assert held.again == again
     assert 20 + again <= held.asked <= 20 + again + held.lost  # a call that was under way is asked once more
     assert 0 < held.restart_s < held.wall_s
-    assert _OutputLines(job.out / "predictions.jsonl").count() == 20
+    assert OutputLines(job.out / "predictions.jsonl").count() == 20
     assert held.tenth > 0 and held.end > 0
 
 
@@ -72,7 +72,7 @@ def test_a_job_that_fails_is_told_with_what_it_said(job):
 
 def test_lines_of_a_file_that_is_replaced_are_counted_anew(tmp_path):
     file = tmp_path / "lines"
-    lines = _OutputLines(file)
+    lines = OutputLines(file)
     assert lines.count() == 0
     file.write_bytes(b"a\nb\nc")
     assert lines.count() == 2

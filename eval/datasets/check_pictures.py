@@ -1,0 +1,86 @@
+"""The search for a split's pictures while its rows are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from court.errors import BadRequest
+from eval.datasets.card import DatasetCard
+from eval.datasets.card_split import CardMeme, CardReader
+from eval.datasets.faults import DatasetFault, DatasetFaultKind
+from eval.datasets.picture_finder import DatasetPictures
+
+T = TypeVar("T")
+
+
+class PictureSearch:
+    """The search for the pictures of a split, and what was wrong with it.
+
+    Args:
+        card: Card of the data set.
+        reader: Reader of the split.
+        first: Its first memes.
+
+    Attributes:
+        found: Pictures that are there.
+    """
+
+    def __init__(self, card: DatasetCard, reader: CardReader, first: Sequence[CardMeme]) -> None:
+        self._split, self._source_url = reader.split.name, card.source_url
+        # A card without pictures has none that could be missing.
+        self._pictures = reader.pictures if card.fields.picture is not None else None
+        self._doubt = ""
+        self.found = 0
+        if self._pictures is not None:
+            self._in_doubt(lambda _: reader.find_picture_folder(first))
+
+    def find(self, meme: CardMeme) -> Path | None:
+        """The file of a meme's picture; None where there is none."""
+        path = self._in_doubt(lambda pictures: pictures.find(*meme.picture))
+        # A count alone: paths of a million pictures would stay in memory.
+        self.found += path is not None
+        return path
+
+    def _in_doubt(self, search: Callable[[DatasetPictures], T]) -> T | None:
+        if self._pictures is None:
+            return None
+        try:
+            return search(self._pictures)
+        # Several files that fit: which one is meant is for the user to say, and the other checks go on.
+        except BadRequest as error:
+            self._doubt, self._pictures = error.message, None
+            return None
+
+    def faults(self, memes: int, without: Callable[[], Sequence[str]]) -> list[DatasetFault]:
+        """Lists the findings on the pictures of all memes.
+
+        Args:
+            memes: Number of the memes.
+            without: Names the memes without a picture.
+        """
+        # With doubt about one, it is not known which others are there.
+        if self._doubt:
+            return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, self._doubt)]
+        if self._pictures is None:
+            return []
+        kind = DatasetFaultKind.PICTURES_MISSING
+        # All missing is another fault than some: the pictures were never unpacked, or lie elsewhere.
+        if memes and not self.found:
+            what = (
+                f"none of {memes:,} pictures is there (looked for in the folders of the data set and three levels "
+                f"deep below the directory){f'; they are had from {self._source_url}' if self._source_url else ''}"
+            )
+            return [DatasetFault(kind, self._split, what, memes)]
+        found = []
+        if self.found < memes:
+            missing = tuple(without())
+            what = "pictures named in the file are not in the folder of the others"
+            found.append(DatasetFault(kind=kind, split=self._split, what=what, count=len(missing), where=missing))
+        # Beside the missing ones: the row of such a member is among these too.
+        if faults := tuple(self._pictures.faults):
+            what = "members of tar files can't be used as pictures"
+            kind = DatasetFaultKind.PICTURES_DOUBTFUL
+            found.append(DatasetFault(kind=kind, split=self._split, what=what, count=len(faults), where=faults))
+        return found

@@ -1,0 +1,116 @@
+"""Rows of tar shards in WebDataset's layout: members of one key side by side, ``KEY.jpg``, ``KEY.json``, ``KEY.txt``.
+
+``tarfile`` of the standard library reads them (:mod:`retrieval.library.shards`), and not the ``webdataset`` package,
+which reads forwards alone, so that a picture can't be had by its place; passes over what is no plain file without a
+word; and decodes by ending, pickles included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from eval.datasets.card import PICTURE_ENDINGS
+from eval.datasets.json_lines import parse_object
+from eval.datasets.name_set import NameSet
+from retrieval.library.shards import ShardFile, ShardMember, open_shard, picture_name, shown
+
+_OBJECTS = ("json", "jsn")
+_TEXTS = ("txt", "text", "transcript", "cls", "cls2", "class", "count", "index", "inx", "id")
+"""Endings of texts by WebDataset's convention; members of other endings are not read."""
+_LONGEST_TEXT = 1 << 20
+_MOST = 64
+"""Members of one key, at most: else a file of one key would be in memory as a whole."""
+
+
+def tar_rows(path: Path, shard: str, columns: Collection[str] | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """A row for each key, with its number counted from 1; or what is wrong with it.
+
+    A row has ``@key``, the object of ``KEY.json`` as columns, a column for each text by its ending (``txt``, ``cls``),
+    and ``@picture``, by which its picture is found.
+
+    Args:
+        path: The tar file.
+        shard: Its name below the folder that names of pictures are relative to.
+        columns: Columns that are read; None for all. Without any, no content is read.
+
+    Raises:
+        BadRequest: The file can't be read, is no tar file, or is cut short.
+    """
+    # Of this shard alone: others may number their keys from the beginning again.
+    keys = NameSet()
+    with open_shard(path) as file:
+        for number, (key, members) in enumerate(_by_key(file), 1):
+            # A key that comes again later would make two rows of one meme, each without half of it.
+            if key in keys:
+                yield number, f"the key of {shown(members[0].name)} stood before: members of one key go side by side"
+                continue
+            keys.add(key)
+            row = _row(file, shard, members, with_content=columns is None or bool(columns))
+            # Ours, whatever the columns are called.
+            yield number, row if isinstance(row, str) else {**row, "@key": key}
+
+
+def _by_key(file: ShardFile) -> Iterator[tuple[str, list[ShardMember]]]:
+    """Members side by side that have the same name up to the first dot."""
+    key, members = "", list[ShardMember]()
+    for member in file.members():
+        found = _key_of(member.name)
+        # Files that systems and programs add for themselves; WebDataset passes over them too.
+        if found is None:
+            continue
+        if members and (found != key or len(members) == _MOST):
+            yield key, members
+            members = []
+        key = found
+        members.append(member)
+    if members:
+        yield key, members
+
+
+def _key_of(name: str) -> str | None:
+    """The name of a member up to the first dot of its last part; None for a hidden file."""
+    folder, _, last = name.rpartition("/")
+    if last.startswith((".", "__")):
+        return None
+    return f"{folder}/{last.partition('.')[0]}" if folder else last.partition(".")[0]
+
+
+def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_content: bool) -> dict[str, Any] | str:
+    row: dict[str, Any] = {}
+    endings: set[str] = set()
+    # The first fault is told: a row with one is not used, however many there are.
+    for member in members:
+        name = shown(member.name)
+        ending = PurePosixPath(member.name).name.partition(".")[2].lower()
+        if member.fault:
+            return f"its member {name} {member.fault}"
+        if not ending:
+            return f"its member {name} has no ending to say what it is"
+        if ending in endings:
+            return f"its member {name} stands in the archive twice"
+        endings.add(ending)
+        # "a.caption.txt" is the text "caption".
+        column, _, kind = ending.rpartition(".")
+        if f".{kind}" in PICTURE_ENDINGS:
+            if "@picture" in row:
+                return f"its member {name} is a second picture"
+            row["@picture"] = picture_name(shard, member)
+        elif with_content and kind in (*_OBJECTS, *_TEXTS):
+            # Before a byte of it is in memory.
+            if member.size > _LONGEST_TEXT:
+                return f"its member {name} is larger than {_LONGEST_TEXT // 1024} KiB"
+            try:
+                text = file.content(member).decode("utf-8-sig")
+            except UnicodeDecodeError:
+                return f"its member {name} is not UTF-8"
+            if kind in _TEXTS:
+                row[column or kind] = text
+                continue
+            found = parse_object(text)
+            if found is None:
+                return f"its member {name} is no JSON object"
+            # What stands in a file of its own goes before a column of that name.
+            row = {**row, column: found} if column else {**found, **row}
+    return row

@@ -1,0 +1,152 @@
+"""A batch job on a Ray cluster against the same job in one process, in the same run; and with a worker killed.
+
+``memecourt-eval run`` judges synthetic memes by ``summary``: in a process of its own, then on a cluster on this machine
+with two workers, then there with one of the workers killed (SIGKILL) when half of the memes are judged.
+Each of the three is timed from the start of the process to its end, and from the first meme to the last: on a small
+machine, what Ray takes to come up is most of the difference. Memes that the killed job has lost, has twice, or says
+something else of than the job in one process are counted.
+
+All three share this machine's processors: more nodes make it no faster, which is what a cluster of several machines is
+for. What is measured is what Ray costs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from eval.perf.batch import OutputLines
+from eval.perf.bench import Result
+from eval.perf.ray_nodes import RayNodes, ray_nodes
+from eval.runs.folder import PREDICTIONS, RunFolder
+from eval.runs.prediction import Prediction
+from eval.synthetic.make import Layout, make
+
+_WORKERS = 2
+_PRECEDENTS = 40
+_PICTURE = (160, 120)  # pixels: what is measured is not how fast pictures are decoded
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """Times of a job, in seconds.
+
+    Attributes:
+        wall_s: From the start of its process to its end.
+        judging_s: From its first prediction to its last.
+    """
+
+    wall_s: float
+    judging_s: float
+
+
+def batch_ray(*, memes: int = 2000) -> Result:
+    """Runs the benchmark. Raises RuntimeError where a job ends with an error, or the cluster does not come up."""
+    with TemporaryDirectory(prefix="memecourt-ray-batch-") as directory, ray_nodes(1, processors=_WORKERS) as cluster:
+        return compare_jobs(cluster, Path(directory), memes)
+
+
+def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
+    """Holds the three jobs in a directory of their own, which has to be there. Raises RuntimeError as above."""
+    # Once for the three: they judge the very same memes.
+    make(place / "data", Layout.HARMEME, train=_PRECEDENTS, val=4, test=memes, size=_PICTURE)
+    on_cluster = ("--ray", cluster.address, "--ray-workers", str(_WORKERS))
+    here = _run(place / "here", os.environ, ())
+    there = _run(place / "there", cluster.env, on_cluster)
+    killed = _run(place / "killed", cluster.env, on_cluster, _Killer(cluster, memes // 2))
+    said = _predictions(place / "here")
+    figures: dict[str, float] = {
+        "ray_over_here": there.wall_s / here.wall_s,
+        "ray_judging_over_here": there.judging_s / max(here.judging_s, _POLL_S),
+        "killed_over_ray": killed.wall_s / there.wall_s,
+        "here_s": here.wall_s,
+        "ray_s": there.wall_s,
+        "here_judging_s": here.judging_s,
+        "ray_judging_s": there.judging_s,
+    }
+    counts: dict[str, float] = {}
+    for name in ("there", "killed"):
+        found = _predictions(place / name)
+        # Against the number that was drawn, and not what the first job has: that may have lost some too.
+        counts[f"{name}_lost"] = memes - len(found)
+        counts[f"{name}_twice"] = sum(len(each) - 1 for each in found.values())
+        counts[f"{name}_differ"] = sum(found[meme] != said[meme] for meme in said.keys() & found.keys())
+    return Result(figures=figures | counts, goals=dict.fromkeys(counts, "== 0"))
+
+
+@dataclass(slots=True)
+class _Killer:
+    """Kills a worker of a cluster when so many memes are judged.
+
+    Attributes:
+        cluster: The cluster.
+        after: Number of the memes.
+        done: True once it has.
+    """
+
+    cluster: RayNodes
+    after: int
+    done: bool = False
+
+    def __call__(self, judged: int) -> None:
+        """Looks at the number of memes that are judged by now."""
+        # At the half, when all workers are judging; once, or the job would come to no end.
+        if not self.done and judged >= self.after:
+            os.kill(self.cluster.workers()[0], signal.SIGKILL)
+            self.done = True
+
+
+def _run(out: Path, environment: Mapping[str, str], options: Sequence[str], killer: _Killer | None = None) -> JobTimes:
+    log = out.with_name(f"{out.name}.log")
+    command = [
+        sys.executable,
+        "-m",
+        "eval",
+        "run",
+        "--dataset",
+        "synthetic-harmeme",
+        "--data",
+        str(out.parent / "data"),
+    ]
+    command += ["--out", str(out), "--procedure", "summary", *options]
+    lines = OutputLines(out / PREDICTIONS)
+    judged, first, last = 0, 0.0, 0.0
+    with log.open("wb") as said:
+        began = time.perf_counter()
+        # A home for each: none finds precedents that another has prepared.
+        env = {**environment, "MEMECOURT_HOME": str(out.with_name(f"home-{out.name}"))}
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
+        try:
+            while process.poll() is None:
+                # By the file that it writes, as whoever waits for it would see it.
+                before, judged, now = judged, lines.count(), time.perf_counter()
+                if judged != before:
+                    first, last = first or now, now
+                if killer is not None:
+                    killer(judged)
+                time.sleep(_POLL_S)
+            wall = time.perf_counter() - began
+        finally:
+            process.kill()
+            process.wait()
+    # A kill that came too late would measure nothing, and look like a success.
+    if process.returncode or (killer is not None and not killer.done):
+        what = f"exit code {process.returncode}" if process.returncode else "no worker killed"
+        raise RuntimeError(f"The job {out.name} ended with {what}:\n{log.read_text('utf-8', 'replace')[-2000:]}")
+    return JobTimes(wall, last - first)
+
+
+def _predictions(out: Path) -> dict[str, list[Prediction]]:
+    """Predictions by meme, without what is of one run alone."""
+    found: dict[str, list[Prediction]] = {}
+    for one in RunFolder(out).predictions():
+        found.setdefault(one.meme, []).append(one.model_copy(update={"trial": "", "cost": None}))
+    return found

@@ -1,0 +1,131 @@
+"""A Ray cluster of processes on this machine, with a token of its own; Ray is not loaded into this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.models.vllm import free_port
+
+_READY = "Ray runtime started"
+_STARTS_S = 240.0
+_RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
+_STORE_BYTES = 80_000_000
+
+
+@dataclass(slots=True)
+class RayNodes:
+    """Nodes of a cluster.
+
+    Attributes:
+        place: Directory of its own, with a short name: that of a socket below it has room for 107 characters.
+        processors: Processors that each node lends.
+        address: Address of its head.
+        env: Environment for whoever connects to it.
+        nodes: Processes of its nodes, the head first.
+    """
+
+    place: Path
+    processors: int = 1
+    address: str = field(init=False)
+    env: dict[str, str] = field(init=False)
+    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Of its own: what workers leave there can be counted.
+        self.tmp.mkdir()
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.env = {**os.environ, "TMPDIR": str(self.tmp), **token, "RAY_DISABLE_MEMORY_MONITOR": "1"}
+
+    @property
+    def tmp(self) -> Path:
+        """Directory for temporary files of the nodes and of what connects to them."""
+        return self.place / "tmp"
+
+    def start(self, count: int) -> None:
+        """Starts so many nodes. Raises RuntimeError where one does not come up."""
+        port = self.address.rpartition(":")[2]
+        head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
+        client = ("--ray-client-server-port", str(free_port("127.0.0.1")))
+        for number in range(count):
+            self._start_node(number, *((*head, *client) if number == 0 else (f"--address={self.address}",)))
+
+    def workers(self) -> list[int]:
+        """Processes of workers that hold a court."""
+        # By its name, which Ray gives a worker when it begins to judge.
+        return [
+            pid
+            for pid in sorted(_below(node.pid for node in self.nodes))
+            if _command(pid).startswith(b"ray::MapWorker")
+        ]
+
+    def stop(self) -> None:
+        """Ends all processes of the nodes."""
+        # At once and one by one: told to end, Ray takes half a minute for it.
+        roots = [node.pid for node in self.nodes]
+        for pid in roots + sorted(_below(roots)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for node in self.nodes:
+            node.wait()
+
+    def _start_node(self, number: int, *options: str) -> None:
+        log = self.place / f"node-{number}.log"
+        words = (*_RAY, f"--num-cpus={self.processors}", f"--object-store-memory={_STORE_BYTES}", *options)
+        # A file and no pipe: nobody reads a pipe while the node works, and a full one would stop it.
+        with log.open("wb") as said:
+            node = subprocess.Popen(
+                words, env=self.env, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self.nodes.append(node)
+        end = time.monotonic() + _STARTS_S
+        while _READY not in log.read_text("utf-8", "replace"):
+            if node.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"A node of Ray did not come up:\n{log.read_text('utf-8', 'replace')[-2000:]}")
+            time.sleep(0.05)
+
+
+@contextmanager
+def ray_nodes(count: int, *, processors: int = 1) -> Iterator[RayNodes]:
+    """A cluster of so many nodes, for as long as the context lasts."""
+    place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    cluster = RayNodes(place, processors)
+    try:
+        cluster.start(count)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+def _below(roots: Iterable[int]) -> set[int]:
+    """Processes that descend from these."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    # To the last grandchild: workers are not started by the nodes themselves.
+    first = set(roots)
+    found = set(first)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - first
