@@ -25,15 +25,15 @@ class Deadline:
         tally: Counts the calls.
     """
 
-    def __init__(self, seconds: float | None, call_s: float, tally: UsageMeter | None = None) -> None:
+    def __init__(self, seconds: float | None, call_s: float, meter: UsageMeter | None = None) -> None:
         """Begins to run at once.
 
         Args:
             seconds: Until the caller's deadline; None where there is none.
             call_s: Seconds that one call of a model may take at most.
-            tally: Counts the calls, where somebody wants to know.
+            meter: Counts the calls, where somebody wants to know.
         """
-        self.tally = tally or UsageMeter()
+        self.tally = meter or UsageMeter()
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._call_s = call_s
         self._longest = 0.0

@@ -94,10 +94,10 @@ class Evidence:
         began = time.perf_counter()
         # A text that was read off the picture may have misread letters, so that the finder allows a few to differ.
         searching = self.duplicates.find(self.meme.picture, text.text, self.meme.text is None, self.namespace)
-        near = await run_within(searching, self.deadline.at_most(self.settings.find_s), _duplicates_late)
-        found = {"duplicates": tuple(near), "latency_s": time.perf_counter() - began}
+        duplicates = await run_within(searching, self.deadline.at_most(self.settings.find_s), _duplicates_late)
+        found = {"duplicates": tuple(duplicates), "latency_s": time.perf_counter() - began}
         # Nothing found leaves no event: a resumed trial then searches once more, which is harmless.
-        return [EventDraft(NearDuplicatesFound, found)] if near else []
+        return [EventDraft(NearDuplicatesFound, found)] if duplicates else []
 
     async def precedents(self, query: str) -> tuple[Findings, Vote | None]:
         """The precedents for a query and their vote, recorded. Raises as :meth:`search`."""

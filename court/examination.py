@@ -89,12 +89,14 @@ class Examination:
         last = rested.rounds if rested else self.settings.rounds_max
         gone_on = [asyncio.Event() for _ in range(last)]  # after round 0, which is none, after round 1 …
         gone_on[0].set()
-        heard: list[asyncio.Task[History]] = []
+        histories: list[asyncio.Task[History]] = []
         summaries: list[asyncio.Task[_Summary]] = []
         for number in range(1, last + 1):
-            heard.append(asyncio.create_task(self._hear(number, heard[-1] if heard else completed(()), gone_on)))
+            histories.append(
+                asyncio.create_task(self._hear(number, histories[-1] if histories else completed(()), gone_on))
+            )
             # Before the next round's: what is needed is sent before what may be superfluous.
-            summaries.append(asyncio.create_task(self._sum_up(number, heard[-1], gone_on)))
+            summaries.append(asyncio.create_task(self._sum_up(number, histories[-1], gone_on)))
         try:
             previous: float | None = None
             for number, summary in enumerate(summaries, 1):
@@ -113,10 +115,10 @@ class Examination:
                 previous = bits
             raise AssertionError("unreachable: the last round returns")
         finally:
-            for task in (*heard, *summaries):
+            for task in (*histories, *summaries):
                 task.cancel()
             # Their errors, if they have any, are nobody's any more: the examination has ended without them.
-            await asyncio.gather(*heard, *summaries, return_exceptions=True)
+            await asyncio.gather(*histories, *summaries, return_exceptions=True)
 
     async def _hear(self, number: int, before: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> History:
         """The history with a round's question and answer."""
@@ -124,8 +126,8 @@ class Examination:
         await self._turn(number, gone_on)
         return (*history, await self._exchange(number, history, lambda: _progress(number, gone_on)))
 
-    async def _sum_up(self, number: int, heard: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
-        history = await heard
+    async def _sum_up(self, number: int, task: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
+        history = await task
         await self._turn(number, gone_on)
         return await self._summary(
             number,
@@ -154,20 +156,20 @@ class Examination:
 
     async def _exchange(self, number: int, history: Sequence[Exchange], progress: Callable[[], int]) -> Exchange:
         side = self.advocate.side
-        asked = self.recorder.recall(QuestionAsked, side=side, round=number)
-        if asked is None:
+        question_event = self.recorder.recall(QuestionAsked, side=side, round=number)
+        if question_event is None:
             question = await self.advocate.ask(history, progress=progress())
-            asked = await self.recorder.note(
+            question_event = await self.recorder.note(
                 QuestionAsked, side=side, round=number, question=question.value, call=question.call
             )
         answered = self.recorder.recall(AnswerGiven, side=side, round=number)
         if answered is None:
             assert self.proposer is not None, "without one, nothing is asked"
-            answer = await self.proposer.answer(asked.question, side=side, number=number, progress=progress())
+            answer = await self.proposer.answer(question_event.question, side=side, number=number, progress=progress())
             answered = await self.recorder.note(
                 AnswerGiven, side=side, round=number, answer=answer.value, call=answer.call
             )
-        return Exchange(asked.question, answered.answer)
+        return Exchange(question_event.question, answered.answer)
 
     async def _summary(
         self,
@@ -184,9 +186,9 @@ class Examination:
             return known
         if early := self.recorder.recall(SummarisedAhead, side=side, round=number):
             return RoleReply(_argument(early), early.call)
-        said = await self.advocate.summarise(history, progress=progress())
+        summary = await self.advocate.summarise(history, progress=progress())
         if ahead():
-            argument = said.value
+            argument = summary.value
             await self.recorder.note(
                 SummarisedAhead,
                 side=side,
@@ -194,9 +196,9 @@ class Examination:
                 summary=argument.summary,
                 justification=argument.justification,
                 claim=_claim(argument),
-                call=said.call,
+                call=summary.call,
             )
-        return said
+        return summary
 
     async def _summarised(self, number: int, summary: _Summary, previous: float | None) -> Argument:
         """Keeps a summary: in the order of rounds, in whatever order they were written."""
@@ -229,8 +231,8 @@ class Examination:
         return SideCase(argument, rested.rounds, rested.reason)
 
 
-def _argument(said: Summarised | SummarisedAhead) -> Argument:
-    return ArgumentOnClaim(summary=said.summary, justification=said.justification, claim=said.claim)
+def _argument(event: Summarised | SummarisedAhead) -> Argument:
+    return ArgumentOnClaim(summary=event.summary, justification=event.justification, claim=event.claim)
 
 
 def _claim(argument: Argument) -> str:

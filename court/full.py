@@ -158,7 +158,7 @@ class FullTrial:
         if self._settings.swap_sides:
             accuser, defender = defender, accuser
         # Before the witness has to end: it works on while the guard is asked.
-        heard = await self._hear_guard(text.text, description)
+        opinion = await self._hear_guard(text.text, description)
         testimony = await expert.due()
         brief = JudgeBrief(
             pictures=self._frames,
@@ -170,8 +170,8 @@ class FullTrial:
             defender=defender,
             exhibits=exhibits,
             vote=vote if self._settings.tally_shown else None,
-            guard=heard.adapter if heard else "",
-            opinion=opinion_words(heard) if heard else "",
+            guard=opinion.adapter if opinion else "",
+            opinion=opinion_words(opinion) if opinion else "",
             claims=findings_words(testimony.findings) if testimony else "",
             meme_only=self._settings.dull_judge,
             prompts=self.prompts,
@@ -190,7 +190,7 @@ class FullTrial:
             "sides": sides,
             "text": text,
             "settings": self._settings,
-            "guard": heard,
+            "guard": opinion,
             "testimony": testimony,
             "facts": self.policy.turns_on_facts,
         }
@@ -221,11 +221,11 @@ class FullTrial:
 
     async def _ruled(self, number: int, model: RoleModel, brief: JudgeBrief[Frame]) -> Opinion:
         """The opinion of one judge of a panel, recorded as soon as it is known."""
-        kept = self._recorder.recall(JudgeRuled, judge=number)
-        if kept is None:
+        recorded = self._recorder.recall(JudgeRuled, judge=number)
+        if recorded is None:
             ruling, odds = await self._ask_judge(Judge(self._speaker(model), number), brief)
             opinion = Opinion(ruling.value, odds)
-            kept = await self._recorder.note(
+            recorded = await self._recorder.note(
                 JudgeRuled,
                 judge=number,
                 strengths=opinion.strengths,
@@ -239,7 +239,7 @@ class FullTrial:
             )
         # Also a ruling that has just been given goes through its record, so that a resumed panel comes to the same
         # verdict.
-        return judgment.from_record(kept)
+        return judgment.from_record(recorded)
 
     async def _describe(self, proposer: Proposer | None) -> str | None:
         """The Proposer's description; None where there is no picture to describe."""
@@ -319,8 +319,8 @@ class FullTrial:
         """The guard's opinion, or that it gave none; None where no guard is to be heard."""
         if self.models.guard is None or self._settings.dull_judge:
             return None
-        heard = self._recorder.recall(GuardHeard)
-        if heard is None:
+        recorded = self._recorder.recall(GuardHeard)
+        if recorded is None:
             self._recorder.step = "guard"
             guard = GuardWitness(
                 speaker=self._speaker(self.models.guard.model),
@@ -330,9 +330,9 @@ class FullTrial:
             )
             (event,) = await self._recorder.note_all(await guard.opinion(text, description))
             assert isinstance(event, GuardHeard)
-            heard = event
+            recorded = event
         self._recorder.step = "judgment"
-        return heard
+        return recorded
 
     async def _precedents(self, query: str) -> tuple[tuple[Exhibit[Frame], ...], Vote | None]:
         """The precedents as the Judge is shown them, pictures and all, and their vote; none where there are none."""

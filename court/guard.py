@@ -86,10 +86,10 @@ def _after_thought(reply: str) -> str:
 
 def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
     # The first line alone decides; further ones only name hazards.
-    first, *rest = [line.strip() for line in _after_thought(reply).splitlines() if line.strip()] or [""]
+    first, *others = [line.strip() for line in _after_thought(reply).splitlines() if line.strip()] or [""]
     if first.lower() not in ("safe", "unsafe"):
         raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
-    codes = [code for line in rest for code in re.findall(r"\bS\d{1,2}\b", line)]
+    codes = [code for line in others for code in re.findall(r"\bS\d{1,2}\b", line)]
     named = tuple(f"{_HAZARDS[code]} ({code})" if code in _HAZARDS else code for code in dict.fromkeys(codes))
     return GuardOpinion(first.lower() == "unsafe", named)
 
@@ -107,11 +107,11 @@ def _nemotron(reply: str, _: Policy) -> GuardOpinion:
 
 
 def _guardreasoner(reply: str, _: Policy) -> GuardOpinion:
-    said = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", _after_thought(reply), re.IGNORECASE)
-    if not said:
+    matches = re.findall(r"\brequest\s*:\s*(harmful|unharmful)\b", _after_thought(reply), re.IGNORECASE)
+    if not matches:
         raise UnusableReply("REPLY_MALFORMED", "it does not say whether the request is harmful")
     # The last one: a model of this family reasons before it decides, and may weigh both.
-    return GuardOpinion(said[-1].lower() == "harmful")
+    return GuardOpinion(matches[-1].lower() == "harmful")
 
 
 def _gpt_oss_safeguard(reply: str, policy: Policy) -> GuardOpinion:
@@ -192,14 +192,14 @@ def guard_messages(
     return Messages(prompt=prompt, task=name, system="", parts=apart(parts), schema=None)
 
 
-def opinion_words(heard: GuardHeard) -> str:
+def opinion_words(event: GuardHeard) -> str:
     """Returns a guard's opinion as the Judge is shown it; empty where it gave none."""
-    if heard.harmful is None:
+    if event.harmful is None:
         return ""
-    words = "harmful" if heard.harmful else "not harmful"
-    if heard.categories:
-        words += f"\n{', '.join(heard.categories)}"
-    return f"{words}\n{heard.reason}" if heard.reason else words
+    words = "harmful" if event.harmful else "not harmful"
+    if event.categories:
+        words += f"\n{', '.join(event.categories)}"
+    return f"{words}\n{event.reason}" if event.reason else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class GuardWitness:
 
     async def opinion(self, text: str, description: str | None) -> EventDraft:
         """Asks for its opinion, once, and drafts its event; the event says so where there is none."""
-        asked = guard_messages(
+        messages = guard_messages(
             self._adapter,
             self.frames,
             policy=self.policy,
@@ -227,13 +227,13 @@ class GuardWitness:
         )
         event = {"adapter": self._adapter, "pictures": len(pictures_for(self._adapter, self.frames))}
         try:
-            said = await self.speaker.say_once(Role.GUARD, asked, self._read, share=_SHARE)
+            answer = await self.speaker.say_once(Role.GUARD, messages, self._read, share=_SHARE)
         except CourtError as error:
             # Busy, gone, too slow, refusing or unreadable: the trial can do without, and says that it did.
             return EventDraft(GuardHeard, {**event, "failure": error.reason})
-        opinion, reply = said.value
+        opinion, reply = answer.value
         found = {"harmful": opinion.harmful, "categories": opinion.categories, "reason": opinion.reason}
-        return EventDraft(GuardHeard, {**event, **found, "reply": reply, "call": said.call})
+        return EventDraft(GuardHeard, {**event, **found, "reply": reply, "call": answer.call})
 
     def _read(self, reply: str) -> tuple[GuardOpinion, str]:
         # As it came, with a thought before it, it stands with the call.

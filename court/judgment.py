@@ -180,11 +180,11 @@ def joined_odds(score: float, vote: float, weight: float) -> float:
 
 def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
     """A signal where models were asked for their odds, and the labels had next to none."""
-    told = [opinion.odds for opinion in opinions if opinion.odds is not None]
-    if not told:
+    with_odds = [opinion.odds for opinion in opinions if opinion.odds is not None]
+    if not with_odds:
         return ()
     # The least of all orders and judges, which is the one that fell below the bound.
-    least = min(sum(pair) for odds in told for pair in zip(odds.harmful, odds.not_harmful, strict=True))
+    least = min(sum(pair) for odds in with_odds for pair in zip(odds.harmful, odds.not_harmful, strict=True))
     detail = f"The Judge's model gave the two labels {least:.2g} of its probability: there is no harm score."
     return (Review(reason=ReviewReason.SCORE_UNKNOWN, detail=detail),)
 
@@ -331,11 +331,11 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
         # steering in the very last ones count too.
         # A sign adds a reason for review and changes no label: whoever writes on a meme must gain nothing by it.
         found = steering_in(events)
-        near = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
-        seen = with_harmful_duplicates(with_review(verdict, found), near)
+        duplicates = next((event for event in events if isinstance(event, NearDuplicatesFound)), None)
+        outcome = with_harmful_duplicates(with_review(verdict, found), duplicates)
         opened = next((event for event in events if isinstance(event, TrialOpened)), None)
-        seen = with_parts_not_judged(seen, opened.meme if opened else None)
-        return EventDraft(VerdictGiven, {"verdict": seen, "steering": found, **values})
+        outcome = with_parts_not_judged(outcome, opened.meme if opened else None)
+        return EventDraft(VerdictGiven, {"verdict": outcome, "steering": found, **values})
 
     await clerk.note_all(*before, draft)
 

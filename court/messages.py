@@ -74,8 +74,8 @@ class Messages(Generic[P]):
         """
         # Behind all that was sent before, so that the server's prefix cache has everything but this. The reply is
         # material as well: a model may have been brought to write instructions.
-        said = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
-        return dataclasses.replace(self, parts=(*self.parts, *apart(said)))
+        correction = (fence.around(quoted), self.prompts.repair.task("repair", fault=fault))
+        return dataclasses.replace(self, parts=(*self.parts, *apart(correction)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class JudgeBrief(Generic[P]):
 
     def question(
         self,
-        asked: CourtQuestion,
+        further_question: CourtQuestion,
         chars: int,
         *,
         precedent_labels: Mapping[str, Sequence[str]],
@@ -282,40 +282,40 @@ class JudgeBrief(Generic[P]):
         """The Judge is to rule on a further question, from the same material.
 
         Args:
-            asked: The question.
+            further_question: The question.
             chars: Longest rationale that is asked for.
             precedent_labels: Options that people gave precedents, by id; only of those that are shown.
             vote: Probability of each option by labelled memes; empty for none.
         """
         # The system message and all parts are those of the ruling on harm: they stand in the server's cache.
         words, ruling = load("question"), self._judge_messages("judge", None)
-        said = [
+        further = [
             words.task("precedent", number=str(number), options=", ".join(labels) or "none of the labels")
             # By the numbers under which the Judge was shown them.
             for number, exhibit in enumerate(self.exhibits, 1)
             if (labels := precedent_labels.get(exhibit.precedent.id)) is not None
         ]
         if vote:
-            shares = "\n".join(f"- {option}: {vote[option]:.2f}" for option in asked.options)
-            said.append(words.task("vote", shares=shares))
+            shares = "\n".join(f"- {option}: {vote[option]:.2f}" for option in further_question.options)
+            further.append(words.task("vote", shares=shares))
         # Options and their definitions come from whoever runs the court, and stand outside the fences like its policy.
         options = "\n".join(
-            f"- {option}: {asked.define[option]}" if option in asked.define else f"- {option}"
-            for option in asked.options
+            f"- {option}: {further_question.define[option]}" if option in further_question.define else f"- {option}"
+            for option in further_question.options
         )
-        said.append(words.task("question", text=asked.text, options=options))
-        if asked.sides is not None:
-            (neither,) = set(asked.options) - set(asked.weighed)
-            said.append(words.task("sides", weighed=", ".join(asked.weighed), neither=neither))
+        further.append(words.task("question", text=further_question.text, options=options))
+        if further_question.sides is not None:
+            (neither,) = set(further_question.options) - set(further_question.weighed)
+            further.append(words.task("sides", weighed=", ".join(further_question.weighed), neither=neither))
         else:
-            said.append(words.task("several" if asked.several else "single"))
+            further.append(words.task("several" if further_question.several else "single"))
         return dataclasses.replace(
             ruling,
             prompt=words,
             task="question",
             # Without the last part, which asks for the ruling on harm.
-            parts=(*ruling.parts[:-1], *apart(said)),
-            schema=replies.question_schema(asked, chars),
+            parts=(*ruling.parts[:-1], *apart(further)),
+            schema=replies.question_schema(further_question, chars),
         )
 
     def odds(self) -> tuple[Messages[P], Messages[P]]:
@@ -384,14 +384,14 @@ class JudgeBrief(Generic[P]):
                 for name, value in (("text", precedent.text_similarity), ("picture", precedent.picture_similarity))
                 if value is not None
             ]
-            said = prompt.task("precedent_text", similarity=", ".join(halves) or "unknown", **values)
+            text = prompt.task("precedent_text", similarity=", ".join(halves) or "unknown", **values)
         else:
-            said = load("judge_variants").task("precedent_without_similarity", **values)
+            text = load("judge_variants").task("precedent_without_similarity", **values)
         if not precedent.categories:
-            return [said]
+            return [text]
         # Categories are their data set's words, and so a stranger's.
         categories = self.fence.around(", ".join(precedent.categories))
-        return [said, prompt.task("precedent_categories", number=str(number), categories=categories)]
+        return [text, prompt.task("precedent_categories", number=str(number), categories=categories)]
 
     def _label_of(self, precedent: Precedent) -> str:
         # The words stand outside the fence: none but those of known data sets may.
@@ -427,23 +427,23 @@ def in_words(schema: Mapping[str, Any]) -> str:
     )
 
 
-def messages_digest(asked: Sequence[Messages[P]], sha256: Callable[[P], str], *, schema_in_words: bool) -> str:
+def messages_digest(requests: Sequence[Messages[P]], sha256: Callable[[P], str], *, schema_in_words: bool) -> str:
     """SHA-256 over the messages of one call, in the order in which they were sent, as ``sha256:…``.
 
     Args:
-        asked: One; two where a reply was asked for again, or where odds were asked for.
+        requests: One; two where a reply was asked for again, or where odds were asked for.
         sha256: SHA-256 of a picture's file, in hex.
         schema_in_words: True if the schema stood at the end of the user message, in words.
     """
-    return digest([_messages(asking, sha256, schema_in_words) for asking in asked])
+    return digest([_messages(each, sha256, schema_in_words) for each in requests])
 
 
-def _messages(asking: Messages[P], sha256: Callable[[P], str], schema_in_words: bool) -> list[dict[str, Any]]:
+def _messages(messages: Messages[P], sha256: Callable[[P], str], schema_in_words: bool) -> list[dict[str, Any]]:
     # Pictures by their digests, which are all that is left of them in a record.
-    content = [{"text": part} if isinstance(part, str) else {"picture": sha256(part)} for part in asking.parts]
-    if schema_in_words and asking.schema is not None:
-        content.append({"text": in_words(asking.schema)})
-    return [{"role": "system", "content": asking.system}, {"role": "user", "content": content}]
+    content = [{"text": part} if isinstance(part, str) else {"picture": sha256(part)} for part in messages.parts]
+    if schema_in_words and messages.schema is not None:
+        content.append({"text": in_words(messages.schema)})
+    return [{"role": "system", "content": messages.system}, {"role": "user", "content": content}]
 
 
 @lru_cache(maxsize=32)  # a picture goes into many calls of a trial; few, for each holds its bytes

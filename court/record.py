@@ -94,8 +94,8 @@ class TrialRecord:
     @property
     def verdict(self) -> Verdict | None:
         """The Judge's verdict, or None if there is none (yet)."""
-        given = self.last(VerdictGiven)
-        return given.verdict if given else None
+        event = self.last(VerdictGiven)
+        return event.verdict if event else None
 
     @property
     def label_in_force(self) -> Label:

@@ -91,8 +91,8 @@ class RecordedCase:
         if cited is None or not self.settings.exhibits_shown:
             return ()
         # All judges of a panel were shown the same.
-        given = self.record.last(VerdictGiven) or self.record.last(JudgeRuled)
-        readings = given.ruling.precedents if given and given.ruling else ()
+        ruled = self.record.last(VerdictGiven) or self.record.last(JudgeRuled)
+        readings = ruled.ruling.precedents if ruled and ruled.ruling else ()
         pictures = {reading.id: reading.picture for reading in readings}
         return tuple((precedent, pictures.get(precedent.id, "")) for precedent in cited.findings.exhibits)
 
@@ -128,7 +128,7 @@ class RecordedCase:
         # The experiment that swaps the sides shows each argument to the Judge under the other's name.
         if settings.swap_sides:
             accuser, defender = defender, accuser
-        heard = self.record.last(GuardHeard)
+        opinion = self.record.last(GuardHeard)
         return JudgeBrief(
             pictures=pictures,
             policy=self.policy,
@@ -139,8 +139,8 @@ class RecordedCase:
             defender=defender,
             exhibits=tuple(Exhibit(each, precedent_pictures.get(each.id)) for each, _ in self.exhibits),
             vote=None if cited is None or not settings.tally_shown else cited.vote,
-            guard=heard.adapter if heard else "",
-            opinion=opinion_words(heard) if heard else "",
+            guard=opinion.adapter if opinion else "",
+            opinion=opinion_words(opinion) if opinion else "",
             claims=findings_words(testimony_of(self.record.events).findings),
             meme_only=settings.dull_judge,
             prompts=prompts,

@@ -125,15 +125,15 @@ class Recorder:
         # A trial may be cancelled at any moment, but not between an event's being kept and its being counted: the next
         # one would take its number.
         # A task of its own, because a cancelled await would cancel the sink in the middle of its write.
-        telling = asyncio.ensure_future(self._keep(*events))
+        storing = asyncio.ensure_future(self._keep(*events))
         cancelled: asyncio.CancelledError | None = None
-        while not telling.done():  # more than once, too: when the other side fails, and then by the caller
+        while not storing.done():  # more than once, too: when the other side fails, and then by the caller
             try:
-                await asyncio.wait([telling])
+                await asyncio.wait([storing])
             except asyncio.CancelledError as error:
                 cancelled = error
         # Only what the sink has stored takes a number: after a failed write the next event has the same one.
-        if not telling.cancelled() and telling.exception() is None:
+        if not storing.cancelled() and storing.exception() is None:
             for event in events:
                 if not self._reported_before(event):
                     self.tally.count_stored(event)
@@ -143,7 +143,7 @@ class Recorder:
                 raise cancelled
             finally:
                 del cancelled  # it remembers this frame: they would hold each other, and with that the trial
-        telling.result()
+        storing.result()
 
     def _reported_before(self, event: Event) -> bool:
         """True if another event reports the call already."""

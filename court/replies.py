@@ -267,32 +267,32 @@ def parse_question_ruling(text: str, question: CourtQuestion) -> QuestionRuling:
     # A reply that says more than was asked for may mean another answer than the one that would be read.
     if content.keys() != {"rationale", field}:
         _malformed(f"it must hold rationale and {field}, and nothing else")
-    said, strengths = content.pop(field), dict[str, OptionStrengths]()
+    answer, strengths = content.pop(field), dict[str, OptionStrengths]()
     if question.weighed:
-        if not isinstance(said, dict) or said.keys() != set(question.weighed):
+        if not isinstance(answer, dict) or answer.keys() != set(question.weighed):
             _malformed(f"{field} must name each of {', '.join(question.weighed)} once, and nothing else")
-        strengths = _of_sides(question, said) if question.sides is not None else _of_options(question, said)
+        strengths = _of_sides(question, answer) if question.sides is not None else _of_options(question, answer)
         # By the rule: where strengths are asked for, no model names the answer itself.
         chosen = options_that_fit(question, strengths)
     else:
-        chosen = (_word({field: said}, field, {option: option for option in question.options}),)
+        chosen = (_word({field: answer}, field, {option: option for option in question.options}),)
     return _valid(QuestionRuling, {**content, "chosen": chosen, "strengths": strengths})
 
 
-def _of_sides(question: CourtQuestion, said: dict[str, Any]) -> dict[str, OptionStrengths]:
+def _of_sides(question: CourtQuestion, strengths: dict[str, Any]) -> dict[str, OptionStrengths]:
     """Strengths of two sides: what speaks for the one speaks against the other."""
     one, other = question.weighed
-    first, second = (_word(said, side, _STRENGTHS) for side in (one, other))
+    first, second = (_word(strengths, side, _STRENGTHS) for side in (one, other))
     return {
         one: OptionStrengths(supporting=first, opposing=second),
         other: OptionStrengths(supporting=second, opposing=first),
     }
 
 
-def _of_options(question: CourtQuestion, said: dict[str, Any]) -> dict[str, OptionStrengths]:
+def _of_options(question: CourtQuestion, pairs: dict[str, Any]) -> dict[str, OptionStrengths]:
     found = {}
     for option in question.weighed:
-        pair = said[option]
+        pair = pairs[option]
         if not isinstance(pair, dict) or pair.keys() != {"supporting", "opposing"}:
             _malformed(f"{option} must have supporting and opposing, and nothing else")
         words = {side: _word(pair, side, _STRENGTHS) for side in ("supporting", "opposing")}

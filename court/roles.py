@@ -268,8 +268,8 @@ class RoleModels:
     def room(self) -> bool:
         """True if each server that is asked during the examinations would work on one more call at once."""
         # Judges and guard are heard after them: how busy their servers are now says nothing about a round held ahead.
-        heard = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
-        return all(chair.servers.room() for chair in heard if chair.servers)
+        chairs = (self.proposer, self.accuser, self.defender, *([self.expert] if self.expert else []))
+        return all(chair.servers.room() for chair in chairs if chair.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class Speaker:
     async def say(
         self,
         role: Role,
-        asked: Messages[Frame],
+        conversation: Messages[Frame],
         parse: Callable[[str, bool], T],
         *,
         side: Side | None = None,
@@ -318,7 +318,7 @@ class Speaker:
 
         Args:
             role: Role that speaks.
-            asked: Messages of the call.
+            conversation: Messages of the call.
             parse: Reads a reply; it is also given whether that is the last one there will be.
             side: Side whose examination it is; None outside of an examination.
             number: Round of the examination; 0 outside of one.
@@ -333,12 +333,19 @@ class Speaker:
             Unavailable, ModelRefused: The server gave none.
         """
         place = CallPlace(
-            role, asked.task, asked.prompt.digest, side=side, round=number, judge=judge, claim=claim, step=step
+            role,
+            conversation.task,
+            conversation.prompt.digest,
+            side=side,
+            round=number,
+            judge=judge,
+            claim=claim,
+            step=step,
         )
         priority = self._priority(progress)
-        first = await self._call(asked, place, priority)
+        first = await self._call(conversation, place, priority)
         try:
-            return RoleReply(_read(first, parse, last=False), _figures(role, [asked], [first]))
+            return RoleReply(_read(first, parse, last=False), _figures(role, [conversation], [first]))
         except UnusableReply as fault:
             # A refusal is no fault of form that a repair request could name.
             if fault.reason == "REPLY_REFUSED":
@@ -347,29 +354,29 @@ class Speaker:
         # Of a loop no more than its phrase once: what a model reads many times over it goes on with.
         quoted = quotable(first.text[: find_loop_in_reply(first.text)] if repeats else first.text)
         # In a fence: the reply may repeat what a meme says, and is a stranger's text like any other.
-        again = asked.again(self.fence, quoted, why)
+        again = conversation.again(self.fence, quoted, why)
         second = await self._call(again, dataclasses.replace(place, attempt=2), priority, avoid_repetition=repeats)
         try:
             value = _read(second, parse, last=True)
         except UnusableReply as fault:
             raise _unusable(fault, place, [first, second]) from None
-        return RoleReply(value, _figures(role, [asked, again], [first, second], fault=why, quoted=quoted))
+        return RoleReply(value, _figures(role, [conversation, again], [first, second], fault=why, quoted=quoted))
 
     async def say_once(
-        self, role: Role, asked: Messages[Frame], parse: Callable[[str], T], *, share: float
+        self, role: Role, conversation: Messages[Frame], parse: Callable[[str], T], *, share: float
     ) -> RoleReply[T]:
         """One call, and no other where the reply can't be used, within a share of the time that is left.
 
         Raises as :meth:`say`.
         """
-        place = CallPlace(role, asked.task, asked.prompt.digest)
+        place = CallPlace(role, conversation.task, conversation.prompt.digest)
         # Ranked with the Judge, whose ruling waits for this opinion.
-        reply = await self._call(asked, place, self._priority(_JUDGMENT), share=share)
+        reply = await self._call(conversation, place, self._priority(_JUDGMENT), share=share)
         try:
             value = _read(reply, lambda text, _: parse(text), last=True)
         except UnusableReply as fault:
             raise _unusable(fault, place, [reply]) from None
-        return RoleReply(value, _figures(role, [asked], [reply]))
+        return RoleReply(value, _figures(role, [conversation], [reply]))
 
     def _priority(self, progress: int) -> int:
         """The rank of a request at the server: the lower, the earlier."""
@@ -378,7 +385,7 @@ class Speaker:
 
     async def _call(
         self,
-        asked: Messages[Frame],
+        conversation: Messages[Frame],
         place: CallPlace,
         priority: int,
         *,
@@ -386,9 +393,9 @@ class Speaker:
         share: float = 1.0,
     ) -> ChatReply:
         request = ChatRequest(
-            system=asked.system,
-            parts=asked.parts,
-            reply_schema=asked.schema,
+            system=conversation.system,
+            parts=conversation.parts,
+            reply_schema=conversation.schema,
             max_tokens=self.model.max_tokens or most_tokens(place.role, self.reply_chars),
             temperature=self.model.temperature,
             thought_tokens=self.model.thought_tokens,
@@ -401,9 +408,9 @@ class Speaker:
         # (`Unused`).
         self.deadline.tally.answered(reply)
         self.deadline.took(reply.latency_s)
-        if asked.prompts.contains_secret(reply.text, asked.prompt):
+        if conversation.prompts.contains_secret(reply.text, conversation.prompt):
             # Whoever made it do that had it in hand: it is not asked again, and none of it is kept.
-            raise ReplyUnusable(place.role, asked.task, "SYSTEM_LEAKED", "it gave its instructions away")
+            raise ReplyUnusable(place.role, conversation.task, "SYSTEM_LEAKED", "it gave its instructions away")
         if reply.finish is FinishReason.LENGTH and not reply.text.strip() and find_loop(reply.thought) is not None:
             # Of a thought before an unusable reply the record says only that there was one: how it ended has to say the
             # rest.
@@ -413,7 +420,7 @@ class Speaker:
     async def odds(
         self,
         role: Role,
-        asked: Messages[Frame],
+        conversation: Messages[Frame],
         *,
         judge: int = 1,
         progress: int = 0,
@@ -421,13 +428,13 @@ class Speaker:
     ) -> Odds | None:
         """Asks for the probability of each option; None where the server can't tell. Arguments as :meth:`say`."""
         request = ChatRequest(
-            system=asked.system,
-            parts=asked.parts,
+            system=conversation.system,
+            parts=conversation.parts,
             reply_schema=None,
             # The probabilities of the first token are all that is wanted.
             max_tokens=1,
             priority=self._priority(progress),
-            place=CallPlace(role, asked.task, asked.prompt.digest, judge=judge),
+            place=CallPlace(role, conversation.task, conversation.prompt.digest, judge=judge),
         )
         odds = await self._within_deadline(partial(self.model.model.odds, request, options))
         if odds is not None:
@@ -455,8 +462,8 @@ class Proposer:
 
     async def describe(self) -> RoleReply[str]:
         """``D = Proposer(G)``. Raises as all agents do."""
-        asked = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
-        return await self.speaker.say(Role.PROPOSER, asked, lambda text, _: replies.parse_description(text))
+        conversation = messages.describe(self.frames, self.speaker.reply_chars, self.speaker.prompts)
+        return await self.speaker.say(Role.PROPOSER, conversation, lambda text, _: replies.parse_description(text))
 
     async def answer(
         self, question: str, *, side: Side | None = None, number: int = 0, progress: int = 0
@@ -465,12 +472,12 @@ class Proposer:
 
         Raises as all agents do.
         """
-        asked = messages.answer(
+        conversation = messages.answer(
             self.frames, self.speaker.fence, question, self.speaker.reply_chars, prompts=self.speaker.prompts
         )
         return await self.speaker.say(
             Role.PROPOSER,
-            asked,
+            conversation,
             lambda text, _: replies.parse_answer(text),
             side=side,
             number=number,
@@ -490,21 +497,23 @@ class Advocate:
     async def ask(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[str]:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = self.side.lower() if self.stance_from_start else "none"
-        asked = self.brief.ask(stance, history, self.speaker.reply_chars)
+        conversation = self.brief.ask(stance, history, self.speaker.reply_chars)
         return await self._say(
-            asked, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
+            conversation, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
         )
 
     async def summarise(self, history: Sequence[Exchange], *, progress: int = 0) -> RoleReply[Argument]:
         """``S = A.summarise(H)``. Raises as all agents do."""
-        asked = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
+        conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
         parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
-        return await self._say(asked, lambda text, _: parse(text), number=len(history), progress=progress)
+        return await self._say(conversation, lambda text, _: parse(text), number=len(history), progress=progress)
 
     async def _say(
-        self, asked: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int
+        self, conversation: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int
     ) -> RoleReply[T]:
-        return await self.speaker.say(Role(self.side), asked, parse, side=self.side, number=number, progress=progress)
+        return await self.speaker.say(
+            Role(self.side), conversation, parse, side=self.side, number=number, progress=progress
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,16 +549,16 @@ class Judge:
             Role.JUDGE, brief.rule(self.speaker.reply_chars), parse, judge=self.number, progress=_JUDGMENT
         )
 
-    async def answer(self, asked: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
+    async def answer(self, conversation: Messages[Frame], question: CourtQuestion) -> RoleReply[QuestionRuling]:
         """Ruling on a further question. Raises as all agents do.
 
         Args:
-            asked: Messages of :meth:`court.messages.JudgeBrief.question`.
+            conversation: Messages of :meth:`court.messages.JudgeBrief.question`.
             question: The question.
         """
         return await self.speaker.say(
             Role.JUDGE,
-            asked,
+            conversation,
             lambda text, _: replies.parse_question_ruling(text, question),
             judge=self.number,
             progress=_JUDGMENT,
@@ -561,9 +570,9 @@ class Judge:
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
         """
-        asked = brief.odds()
+        conversation = brief.odds()
         harmful, benign, answered = [], [], []
-        for each, harmful_first in zip(asked, (True, False), strict=True):
+        for each, harmful_first in zip(conversation, (True, False), strict=True):
             odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
@@ -573,7 +582,7 @@ class Judge:
             harmful.append(masses[0])
             benign.append(masses[1])
             answered.append(odds.reply)
-        call = _figures(Role.JUDGE, asked, answered)
+        call = _figures(Role.JUDGE, conversation, answered)
         return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
 
 
@@ -600,14 +609,19 @@ def _read(reply: ChatReply, parse: Callable[[str, bool], T], *, last: bool) -> T
 
 
 def _figures(
-    role: Role, asked: Sequence[Messages[Frame]], answered: Sequence[ChatReply], *, fault: str = "", quoted: str = ""
+    role: Role,
+    conversations: Sequence[Messages[Frame]],
+    answered: Sequence[ChatReply],
+    *,
+    fault: str = "",
+    quoted: str = "",
 ) -> ModelCall:
     last, in_words = answered[-1], answered[-1].schema_in_words
     return ModelCall(
         role=role,
         model=last.model,
-        prompt_id=f"{asked[0].prompt.id}/{asked[0].task}",
-        prompt_digest=asked[0].prompt.digest,
+        prompt_id=f"{conversations[0].prompt.id}/{conversations[0].task}",
+        prompt_digest=conversations[0].prompt.digest,
         tokens_in=sum(reply.tokens_in for reply in answered),
         tokens_out=sum(reply.tokens_out for reply in answered),
         tokens_cached=sum(reply.tokens_cached for reply in answered),
@@ -615,12 +629,12 @@ def _figures(
         server=last.server,
         fault=fault,
         quoted=quoted,
-        messages_digest=messages_digest(asked, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
+        messages_digest=messages_digest(conversations, lambda frame: file_sha256(frame.png), schema_in_words=in_words),
         schema_in_words=in_words,
         unknown=tuple(dict.fromkeys(name for reply in answered for name in reply.unknown)),
         thought="\n\n".join(reply.thought for reply in answered if reply.thought)[:_MOST_THOUGHT],
         # Odds are numbers: of their replies nothing is read. A guard's reply has no schema either, and is read.
-        replies=() if asked[0].task == "odds" else _raw(answered),
+        replies=() if conversations[0].task == "odds" else _raw(answered),
     )
 
 

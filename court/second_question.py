@@ -51,7 +51,7 @@ async def rule_on_question(
     court: Court,
     record: TrialRecord,
     picture: Picture | None,
-    asked: QuestionBrief,
+    further_question: QuestionBrief,
     *,
     keep: EventSink,
     within_s: float | None = None,
@@ -63,7 +63,7 @@ async def rule_on_question(
         court: Court with the versions that the trial was held with.
         record: Record of a trial with a verdict in which models were asked.
         picture: Picture of its meme, as decoded then; None where its text was sent alone.
-        asked: The question.
+        further_question: The question.
         keep: Sink for the event.
         within_s: Seconds until the caller's deadline; None where there is none.
         batch: True if nobody waits for it singly.
@@ -106,10 +106,12 @@ async def rule_on_question(
     # Labels of precedents that the Judge was not shown would be about numbers that it does not know.
     shown = {exhibit.precedent.id for exhibit in brief.exhibits}
     values: dict[str, Any] = {
-        "question": asked.question,
-        "precedent_labels": {id_: tuple(labels) for id_, labels in asked.precedent_labels.items() if id_ in shown},
+        "question": further_question.question,
+        "precedent_labels": {
+            id_: tuple(labels) for id_, labels in further_question.precedent_labels.items() if id_ in shown
+        },
         # As with the precedents' vote on harm: a Judge that is shown no count is shown none here.
-        "vote": dict(asked.vote) if settings.tally_shown and not settings.dull_judge else {},
+        "vote": dict(further_question.vote) if settings.tally_shown and not settings.dull_judge else {},
         # Recorded, since the trial's own mark is another: messages are rebuilt with this one.
         "fence_mark": fence.mark,
     }
@@ -125,14 +127,14 @@ async def rule_on_question(
         )
     )
     messages = brief.question(
-        asked.question,
+        further_question.question,
         settings.reply_chars,
         precedent_labels=values["precedent_labels"],
         vote=values["vote"],
     )
     try:
         with clerk.tally.counting():
-            reply = await judge.answer(messages, asked.question)
+            reply = await judge.answer(messages, further_question.question)
     except CourtError as error:
         # An outcome of the question and of nothing else: the verdict on record stands.
         failed = {

@@ -89,18 +89,18 @@ def is_conclusive(findings: Findings, vote: Vote | None) -> bool:
     return vote.probability <= settles.below or vote.probability >= settles.above
 
 
-def argue(side: Side, findings: Findings, held: Vote | None) -> Statement:
+def argue(side: Side, findings: Findings, precedent_vote: Vote | None) -> Statement:
     """Builds a side's statement from the precedents that were decided its way, and adds nothing."""
     label = _LABEL_OF[side]
     # By label alone: either side cites the best that it has, also where that is farther away than the other's.
     own = [p for p in _at_hand(findings) if p.label is label][:3]
-    if held is None or not own:
+    if precedent_vote is None or not own:
         return Statement(
             summary=f"No precedent that was found {_WORDS[label]} is near enough to cite.", justification="", cites=()
         )
-    votes = held.harmful if side is Side.ACCUSER else held.voters - held.harmful
+    votes = precedent_vote.harmful if side is Side.ACCUSER else precedent_vote.voters - precedent_vote.harmful
     summary = (
-        f"{votes} of the {held.voters} nearest precedents were found {_WORDS[label]}; "
+        f"{votes} of the {precedent_vote.voters} nearest precedents were found {_WORDS[label]}; "
         f"the nearest of them is {own[0].id} ({_similarities(own[0])})."
     )
     justification = "This meme resembles " + "; ".join(
@@ -142,10 +142,10 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
     sole = _sole_precedent(findings, vote, threshold) if label is Label.NOT_HARMFUL else None
     # A reason to look or a signal, and never both: a person would read the same sentence twice.
     one_sided = _half_reasons(findings, reach)
-    must_look = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
+    needs_review = one_sided if settings.review_one_sided and label is Label.NOT_HARMFUL else ()
     signals = (
         *no_similar_precedent(findings),
-        *(() if must_look else one_sided),
+        *(() if needs_review else one_sided),
         *unsure_text(text, settings),
         *_sole_reason(sole),
     )
@@ -162,7 +162,7 @@ def weigh(findings: Findings, vote: Vote | None, text: TextRead, settings: Trial
         review=(
             *_text_reasons(findings, text),
             *_contrary_precedents(vote, label, threshold, settings.review_margin),
-            *must_look,
+            *needs_review,
             *_risk_reasons(findings, risk, settings),
         ),
         risk=risk if measured else None,
@@ -199,11 +199,11 @@ def _sole_precedent(findings: Findings, vote: Vote, threshold: float) -> str | N
     first = next((entry for entry in findings.tally if entry.label is Label.NOT_HARMFUL), None)
     if first is None:
         return None
-    rest = [entry for entry in findings.tally if entry is not first]
+    others = [entry for entry in findings.tally if entry is not first]
     # It is the only voter: without it there is no vote that could acquit.
-    if not rest:
+    if not others:
         return first.id
-    return first.id if vote_by(rest, vote.settings, vote.regression).probability >= threshold else None
+    return first.id if vote_by(others, vote.settings, vote.regression).probability >= threshold else None
 
 
 def _at_hand(findings: Findings) -> Sequence[Precedent]:

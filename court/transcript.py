@@ -137,17 +137,17 @@ class Transcript:
 
 def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
-    described, given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
-    near = record.last(NearDuplicatesFound)
+    described, verdict, cited = record.last(Described), record.last(VerdictGiven), record.precedents
+    duplicates = record.last(NearDuplicatesFound)
     # By side and round: both sides are examined at the same time, and their events come in any order.
-    asked = {(event.side, event.round): event for event in record.all(QuestionAsked)}
+    questions = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
     # Without SummarisedAhead: where such a round counts, a Summarised has the same words.
     summed = {(event.side, event.round): event for event in record.all(Summarised)}
     rested = {event.side: event for event in record.all(SideRested)}
 
     def turn(side: Side, number: int) -> Turn | None:
-        question, answer, summary = (events.get((side, number)) for events in (asked, answered, summed))
+        question, answer, summary = (events.get((side, number)) for events in (questions, answered, summed))
         if question is None and answer is None and summary is None:
             return None
         assert isinstance(summary, Summarised | None)
@@ -183,7 +183,7 @@ def transcript(record: TrialRecord) -> Transcript:
         )
 
     # Round 0 is an argument without an examination, and no round.
-    numbers = sorted({number for _, number in (*asked, *answered, *summed) if number})
+    numbers = sorted({number for _, number in (*questions, *answered, *summed) if number})
     library = cited.findings.library if cited else None
     return Transcript(
         trial=record.trial_id,
@@ -200,14 +200,14 @@ def transcript(record: TrialRecord) -> Transcript:
         precedents=cited.findings.exhibits if cited else (),
         vote=cited.vote if cited else None,
         notes=cited.findings.notes if cited else (),
-        duplicates=near.duplicates if near else (),
+        duplicates=duplicates.duplicates if duplicates else (),
         panel=tuple(sorted(record.all(JudgeRuled), key=lambda ruled: ruled.judge)),
         guard=record.last(GuardHeard),
         claims_found=record.last(ClaimsFound),
-        verdict=given.verdict if given else None,
-        ruling=given.ruling if given else None,
-        odds=given.odds if given else None,
-        verdict_call=given.call if given else None,
+        verdict=verdict.verdict if verdict else None,
+        ruling=verdict.ruling if verdict else None,
+        odds=verdict.odds if verdict else None,
+        verdict_call=verdict.call if verdict else None,
         failures=record.all(TrialFailed),
         models=_models(record),
     )

@@ -263,11 +263,11 @@ class Court:
         clerk.step = "text"
         text = await evidence.text()
         clerk.step = "duplicates"
-        near = await evidence.near_duplicates(text)
+        duplicates = await evidence.near_duplicates(text)
         clerk.step = "precedents"
-        findings, held, cited = await evidence.search(text.text)
-        untold = [*near, *cited]
-        if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, held):
+        findings, vote, cited = await evidence.search(text.text)
+        untold = [*duplicates, *cited]
+        if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, vote):
             # The full trial recalls these from the record, so they are written before it begins.
             await clerk.note_all(*untold)
             await self._full(evidence, fence, case).run(text)
@@ -280,20 +280,20 @@ class Court:
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
         for side in Side:
-            statement = summary.argue(side, findings, held)
+            statement = summary.argue(side, findings, vote)
             if clerk.recall(Summarised, side=side) is None:
-                said = {
+                fields = {
                     "summary": statement.summary,
                     "justification": statement.justification,
                     "entropy": entropy(statement.summary),
                     "cites": statement.cites,
                 }
-                untold.append(EventDraft(Summarised, {"side": side, "round": 0, **said}))
+                untold.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
             if clerk.recall(SideRested, side=side) is None:
                 resting = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
                 untold.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
-        verdict = summary.weigh(findings, held, text, self.settings)
+        verdict = summary.weigh(findings, vote, text, self.settings)
         if testimony is not None:
             verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
         await give_verdict(clerk, *untold, verdict=verdict)

@@ -73,8 +73,8 @@ def neutralise(text: str) -> str:
 def _without_control(text: str) -> str:
     # The order matters: carriage returns and their like are among the unseen, so line ends go first; an unseen
     # character within a bracketed word would hide it from _SQUARE, so brackets go last.
-    seen = _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
-    return _SQUARE.sub(r"(\1)", seen.translate(_ANGLES))
+    visible = _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+    return _SQUARE.sub(r"(\1)", visible.translate(_ANGLES))
 
 
 class Fence:

@@ -62,25 +62,25 @@ def broke_off(times: int) -> None:
     Told to the trial that runs here, if one does, and not in the call's error alone: who is cancelled, or overtaken by
     another failure, has nobody left to raise an error to, and a request that kills servers must not do so unseen.
     """
-    if (tally := _OF_TRIAL.get()) is not None:
+    if (meter := _OF_TRIAL.get()) is not None:
         # Not added up: one death ends all calls that run side by side, and what is not answered ends the trial.
-        tally.broke_off = max(tally.broke_off, times)
+        meter.broke_off = max(meter.broke_off, times)
 
 
 def _reported_by(event: Event) -> Counter[str]:
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     for call in calls_in(event):
         # A call with a fault was made twice, and has the figures of both.
-        told.update(_figures(call, calls=2 if call.fault else 1))
+        reported.update(_figures(call, calls=2 if call.fault else 1))
     if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-        told.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
-    return told
+        reported.update(_figures(event.odds.call, calls=len(event.odds.harmful)))
+    return reported
 
 
-def _figures(told: ChatReply | ModelCall, *, calls: int) -> dict[str, int]:
+def _figures(reply: ChatReply | ModelCall, *, calls: int) -> dict[str, int]:
     return {
         "calls": calls,
-        "tokens_in": told.tokens_in,
-        "tokens_out": told.tokens_out,
-        "tokens_cached": told.tokens_cached,
+        "tokens_in": reply.tokens_in,
+        "tokens_out": reply.tokens_out,
+        "tokens_cached": reply.tokens_cached,
     }

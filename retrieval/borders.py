@@ -88,9 +88,9 @@ def _trim_caption_bars(a: Array, box: Box) -> Box:
         colour = _middle(np.concatenate([lines[:3, :m].reshape(-1, 3), lines[:3, -m:].reshape(-1, 3)]))
         if not (colour.min() >= 225 or colour.max() <= 30):
             continue
-        near = _within_tolerance(lines, colour)
-        share = near.mean(axis=1)
-        margin = np.maximum(near[:, :m].mean(axis=1), near[:, -m:].mean(axis=1))
+        close = _within_tolerance(lines, colour)
+        share = close.mean(axis=1)
+        margin = np.maximum(close[:, :m].mean(axis=1), close[:, -m:].mean(axis=1))
         run = _leading((share >= 0.3) & (margin >= 0.9))
         if run < 4 or run > 0.5 * n:
             continue

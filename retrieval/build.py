@@ -263,12 +263,12 @@ async def _gather(
     read = len(wanted) + len(problems)
     # Before anything is embedded; once more below, when it is known which memes have nothing to compare.
     _refuse_losses(read, problems, max_lost)
-    seen: dict[int, ImportedPicture] = {}
+    pictures: dict[int, ImportedPicture] = {}
     without: dict[int, Problem] = {}
     spool = None
     if reader is not None:
         spool = await asyncio.to_thread(ThumbnailWriter, root)
-        seen, without = await embed_pictures_of(
+        pictures, without = await embed_pictures_of(
             wanted,
             reader,
             encoder=encoder,
@@ -290,8 +290,8 @@ async def _gather(
         row, half = item.row, slice(0, encoder.identity.text_dim)
         # Into the next free row: a meme that is left out has zeros in both halves, and so leaves nothing behind.
         rows[len(memes), half] = texts.vectors[place]
-        if place in seen:
-            rows[len(memes), half.stop :] = seen[place].vector
+        if place in pictures:
+            rows[len(memes), half.stop :] = pictures[place].vector
         has_text, has_picture = rows[len(memes), half].any(), rows[len(memes), half.stop :].any()
         # Known only now: whether the encoder can read a text shows in its vector.
         if not has_text and not has_picture:
@@ -306,7 +306,7 @@ async def _gather(
         memes.append(
             _labelled(
                 row,
-                seen.get(place),
+                pictures.get(place),
                 has_text=bool(has_text),
                 has_picture=bool(has_picture),
                 known=known[row.source],
@@ -401,15 +401,15 @@ def _texts(texts: Sequence[str], encoder: Encoder, remembered: EmbeddingCache) -
         # Batch by batch, so that no more than one is embedded twice.
         remembered.keep_texts(new, made)
         # In the order of those that were missing.
-        rest = iter(zip(made.vectors, made.cut, strict=True))
-        known = [next(rest) if one is None else one for one in known]
+        remaining = iter(zip(made.vectors, made.cut, strict=True))
+        known = [next(remaining) if one is None else one for one in known]
     done = [one for one in known if one is not None]
     vectors = np.stack([vector for vector, _ in done])
     return TextEmbeddings(vectors, tuple(cut for _, cut in done))
 
 
 def _labelled(
-    row: Row, seen: ImportedPicture | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
+    row: Row, picture: ImportedPicture | None, has_text: bool, has_picture: bool, known: Provenance, added: datetime
 ) -> LabelledMeme:
     return LabelledMeme(
         id=row.id,
@@ -418,11 +418,11 @@ def _labelled(
         categories=row.categories,
         source=row.source,
         source_label=row.source_label,
-        bytes_sha256=seen.bytes_sha256 if seen else "",
-        pixels_sha256=seen.pixels_sha256 if seen else "",
+        bytes_sha256=picture.bytes_sha256 if picture else "",
+        pixels_sha256=picture.pixels_sha256 if picture else "",
         has_text=has_text,
         has_picture=has_picture,
-        kept=seen.kept if seen else None,
+        kept=picture.kept if picture else None,
         split=known.split,
         namespace=known.namespace,
         language=known.language,

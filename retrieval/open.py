@@ -58,19 +58,19 @@ def load_encoder(name: str = BUILTIN, *, texts: TextChoice = "auto") -> Encoder:
     return OpenClipEncoder.load(source, texts=texts)
 
 
-def load_encoder_for(library: Path | Address | None, asked: str | None = None) -> Encoder:
+def load_encoder_for(library: Path | Address | None, requested: str | None = None) -> Encoder:
     """The encoder that a library was made with, warm; as :func:`choose_encoder`, and raises as :func:`load_encoder`."""
-    return choose_encoder(library, asked)()
+    return choose_encoder(library, requested)()
 
 
-def choose_encoder(library: Path | Address | None, asked: str | None = None) -> Callable[[], Encoder]:
+def choose_encoder(library: Path | Address | None, requested: str | None = None) -> Callable[[], Encoder]:
     """Chooses the encoder that a library was made with, and returns what loads it: nothing heavy happens before.
 
     Which of its kind exactly it was made with is checked when the library is opened.
 
     Args:
         library: Its directory, or the address of its database; None where there is none yet.
-        asked: The encoder that is asked for, if any: a library that another made is refused before anything is loaded.
+        requested: Name of an encoder, if any: a library that another made is refused before anything is loaded.
 
     Raises:
         BadLibrary: The library is missing or damaged, was made with another encoder than is asked for, or with
@@ -78,27 +78,27 @@ def choose_encoder(library: Path | Address | None, asked: str | None = None) -> 
         BadRequest: There is no encoder of that name.
     """
     if library is None:
-        name_of(asked or BUILTIN)
-        return partial(load_encoder, asked or BUILTIN)
+        name_of(requested or BUILTIN)
+        return partial(load_encoder, requested or BUILTIN)
     made_with = encoder_of(library)
     # By name alone, which costs nothing. The whole identity is compared when the library is opened.
-    if asked is not None and name_of(asked) != made_with.name:
+    if requested is not None and name_of(requested) != made_with.name:
         raise BadLibrary(
-            f"The precedent library was made with the encoder {made_with}, but {asked} is asked for: their "
+            f"The precedent library was made with the encoder {made_with}, but {requested} is asked for: their "
             "similarities can't be compared. Ask for the former or for none, or build it again with the latter.",
             reason="LIBRARY_FOREIGN",
         )
     # A library records what the weights are and not where they lie, which is another place on each machine.
-    if asked is None and clip_source.is_local(made_with.name):
+    if requested is None and clip_source.is_local(made_with.name):
         raise BadLibrary(
             f"The precedent library was made with weights of this machine, {made_with}. It does not say where "
             "they are: name them with --encoder, or in the settings as encoder.",
             reason="ENCODER_NOT_NAMED",
         )
     if not made_with.name.startswith(clip_source.PREFIX):
-        return partial(load_encoder, asked or BUILTIN)
+        return partial(load_encoder, requested or BUILTIN)
     # Texts by the encoder that they were made with: ``texts_by`` is only set where that was not the CLIP model.
-    return partial(load_encoder, asked or made_with.name, texts="builtin" if made_with.texts_by else "clip")
+    return partial(load_encoder, requested or made_with.name, texts="builtin" if made_with.texts_by else "clip")
 
 
 def open_facts(place: Path, name: str | None = None, *, at_hand: Encoder | None = None) -> FactCorpus:
@@ -147,15 +147,15 @@ def require_library(library: Path | Address | None) -> None:
         encoder_of(library)
 
 
-def name_of(asked: str) -> str:
+def name_of(requested: str) -> str:
     """Returns the full name of the encoder of that name. Raises BadRequest if there is none."""
-    if clip_source.is_clip(asked):
-        return clip_source.parse_clip(asked).name
-    if asked.startswith(PREFIX):
+    if clip_source.is_clip(requested):
+        return clip_source.parse_clip(requested).name
+    if requested.startswith(PREFIX):
         return onnx_texts.NAME
-    if asked not in (BUILTIN, _BUILTIN):
+    if requested not in (BUILTIN, _BUILTIN):
         raise BadRequest(
-            f"There is no encoder {asked!r}. There are builtin, onnx:FOLDER, and CLIP models: open_clip:MODEL/TAG, "
+            f"There is no encoder {requested!r}. There are builtin, onnx:FOLDER, and CLIP models: open_clip:MODEL/TAG, "
             "hf-hub:ORG/NAME and local-dir:DIRECTORY.",
             reason="ENCODER_UNKNOWN",
             field="encoder",

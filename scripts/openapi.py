@@ -125,8 +125,8 @@ class Description:
         self.comments = comments()
         self.schemas: dict[str, Any] = {"Problem": PROBLEM}
         self.names: set[str] = set()
-        asked = {operation.descriptor.input_type for operation in OPERATIONS}
-        self.in_requests = set().union(*map(reachable, asked))
+        inputs = {operation.descriptor.input_type for operation in OPERATIONS}
+        self.in_requests = set().union(*map(reachable, inputs))
 
     def comment(self, name: str) -> dict[str, str]:
         """The description of a part of the contract, where it has one."""
@@ -176,14 +176,14 @@ class Description:
         if field.enum_type is not None:
             name = field.enum_type.name
             if name not in self.schemas:
-                told = [
+                meanings = [
                     f"{value.name}: {self.comments.get(f'{wire.DESCRIPTOR.package}.{name}.{value.name}', '')}"
                     for value in field.enum_type.values
                 ]
                 self.schemas[name] = {
                     "type": "string",
                     "enum": [value.name for value in field.enum_type.values],
-                    "description": " ".join((self.comments.get(field.enum_type.full_name, ""), *told)),
+                    "description": " ".join((self.comments.get(field.enum_type.full_name, ""), *meanings)),
                 }
             return {"$ref": f"#/components/schemas/{name}"}
         if field.type in LONG:
@@ -215,8 +215,8 @@ class Description:
         parameters: list[dict[str, Any]] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in operation.fields
         ]
-        header = lambda name, kind, told: {  # noqa: E731
-            "name": name, "in": "header", "schema": {"type": kind}, "description": told,
+        header = lambda name, kind, words: {  # noqa: E731
+            "name": name, "in": "header", "schema": {"type": kind}, "description": words,
         }  # fmt: skip
         if operation.source is Source.QUERY:
             roots = {name.partition(".")[0] for name in operation.fields.values()}
@@ -250,10 +250,10 @@ class Description:
         }
         if operation.source is Source.LINES:
             self.reference(method.input_type)
-            told = f"Lines, each the JSON of a {method.input_type.name}; without image_url."
+            words = f"Lines, each the JSON of a {method.input_type.name}; without image_url."
             found["requestBody"] = {
                 "required": True,
-                "content": {LINES: {"schema": {"type": "string", "description": told}}},
+                "content": {LINES: {"schema": {"type": "string", "description": words}}},
             }
         if operation.source is Source.BODY:
             found["requestBody"] = {"required": True, "content": self.bodies(operation)}
@@ -267,11 +267,11 @@ class Description:
         if operation.takes_picture:
             binary = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
             form = {PICTURE: {**binary, "description": "The picture file."}, "text": {"type": "string"}}
-            told = f"A JSON object: {message.name} without what stands in the other parts."
+            words = f"A JSON object: {message.name} without what stands in the other parts."
             found["multipart/form-data"] = {
                 "schema": {
                     "type": "object",
-                    "properties": {**form, "request": {"type": "string", "description": told}},
+                    "properties": {**form, "request": {"type": "string", "description": words}},
                 }
             }
             fields = ", ".join(each["name"] for each in self.parameters(message, {PICTURE}))
@@ -285,16 +285,16 @@ class Description:
         schema = self.reference(operation.descriptor.output_type)
         if operation.lines:
             line = operation.descriptor.output_type.name
-            told = (
+            words = (
                 f"Lines, each the JSON of a {line}, as they come; an empty one now and then. The last is "
                 '{"end": {}}, or {"problem": …}, a Problem, where it broke off.'
             )
-            found = {"200": {"description": told, "content": {LINES: {"schema": {"type": "string"}}}}}
+            found = {"200": {"description": words, "content": {LINES: {"schema": {"type": "string"}}}}}
         elif operation.descriptor.server_streaming:
-            told = (
+            words = (
                 'Server-sent events: data of each is JSON; "end" when there are no more, "problem" where it broke off.'
             )
-            found = {"200": {"description": told, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+            found = {"200": {"description": words, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
         else:
             found = {"200": {"description": "The response.", "content": {"application/json": {"schema": schema}}}}
         if operation is JUDGE:
@@ -349,14 +349,14 @@ def description() -> dict[str, Any]:
         }
     }
     made.schemas["Moderation"] = MODERATION
-    for path, told in (("/v1/healthz", "Whether the process lives."), ("/v1/readyz", "Whether trials can be held.")):
+    for path, words in (("/v1/healthz", "Whether the process lives."), ("/v1/readyz", "Whether trials can be held.")):
         status = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
         content = {"application/json": {"schema": status}}
         paths[path] = {
             "get": {
                 "operationId": "GetLiveness" if path.endswith("healthz") else "GetReadiness",
                 "tags": ["Health"],
-                "summary": told,
+                "summary": words,
                 "security": [],
                 "responses": {
                     "200": {"description": "SERVING", "content": content},

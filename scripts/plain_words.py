@@ -32,6 +32,8 @@ VAGUE = re.compile(
     r"rests?|looks?|near(?!_(?:duplicate|meme))|alike|twin)(?![a-z])"
 )
 """Words in a name that leave open who did what to what."""
+VAGUE_VARIABLES = {"told", "said", "asked", "heard", "given", "kept", "held"}
+"""Names of arguments and variables likewise; fields keep theirs where they are stored under them."""
 STORED_NAMES = {"court/events.py", "court/precedents.py"}
 """Files whose classes are named as the records that stand in dockets name them."""
 MOST_CLASSES = 2
@@ -51,9 +53,20 @@ def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
                 classes[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
             if file not in STORED_NAMES and VAGUE.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", node.name).lower()):
                 yield f"{file}:{node.lineno}: the name {node.name} is vague"
+            if not isinstance(node, ast.ClassDef):
+                yield from (f"{file}:{line}: the name {name} is vague" for line, name in vague_variables(node))
     for name, places in classes.items():
         if len(places) > MOST_CLASSES:
             yield f"{', '.join(places)}: {len(places)} classes are named {name}"
+
+
+def vague_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    """Yields line and name of each vaguely named argument and variable of a function."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg) and node.arg in VAGUE_VARIABLES:
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_VARIABLES:
+            yield node.lineno, node.id
 
 
 def comment_share(texts: Iterator[str]) -> float:

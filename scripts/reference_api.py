@@ -51,12 +51,12 @@ def _wire() -> Iterator[str]:
         yield f"\n## {service.name}\n\n{comments[_SERVICE, place]}\n"
         for number, method in enumerate(service.method):
             streams = [method.client_streaming, method.server_streaming]
-            given, got = (
+            request, got = (
                 f"{'stream of ' if stream else ''}{_link(name)}"
                 for stream, name in zip(streams, (method.input_type, method.output_type), strict=True)
             )
-            said = _CODES.sub(r"- `\1`:", comments[_SERVICE, place, _PART_OF_OTHERS, number])
-            yield f"\n### {service.name}.{method.name}\n\n{given} → {got}\n\n{said}\n"
+            comment = _CODES.sub(r"- `\1`:", comments[_SERVICE, place, _PART_OF_OTHERS, number])
+            yield f"\n### {service.name}.{method.name}\n\n{request} → {got}\n\n{comment}\n"
     for place, message in enumerate(file.message_type):
         yield from _message(message, (_MESSAGE, place), comments)
     for place, enum in enumerate(file.enum_type):
@@ -69,8 +69,8 @@ def _message(message: DescriptorProto, at: tuple[int, ...], comments: Mapping[tu
         yield "\n| field | number | type | |\n|---|--:|---|---|\n"
     maps = {f"{_PACKAGE}{message.name}.{one.name}": one for one in message.nested_type if one.options.map_entry}
     for number, field in enumerate(message.field):
-        said = comments[*at, _FIELD_OF_MESSAGE, number]
-        yield f"| `{field.name}` | {field.number} | {_type(field, maps)} | {cell(said)} |\n"
+        comment = comments[*at, _FIELD_OF_MESSAGE, number]
+        yield f"| `{field.name}` | {field.number} | {_type(field, maps)} | {cell(comment)} |\n"
 
 
 def _enum(enum: EnumDescriptorProto, at: tuple[int, ...], comments: Mapping[tuple[int, ...], str]) -> Iterator[str]:
@@ -130,15 +130,17 @@ def _public_module(kind: type) -> str:
 
 def _signature(function: Any, name: str = "") -> str:
     """The signature as it is written, without ``self``; an argument a line where it is long."""
-    told = inspect.signature(function)
+    signature = inspect.signature(function)
     # Annotations are texts there: without the quotes they are as they are written.
-    taken = [re.sub(r": '([^']*)'", r": \1", str(one)) for one in told.parameters.values() if one.name != "self"]
-    gives = "" if told.return_annotation in (inspect.Signature.empty, "None") else f" -> {told.return_annotation}"
+    taken = [re.sub(r": '([^']*)'", r": \1", str(one)) for one in signature.parameters.values() if one.name != "self"]
+    gives = (
+        "" if signature.return_annotation in (inspect.Signature.empty, "None") else f" -> {signature.return_annotation}"
+    )
     opens = "async def " if inspect.iscoroutinefunction(function) else "def " if name else ""
-    keyword = next((n for n, one in enumerate(told.parameters.values()) if one.kind is one.KEYWORD_ONLY), None)
+    keyword = next((n for n, one in enumerate(signature.parameters.values()) if one.kind is one.KEYWORD_ONLY), None)
     # The bare asterisk is none of the parameters that `inspect` lists.
     if keyword is not None:
-        taken.insert(keyword - ("self" in told.parameters), "*")
+        taken.insert(keyword - ("self" in signature.parameters), "*")
     short = f"{opens}{name}({', '.join(taken)}){gives}"
     if len(short) <= 100:
         return short

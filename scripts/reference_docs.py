@@ -63,7 +63,7 @@ def _settings() -> Iterator[str]:
 
 
 def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    told = attribute_docs(model)
+    described = attribute_docs(model)
     for name, field in model.model_fields.items():
         below = field.annotation
         if isinstance(below, type) and issubclass(below, BaseModel):
@@ -72,7 +72,7 @@ def _fields(model: type[BaseModel], prefix: str) -> Iterator[str]:
         # One that is worked out is told in words: it differs between machines.
         default = None if field.is_required() or field.default_factory else field.default
         shown = "" if default in (None, "", ()) else f"`{_plain(default)}`"
-        yield f"| `{prefix}{name.upper()}` | {shown} | {cell(told.get(name, ''))} |\n"
+        yield f"| `{prefix}{name.upper()}` | {shown} | {cell(described.get(name, ''))} |\n"
 
 
 def _events() -> Iterator[str]:
@@ -82,13 +82,13 @@ def _events() -> Iterator[str]:
     )
     common = {"trial_id", "seq", "at", "kind"}
     for event in EVENT_KINDS:
-        told = attribute_docs(event)
+        described = attribute_docs(event)
         yield f"\n## {event.model_fields['kind'].default}\n\n{inspect.cleandoc(event.__doc__ or '')}\n"
         rows = [name for name in event.model_fields if name not in common]
         if rows:
             yield "\n| field | |\n|---|---|\n"
         for name in rows:
-            yield f"| `{name}` | {cell(told.get(name, ''))} |\n"
+            yield f"| `{name}` | {cell(described.get(name, ''))} |\n"
 
 
 def _metrics() -> Iterator[str]:

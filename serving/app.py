@@ -150,7 +150,7 @@ async def serve(
                 )
             if anchor is not None:
                 telemetry.anchored(0)
-                _beside(stack, keep_anchored(house.docket.log, anchor, kept=telemetry.anchored))
+                _beside(stack, keep_anchored(house.docket.log, anchor, on_anchored=telemetry.anchored))
             if settings.metrics:
                 # Only where somebody reads it: measuring asks the docket again and again.
                 house.docket.transactions.written = telemetry.docket_written
@@ -354,9 +354,9 @@ async def _over(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """Runs a coroutine and returns its result, or cancels it and returns None once the server is told to stop."""
-    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    doing, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((doing, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
     if doing.done():
         return doing.result()
     doing.cancel()

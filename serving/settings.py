@@ -50,9 +50,9 @@ def _cores() -> int:
 RoleName = Literal["proposer", "accuser", "defender", "judge", "expert"]
 
 
-def _split(given: Any) -> Any:
+def _split(value: Any) -> Any:
     """One address, or several with commas between them, as options and the environment give them."""
-    return tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else given
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
 def _addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,9 +93,9 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _place(given: Any) -> Any:
+def _place(value: Any) -> Any:
     """The address of a database, where that is what it looks like."""
-    return Address(given) if Address.named_by(given) else given
+    return Address(value) if Address.named_by(value) else value
 
 
 Place = Annotated[
@@ -114,11 +114,11 @@ def _reader(name: str) -> str:
     return check_reader_name(name)
 
 
-def _no_switch(given: Any) -> Any:
+def _no_switch(value: Any) -> Any:
     """Refuses true and false, which would pass for 1 and 0 tokens."""
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         raise ValueError('thinking is "off", "on" or a number of tokens')
-    return given
+    return value
 
 
 Thinking = Annotated[
@@ -182,9 +182,9 @@ class ModelSettings(RoleSettings):
         judge = self.of_role("judge")
         found = {}
         for number, own in enumerate(self.judges, 2):
-            given = {name: getattr(own, name) for name in own.model_fields_set}
+            values = {name: getattr(own, name) for name in own.model_fields_set}
             # A further judge on another server does not inherit the key: it would be sent to a stranger.
-            found[f"judge {number}"] = judge.model_copy(update=({"api_key": None} if own.url else {}) | given)
+            found[f"judge {number}"] = judge.model_copy(update=({"api_key": None} if own.url else {}) | values)
         return found
 
     def of_role(self, role: RoleName) -> RoleSettings:

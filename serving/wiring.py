@@ -105,16 +105,16 @@ async def open_court(
         # Opened first and so closed last: all that is closed before it may still have something to write.
         stack.push_async_callback(docket.close)
         await docket.log.sign()  # before the first trial: without the right key nothing could be kept of it
-        near = _duplicate_index(docket, settings) if duplicates else None
-        if near is not None:
-            stack.push_async_callback(near.close)
+        index = _duplicate_index(docket, settings) if duplicates else None
+        if index is not None:
+            stack.push_async_callback(index.close)
         pictures = GuardedPictureReader(workers=settings.picture_workers)
         stack.push_async_callback(pictures.aclose)
         text_reader = await asyncio.to_thread(open_reader, settings.reader, workers=settings.text_workers)
         if text_reader is not None:
             stack.push_async_callback(text_reader.aclose)
         reads = text_reader is not None and read_text
-        warm = [part.warm for part in (text_reader if reads else None, near) if part is not None]
+        warm = [part.warm for part in (text_reader if reads else None, index) if part is not None]
         finders: dict[Path | Address | None, LibraryFinder | PgvectorFinder] = {}
         encoder: Encoder | None = None
         if search:
@@ -154,7 +154,7 @@ async def open_court(
             policy=policy,
             prompts=prompts,
             chairs=chairs,
-            duplicates=near,
+            duplicates=index,
             entailment=entailment,
             evidence_source=source,
         )
@@ -170,9 +170,9 @@ async def open_court(
             if each.policy or each.library
         }
         # Before the first request, which would wait for it otherwise.
-        if near is not None:
-            await near.catch_up()
-        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=near, courts=courts)
+        if index is not None:
+            await index.catch_up()
+        yield TrialExecutor(court=court, pictures=pictures, docket=docket, near=index, courts=courts)
 
 
 async def _open_followed(
@@ -244,13 +244,13 @@ async def open_shadow(
 
 def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
     """Tells how much of a large library is read: that takes seconds a gigabyte, and warms it for the first search."""
-    told = 0
+    announced = 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal announced
         tenths = 10 * done // total
-        if total >= _LARGE and tenths > told:
-            told = tenths
+        if total >= _LARGE and tenths > announced:
+            announced = tenths
             tell(f"Checking the precedent library: {10 * tenths} % of {total / 1e9:.1f} GB …")
 
     return progress
@@ -259,13 +259,13 @@ def _checking(tell: Callable[[str], None]) -> Callable[[int, int], None]:
 def _warming(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
     """Tells how far each step is, where it takes long: a step that is done within seconds tells nothing."""
     began: dict[str, float] = {}
-    told: dict[str, int] = {}
+    announced: dict[str, int] = {}
 
     def progress(step: str, done: int, total: int) -> None:
         now = time.monotonic()
         tenths = 10 * done // total
-        if now - began.setdefault(step, now) > _LONG_S and tenths > told.get(step, 0):
-            told[step] = tenths
+        if now - began.setdefault(step, now) > _LONG_S and tenths > announced.get(step, 0):
+            announced[step] = tenths
             tell(f"Warming the precedent library: {10 * tenths} % of {total:,} {step} …")
 
     return progress
@@ -376,12 +376,12 @@ async def parts_alone(
     def count_review(event: VerdictReviewed) -> None:
         reviewed(event.outcome)
 
-    near = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
+    index = _duplicate_index(docket, settings.model_copy(update={"reuse": "everywhere"}))
     parts: dict[str, object] = {
         BLIND_FIRST: settings.blind_first,
         REVIEW_QUEUE: docket.review_queue(rules_of(settings)),
         REVIEWED: count_review,
-        NEAR: near,
+        NEAR: index,
     }
     library = settings.library or _starter(settings)
     if library is not None:
@@ -396,7 +396,7 @@ async def parts_alone(
     try:
         yield parts
     finally:
-        await near.close()
+        await index.close()
 
 
 def _starter(settings: Settings) -> Path | Address | None:
@@ -477,7 +477,7 @@ def readiness_checks(house: TrialExecutor, settings: Settings) -> dict[str, Sequ
 
         chairs = (*house.court.chairs.by_role.values(), *house.court.chairs.judges)
         # By identity: a model that several roles share is probed once.
-        asked = {id(chair.model): chair.model for chair in chairs}
-        models = [ModelProbe(model) for model in asked.values() if isinstance(model, ChatCompletions)]
+        by_id = {id(chair.model): chair.model for chair in chairs}
+        models = [ModelProbe(model) for model in by_id.values() if isinstance(model, ChatCompletions)]
     everything = [docket, encoder, *models]
     return {COURT: everything, OVERALL: everything, DOCKET: [docket], PRECEDENTS: [encoder]}

@@ -65,9 +65,11 @@ class SentenceWitness:
         """Looks for evidence about each sentence of a text, within the time that the settings give."""
         found = self.recorder.recall(ClaimsFound)
         if found is None:
-            said = [sentence for sentence in sentences(text) if _may_claim(sentence)][: self.settings.expert_claims]
+            claimed = [sentence for sentence in sentences(text) if _may_claim(sentence)][: self.settings.expert_claims]
             # The claim is its own span: nobody has put it into other words.
-            claims = tuple(CheckableClaim(number=n, text=sentence, span=sentence) for n, sentence in enumerate(said, 1))
+            claims = tuple(
+                CheckableClaim(number=n, text=sentence, span=sentence) for n, sentence in enumerate(claimed, 1)
+            )
             found = await self.recorder.note(ClaimsFound, claims=claims)
         if found.claims:
             try:
@@ -139,24 +141,24 @@ class SentenceWitness:
     async def _weighed(self, claim: CheckableClaim, document: EvidenceDocument) -> dict[str, object]:
         """Weighs a document against a claim: by the sentence that speaks most clearly, or is nearest in words."""
         values: dict[str, object] = {"text": document.text, "sha256": document.sha256, "comprehensible": True}
-        said = sentences(document.text)[:_MOST_SENTENCES]
+        passages = sentences(document.text)[:_MOST_SENTENCES]
         if self.entailment is None:
             # Without a model nothing is inferred: it is the passage for a person to read, and no label.
-            nearest = max(said, key=lambda sentence: _shared_words(sentence, claim.text))
+            nearest = max(passages, key=lambda sentence: _shared_words(sentence, claim.text))
             return {**values, "helpful": True, "leaning": ClaimLabel.NOT_ENOUGH, "quotes": (nearest,)}
-        inferred = [(sentence, await self.entailment.infer(sentence, claim.text)) for sentence in said]
+        inferred = [(sentence, await self.entailment.infer(sentence, claim.text)) for sentence in passages]
         # In either direction: a contradiction weighs as much as support.
-        clearest, given = max(inferred, key=lambda pair: max(pair[1].entailment, pair[1].contradiction))
+        clearest, clearest_inference = max(inferred, key=lambda pair: max(pair[1].entailment, pair[1].contradiction))
         inference = InferenceGiven(
             model=self.entailment.identity,
-            entailment=given.entailment,
-            neutral=given.neutral,
-            contradiction=given.contradiction,
+            entailment=clearest_inference.entailment,
+            neutral=clearest_inference.neutral,
+            contradiction=clearest_inference.contradiction,
         )
         leaning = ClaimLabel.NOT_ENOUGH
-        if given.entailment >= self.settings.expert_sure:
+        if clearest_inference.entailment >= self.settings.expert_sure:
             leaning = ClaimLabel.SUPPORTED
-        elif given.contradiction >= self.settings.expert_sure:
+        elif clearest_inference.contradiction >= self.settings.expert_sure:
             leaning = ClaimLabel.REFUTED
         return {**values, "helpful": True, "leaning": leaning, "quotes": (clearest,), "inference": inference}
 

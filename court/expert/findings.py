@@ -25,11 +25,11 @@ class Testimony:
 
 def testimony_of(events: Iterable[AnyEvent]) -> Testimony:
     """The testimony in a trial's events; empty where the witness was not called."""
-    told = [event for event in events if isinstance(event, ClaimsFound | ClaimSettled)]
-    found = next((event for event in told if isinstance(event, ClaimsFound)), None)
+    relevant = [event for event in events if isinstance(event, ClaimsFound | ClaimSettled)]
+    found = next((event for event in relevant if isinstance(event, ClaimsFound)), None)
     if found is None:
         return Testimony()
-    settled = {event.claim: event for event in told if isinstance(event, ClaimSettled)}
+    settled = {event.claim: event for event in relevant if isinstance(event, ClaimSettled)}
     findings = tuple(
         ClaimFinding(
             claim=claim.text,

@@ -87,8 +87,8 @@ def outgoing(query: str, names: Collection[str]) -> OutgoingQuery:
     if not held_back:
         return OutgoingQuery(query)
     # Signs that stood around what is gone find nothing.
-    kept = [word for word in left.split() if any(char.isalnum() for char in word)]
-    return OutgoingQuery(" ".join(kept), held_back)
+    sent = [word for word in left.split() if any(char.isalnum() for char in word)]
+    return OutgoingQuery(" ".join(sent), held_back)
 
 
 def _folded(word: str) -> str:

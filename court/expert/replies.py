@@ -190,13 +190,13 @@ def weighing_schema(task: str, chars: int) -> dict[str, Any]:
         "enough": yes,
         "next": _queries(MOST_NEXT),
     }
-    asked = {
+    properties = {
         "weigh": tuple(fields),
         "comprehensible": ("comprehensible",),
         "helpful": ("new", "useful", "quotes"),
         "sufficient": ("label", "enough"),
     }[task]
-    return replies.object_schema({name: fields[name] for name in asked})
+    return replies.object_schema({name: fields[name] for name in properties})
 
 
 def classification_schema(documents: int, chars: int) -> dict[str, Any]:
@@ -269,14 +269,14 @@ def parse_weighing(task: str, reply: str) -> Weighing:
             settled = replies.parse(_Sufficient, reply)
             return Weighing(leaning=_LABELS[settled.label], enough=settled.enough)
         case _:
-            said = replies.parse(_Weighed, reply)
+            parsed = replies.parse(_Weighed, reply)
             return Weighing(
-                comprehensible=said.comprehensible,
-                helpful=said.comprehensible and said.new and said.useful,
-                quotes=tuple(said.quotes),
-                leaning=_LABELS[said.label],
-                enough=said.enough,
-                queries=_each_once(said.next),
+                comprehensible=parsed.comprehensible,
+                helpful=parsed.comprehensible and parsed.new and parsed.useful,
+                quotes=tuple(parsed.quotes),
+                leaning=_LABELS[parsed.label],
+                enough=parsed.enough,
+                queries=_each_once(parsed.next),
             )
 
 
@@ -294,17 +294,17 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
     Raises:
         UnusableReply: The reply can't be read, or rests on no passage of any document.
     """
-    said = replies.parse(_Classified, reply)
+    parsed = replies.parse(_Classified, reply)
     # Before any number is used as an index, by which 0 would be the last document.
-    if not all(1 <= quoted.document <= len(texts) for quoted in said.quotes):
+    if not all(1 <= quoted.document <= len(texts) for quoted in parsed.quotes):
         raise UnusableReply("REPLY_MALFORMED", f"document must be a number from 1 to {len(texts)}")
     # A quotation counts once, and in the order of the reply.
     standing = dict.fromkeys(
         (quoted.document - 1, quoted.quote)
-        for quoted in said.quotes
+        for quoted in parsed.quotes
         if _is_quote(quoted.quote, texts[quoted.document - 1])
     )
-    label = _LABELS[said.label]
+    label = _LABELS[parsed.label]
     if label is not ClaimLabel.NOT_ENOUGH and not standing:
         if not last:
             raise UnusableReply(
@@ -312,7 +312,7 @@ def parse_classification(reply: str, texts: Sequence[str], *, last: bool) -> Cla
             )
         # A label may rest on what the model remembers; without a passage nobody could check it.
         label = ClaimLabel.NOT_ENOUGH
-    return Classification(label, tuple(standing), len(said.quotes) - len(standing))
+    return Classification(label, tuple(standing), len(parsed.quotes) - len(standing))
 
 
 def standing_quotes(quotes: Sequence[str], text: str) -> tuple[str, ...]:

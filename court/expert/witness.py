@@ -159,7 +159,7 @@ class ExpertWitness:
         if known := self.recorder.recall(ClaimsFound):
             return known
         most = self.settings.expert_claims
-        asked = find_claims(
+        messages = find_claims(
             self.speaker.fence,
             text=text,
             description=description,
@@ -172,13 +172,13 @@ class ExpertWitness:
             return replies.parse_statements(reply, most, text, description or "")
 
         try:
-            said = await self.speaker.say(Role.EXPERT, asked, read)
+            answer = await self.speaker.say(Role.EXPERT, messages, read)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
             return await self.recorder.note(ClaimsFound, failure=error.reason)
         return await self.recorder.note(
-            ClaimsFound, claims=said.value.claims, left_out=said.value.left_out, call=said.call
+            ClaimsFound, claims=answer.value.claims, left_out=answer.value.left_out, call=answer.call
         )
 
     async def _settle(self, claim: CheckableClaim) -> None:
@@ -238,7 +238,7 @@ class ExpertWitness:
             return known
         most = min(MOST_QUERIES, self.settings.expert_queries)
         try:
-            said = await self._ask(claim, self._brief(claim).queries(most), partial(_queries, most=most))
+            reply = await self._ask(claim, self._brief(claim).queries(most), partial(_queries, most=most))
         except WitnessOutOfTime:
             raise
         except CourtError as error:
@@ -247,8 +247,8 @@ class ExpertWitness:
                 QueriesPlanned, claim=claim.number, queries=(claim.text,), failure=error.reason
             )
         # A plan of nothing must not settle a claim without a single search.
-        queries = said.value or (claim.text,)
-        return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=said.call)
+        queries = reply.value or (claim.text,)
+        return await self.recorder.note(QueriesPlanned, claim=claim.number, queries=queries, call=reply.call)
 
     def _outgoing(self, query: str) -> OutgoingQuery:
         return outgoing(query, self._names) if self.source.sends_elsewhere else OutgoingQuery(query)
@@ -278,15 +278,15 @@ class ExpertWitness:
         if len(hits) < 2:
             return await self.recorder.note(EvidenceSearched, **values, hits=hits)
         try:
-            asked = self._brief(claim).rank(query.text, hits)
-            said = await self._ask(claim, asked, partial(_order, hits=len(hits)), step=number)
+            messages = self._brief(claim).rank(query.text, hits)
+            reply = await self._ask(claim, messages, partial(_order, hits=len(hits)), step=number)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
             # The source has an order of its own.
             return await self.recorder.note(EvidenceSearched, **values, hits=hits, rank_failure=error.reason)
-        ranked = tuple(hits[place - 1] for place in said.value)
-        return await self.recorder.note(EvidenceSearched, **values, hits=ranked, call=said.call)
+        ranked = tuple(hits[place - 1] for place in reply.value)
+        return await self.recorder.note(EvidenceSearched, **values, hits=ranked, call=reply.call)
 
     async def _weigh(self, claim: CheckableClaim, number: int, found: RankedHit | DocumentWeighed) -> DocumentWeighed:
         """Weighs a document that was found, or once more one that was put aside."""
@@ -313,52 +313,52 @@ class ExpertWitness:
             return await self.recorder.note(DocumentWeighed, **values, failure=error.reason)
         # With the failure too: what was read stands in the record, even where no model could weigh it.
         values |= {"text": document.text, "sha256": document.sha256}
-        asked, failure = _Questions(), ""
+        questions, failure = _Questions(), ""
         try:
-            await self._question(claim, number, document, asked)
+            await self._question(claim, number, document, questions)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
             failure = error.reason
-        said = asked.found
-        quotes = replies.standing_quotes(said.quotes, document.text)
+        weighed = questions.found
+        quotes = replies.standing_quotes(weighed.quotes, document.text)
         return await self.recorder.note(
             DocumentWeighed,
             **values,
-            comprehensible=said.comprehensible,
-            helpful=said.helpful,
+            comprehensible=weighed.comprehensible,
+            helpful=weighed.helpful,
             # Of a document that does not help, all further answers are dropped: in one call models give them
             # nevertheless.
-            sufficient=said.enough if said.helpful else None,
-            aside=not (said.comprehensible or second or failure),
-            leaning=said.leaning if said.helpful else None,
-            quotes=quotes if said.helpful else (),
+            sufficient=weighed.enough if weighed.helpful else None,
+            aside=not (weighed.comprehensible or second or failure),
+            leaning=weighed.leaning if weighed.helpful else None,
+            quotes=quotes if weighed.helpful else (),
             # As a set, since quotations that stand are counted once each as well.
-            quotes_dropped=len(set(said.quotes)) - len(quotes),
-            queries=said.queries if said.helpful and not said.enough else (),
+            quotes_dropped=len(set(weighed.quotes)) - len(quotes),
+            queries=weighed.queries if weighed.helpful and not weighed.enough else (),
             failure=failure,
-            calls=tuple(asked.calls),
+            calls=tuple(questions.calls),
         )
 
     async def _question(
-        self, claim: CheckableClaim, number: int, document: EvidenceDocument, asked: _Questions
+        self, claim: CheckableClaim, number: int, document: EvidenceDocument, questions: _Questions
     ) -> None:
         """Asks the questions about a document: in one call, or one after the other until an answer ends it."""
         brief = self._brief(claim)
 
         async def ask(task: str, messages: Messages[object]) -> Weighing:
-            said = await self._ask(claim, messages, partial(_weighing, task), step=number)
-            asked.calls.append(said.call)
-            return said.value
+            reply = await self._ask(claim, messages, partial(_weighing, task), step=number)
+            questions.calls.append(reply.call)
+            return reply.value
 
         if self.settings.expert_steps == "merged":
-            asked.found = await ask("weigh", brief.ask_about("weigh", document))
+            questions.found = await ask("weigh", brief.ask_about("weigh", document))
             return
         if not (await ask("comprehensible", brief.ask_about("comprehensible", document))).comprehensible:
             return
-        asked.found = Weighing(comprehensible=True)
+        questions.found = Weighing(comprehensible=True)
         helped = await ask("helpful", brief.ask_about("helpful", document))
-        asked.found = Weighing(comprehensible=True, helpful=helped.helpful, quotes=helped.quotes)
+        questions.found = Weighing(comprehensible=True, helpful=helped.helpful, quotes=helped.quotes)
         if not helped.helpful:
             return
         # With this document, which is recorded as evidence only when all questions about it are answered.
@@ -366,11 +366,11 @@ class ExpertWitness:
         settled = await ask("sufficient", grown.sufficient())
         queries: tuple[str, ...] = ()
         # Before the last call: where that fails, the answers so far still count.
-        asked.found = _with(helped, settled, queries)
+        questions.found = _with(helped, settled, queries)
         if not settled.enough:
             more = await self._ask(claim, grown.more_queries(MOST_NEXT), partial(_queries, most=MOST_NEXT), step=number)
-            asked.calls.append(more.call)
-            asked.found = _with(helped, settled, more.value)
+            questions.calls.append(more.call)
+            questions.found = _with(helped, settled, more.value)
 
     async def _classified(self, claim: CheckableClaim, because: ClaimBasis) -> dict[str, object]:
         """Values of the event that settles a claim."""
@@ -384,14 +384,14 @@ class ExpertWitness:
             return replies.parse_classification(reply, texts, last=last)
 
         try:
-            said = await self._ask(claim, self._brief(claim).classify(), read)
+            answer = await self._ask(claim, self._brief(claim).classify(), read)
         except WitnessOutOfTime:
             raise
         except CourtError as error:
             return known.settled(because, failure=error.reason)
-        found = said.value
+        found = answer.value
         values = known.settled(because, label=found.label, quotes=found.quotes, dropped=found.dropped)
-        return {**values, "call": said.call}
+        return {**values, "call": answer.call}
 
     @property
     def _source(self) -> BoundedSource:
@@ -410,10 +410,10 @@ class ExpertWitness:
         )
 
     async def _ask(
-        self, claim: CheckableClaim, asked: Messages[object], parse: Callable[[str, bool], T], *, step: int = 0
+        self, claim: CheckableClaim, messages: Messages[object], parse: Callable[[str, bool], T], *, step: int = 0
     ) -> RoleReply[T]:
         # Without progress: calls that the verdict waits for go first at the server.
-        return await self.speaker.say(Role.EXPERT, asked, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
+        return await self.speaker.say(Role.EXPERT, messages, parse, claim=claim.number, step=step)  # type: ignore[arg-type]
 
 
 def _with(helped: Weighing, settled: Weighing, queries: tuple[str, ...]) -> Weighing:

@@ -142,15 +142,15 @@ def _read(view: _TextVariant) -> Iterator[_Found]:
     if ":" in view.text and (match := assistant.search(view.text)) and answered.search(view.text):
         yield SignalKind.FAKES_ROLE_OR_FENCE, *view.span(*match.span())
     words = view.text if view.glued else _words(view.text)
-    kept: Sequence[int] = ()
+    positions: Sequence[int] = ()
     for language, places in _places(words, view.glued).items():
         for rule in _RULES:
             if rule.needs <= places.keys():
                 within = rule.within // 3 if language == _CHINESE else rule.within
                 if piece := _first_close([places[meaning] for meaning in rule.meanings], within):
                     # Positions are computed when a rule has matched, which is rare: most texts never need them.
-                    kept = kept or (range(len(words)) if view.glued else _word_positions(view.text))
-                    yield rule.kind, *view.span(kept[piece[0]], kept[piece[1] - 1] + 1)
+                    positions = positions or (range(len(words)) if view.glued else _word_positions(view.text))
+                    yield rule.kind, *view.span(positions[piece[0]], positions[piece[1] - 1] + 1)
 
 
 def _places(text: str, glued: bool) -> dict[int, dict[str, list[tuple[int, int]]]]:
@@ -308,13 +308,13 @@ def _words(text: str) -> str:
 
 def _word_positions(text: str) -> list[int]:
     """Returns the position in a text of each character of its words."""
-    kept: list[int] = []
+    positions: list[int] = []
     place = 0
     for between in _BETWEEN.finditer(text.replace("_", " ")):
-        kept += range(place, between.start() + 1)
+        positions += range(place, between.start() + 1)
         place = between.end()
-    kept += range(place, len(text))
-    return kept
+    positions += range(place, len(text))
+    return positions
 
 
 _BETWEEN = re.compile("[^\\w\u0900-\u0963]+")  # vowel signs are no letters
@@ -328,11 +328,11 @@ def _disguises(plain: _TextVariant) -> Iterator[_TextVariant]:
             if reading != plain.text:
                 yield _TextVariant(reading, plain.start, plain.end)
     for match in _APART.finditer(plain.text):
-        kept = [i for i in range(*match.span()) if plain.text[i].isalnum()]
+        letters = [i for i in range(*match.span()) if plain.text[i].isalnum()]
         yield _TextVariant(
-            "".join(plain.text[i] for i in kept).translate(_LEET),
-            [plain.start[i] for i in kept],
-            [plain.end[i] for i in kept],
+            "".join(plain.text[i] for i in letters).translate(_LEET),
+            [plain.start[i] for i in letters],
+            [plain.end[i] for i in letters],
             glued=True,
         )
 

@@ -100,16 +100,16 @@ class PromptSet:
         """Digest of all its words, for the record."""
         return digest({name: prompt.digest for name, prompt in self.by_file.items()})
 
-    def contains_secret(self, reply: str, asked_by: Prompt | None = None) -> bool:
+    def contains_secret(self, reply: str, of_prompt: Prompt | None = None) -> bool:
         """True if a reply contains the secret of a system message, be it spaced out, escaped or in other letters.
 
         It finds instructions that are repeated as they stand, not a model that tells them in other words.
 
         Args:
             reply: Reply of a model.
-            asked_by: Prompt by which it was asked, where that may be none of the set: a guard's is not.
+            of_prompt: Prompt by which it was asked, where that may be none of the set: a guard's is not.
         """
-        shown = [self.by_file[role] for role in ROLES] + ([asked_by] if asked_by else [])
+        shown = [self.by_file[role] for role in ROLES] + ([of_prompt] if of_prompt else [])
         return not secrets_in(reply).isdisjoint(bare(prompt.secret) for prompt in shown)
 
 

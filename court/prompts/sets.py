@@ -207,14 +207,14 @@ def _template_faults(name: str, content: Mapping[str, Any]) -> Iterator[str]:
     if name == "advocate":
         tables = (*tables, ("stances", dict.fromkeys(STANCES, Placeholders())))
     for table, wanted in tables:
-        given = content.get(table)
-        if not isinstance(given, Mapping):
+        section = content.get(table)
+        if not isinstance(section, Mapping):
             yield f"It has no table [{table}]."
             continue
-        if unknown := given.keys() - wanted.keys():
+        if unknown := section.keys() - wanted.keys():
             yield f"[{table}] has {_list(unknown)}, which nothing uses."
         for key, placeholders in wanted.items():
-            yield from _faults_in(f"{table}.{key}", given.get(key), placeholders)
+            yield from _faults_in(f"{table}.{key}", section.get(key), placeholders)
 
 
 def _faults_in(key: str, template: Any, wanted: Placeholders) -> Iterator[str]:

@@ -101,10 +101,12 @@ def human_agreement(events: Sequence[Event], humans: Sequence[HumanVerdict]) -> 
             panel[key].append(word)
             by_judge[event.judge][key].append(word)
     people: dict[Key, dict[str, str]] = defaultdict(dict)
-    for said in humans:
-        score = {"one": 1.0, "other": 0.0, "tie": 0.5}[said.better]
+    for ratings in humans:
+        score = {"one": 1.0, "other": 0.0, "tie": 0.5}[ratings.better]
         # Of two verdicts of one person on a battle the later one counts: nobody has two votes.
-        people[_key(said.meme, said.task, said.one, said.other)][said.who] = _word(score, said.one, said.other)
+        people[_key(ratings.meme, ratings.task, ratings.one, ratings.other)][ratings.who] = _word(
+            score, ratings.one, ratings.other
+        )
     voted = {key: _majority(list(words.values())) for key, words in people.items()}
     pairs, even = [], 0
     # The order is that of a set; no figure below depends on it.
@@ -132,20 +134,20 @@ def _panels(
     by_judge: Mapping[str, Mapping[Key, Sequence[str]]], voted: Mapping[Key, str | None]
 ) -> tuple[PanelAccuracy, ...]:
     """Votes of panels of each size, on the battles that all of a panel judged."""
-    said = {
+    votes_of = {
         # A judge that contradicts itself when the order is swapped has no vote on that battle.
         judge: {key: word for key, words in found.items() if voted.get(key) and (word := _majority(words))}
         for judge, found in sorted(by_judge.items())
     }
     rng = random.Random("panels beside people")
     sizes = []
-    for size in range(1, len(said) + 1):
+    for size in range(1, len(votes_of) + 1):
         pairs = []
-        for panel in panels_of_size(list(said), size, _MOST_PANELS, rng):
-            common = set.intersection(*(set(said[judge]) for judge in panel))
+        for panel in panels_of_size(list(votes_of), size, _MOST_PANELS, rng):
+            common = set.intersection(*(set(votes_of[judge]) for judge in panel))
             # An even vote of a panel is a tie, as in the arena's joint vote; left out, it would spare small panels
             # their hardest battles.
-            votes = {key: _majority([said[judge][key] for judge in panel]) or "tie" for key in common}
+            votes = {key: _majority([votes_of[judge][key] for judge in panel]) or "tie" for key in common}
             if votes:
                 pairs.append([(vote, str(voted[key])) for key, vote in sorted(votes.items())])
         shares = [share for each in pairs if (share := _hits(each)) is not None]

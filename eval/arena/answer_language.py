@@ -56,18 +56,18 @@ def answer_languages(events: Iterable[Event]) -> dict[str, LanguageShare]:
     Raises:
         NotLoaded: A question asks for a language, and py3langid is not installed.
     """
-    asked: dict[tuple[str, int], str] = {}
+    languages: dict[tuple[str, int], str] = {}
     answers: list[Answered] = []
     for event in events:
         if isinstance(event, TaskFormulated) and event.language:
-            asked[event.meme, event.task] = event.language
+            languages[event.meme, event.task] = event.language
         elif isinstance(event, Answered):
             answers.append(event)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     others: dict[str, Counter[str]] = defaultdict(Counter)
     # After the whole record: several memes are under way at once.
     for answer in answers:
-        if (wanted := asked.get((answer.meme, answer.task))) is None:
+        if (wanted := languages.get((answer.meme, answer.task))) is None:
             continue
         # Each round by itself: a model may change its language on the way.
         for text in answer.reasoning:

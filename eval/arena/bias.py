@@ -25,7 +25,7 @@ _PANELS = 60
 """Panels of one size that are looked at, at most."""
 
 
-def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
+def ndcg(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float:
     """Computes how much of a reference ranking another one keeps, above all at its top.
 
     As MemeArena defines it: the model at place p of the reference, of P models, has relevance P − p; the ranking's gain
@@ -33,7 +33,7 @@ def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
     level share their places: each counts with their mean relevance, which is what drawing their order comes to.
 
     Args:
-        said: A score of each model, the highest first.
+        ratings: A score of each model, the highest first.
         reference: A score of each of the same models.
 
     Returns:
@@ -43,7 +43,7 @@ def ndcg(said: Mapping[str, float], reference: Mapping[str, float]) -> float:
     # it is put.
     relevance = _shared(reference, [len(reference) - place for place in range(1, len(reference) + 1)])
     discount = 1 / np.log2(np.arange(2, len(reference) + 2))
-    discounts = _shared(said, discount.tolist())
+    discounts = _shared(ratings, discount.tolist())
     gained = sum(relevance[model] * discounts[model] for model in reference)
     ideal_discounts = _shared(reference, discount.tolist())
     ideal = sum(relevance[model] * ideal_discounts[model] for model in reference)
@@ -70,23 +70,23 @@ def _shared(scores: Mapping[str, float], by_place: Sequence[float]) -> dict[str,
     """Returns the value of each model's place; models with equal scores share theirs."""
     # The order within a level is irrelevant, as all of it shares one value.
     ordered = sorted(scores, key=lambda model: -scores[model])
-    given: dict[str, float] = {}
+    credit: dict[str, float] = {}
     place = 0
     for _, level in itertools.groupby(ordered, key=lambda model: scores[model]):
         names = list(level)
         share = float(np.mean(by_place[place : place + len(names)]))
-        given.update(dict.fromkeys(names, share))
+        credit.update(dict.fromkeys(names, share))
         place += len(names)
-    return given
+    return credit
 
 
-def kendall(said: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
+def kendall(ratings: Mapping[str, float], reference: Mapping[str, float]) -> float | None:
     """Kendall's τ-b of two rankings of the same models; None where one of them has everybody level."""
     # Imported here: scipy.stats is slow to import, and a report without a bias study needs none of it.
     from scipy.stats import kendalltau
 
     models = list(reference)
-    value = kendalltau([said[model] for model in models], [reference[model] for model in models]).statistic
+    value = kendalltau([ratings[model] for model in models], [reference[model] for model in models]).statistic
     # scipy gives NaN for a constant ranking.
     return None if np.isnan(value) else float(value)
 
@@ -256,19 +256,19 @@ def _under(
         if not others:
             continue
         # A model that only one side has judged stands in neither ranking: NDCG and tau compare the same models.
-        said, reference = _rates(own, models), _rates(others, models)
-        both = [model for model in models if model in said and model in reference]
-        here, there = {m: said[m] for m in both}, {m: reference[m] for m in both}
+        ratings, reference = _rates(own, models), _rates(others, models)
+        both = [model for model in models if model in ratings and model in reference]
+        here, there = {m: ratings[m] for m in both}, {m: reference[m] for m in both}
         # A model of `said` is in the joint vote too, as the judge's own battles are part of it.
-        whole = {model: joint[model] for model in said}
+        whole = {model: joint[model] for model in ratings}
         agreements.append(
             JudgeAgreement(
                 judge=judge,
                 ndcg=ndcg(here, there),
                 tau=kendall(here, there),
                 chance=chance_ndcg(there),
-                joint=ndcg(said, whole),
-                joint_tau=kendall(said, whole),
+                joint=ndcg(ratings, whole),
+                joint_tau=kendall(ratings, whole),
                 joint_chance=chance_ndcg(whole),
             )
         )
@@ -372,9 +372,9 @@ def _sizes(by_judge: Mapping[str, Sequence[Judged]], models: Sequence[str], seed
         gains, taus, chances = [], [], []
         for panel in panels:
             # A small panel may not have judged every model.
-            said = _rates([event for judge in panel for event in by_judge[judge]], models)
-            both = [model for model in models if model in said and model in whole]
-            here, there = {m: said[m] for m in both}, {m: whole[m] for m in both}
+            ratings = _rates([event for judge in panel for event in by_judge[judge]], models)
+            both = [model for model in models if model in ratings and model in whole]
+            here, there = {m: ratings[m] for m in both}, {m: whole[m] for m in both}
             gains.append(ndcg(here, there))
             taus.append(kendall(here, there))
             chances.append(chance_ndcg(there))

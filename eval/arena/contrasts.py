@@ -95,15 +95,15 @@ def contrasts(
             scores.setdefault(event.setting, {})[battle] = event.verdicts[OVERALL].score
     # In the order of Setting: the first one, the fused guideline where it was used, is what the others are compared
     # with.
-    held = [setting for setting in Setting if setting in scores]
+    compared = [setting for setting in Setting if setting in scores]
     found = []
-    for one in held[1:]:
+    for one in compared[1:]:
         # A judgement that failed under one setting is left out under both, or the differences would not be paired.
-        common = sorted(scores[one].keys() & scores[held[0]].keys())
+        common = sorted(scores[one].keys() & scores[compared[0]].keys())
         if common:
-            both = (scores[one], scores[held[0]])
+            both = (scores[one], scores[compared[0]])
             found.append(
-                _contrast((one, held[0]), both, common, models=models, families=families, draw=(resamples, seed))
+                _contrast((one, compared[0]), both, common, models=models, families=families, draw=(resamples, seed))
             )
     return tuple(found)
 

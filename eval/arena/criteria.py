@@ -113,11 +113,11 @@ def complete(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
     # A judge gives its reasons under this name.
     if "why" in keys:
         raise ValueError("no criterion can be called why: the reasons are")
-    rest = [one for one in criteria if one.key != OVERALL]
-    if not 1 <= len(rest) <= _MOST:
-        raise ValueError(f"there are from 1 to {_MOST} criteria beside {OVERALL}, not {len(rest)}")
+    others = [one for one in criteria if one.key != OVERALL]
+    if not 1 <= len(others) <= _MOST:
+        raise ValueError(f"there are from 1 to {_MOST} criteria beside {OVERALL}, not {len(others)}")
     overall = next((one for one in criteria if one.key == OVERALL), _OVERALL)
-    return (*rest, overall)
+    return (*others, overall)
 
 
 def keys_of(criteria: Sequence[Any]) -> tuple[str, ...]:

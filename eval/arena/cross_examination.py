@@ -67,6 +67,8 @@ async def tasks_of_run(root: Path, sides: Sequence[Side], *, prefixed: bool = Fa
 
 
 def _task(record: TrialRecord, side: Side, meme: str) -> FixedTask | None:
-    asked = [event.question for event in record.events if isinstance(event, QuestionAsked) and event.side is side]
+    questions = [event.question for event in record.events if isinstance(event, QuestionAsked) and event.side is side]
     tags = {"side": str(side).lower(), "language": record.text.language if record.text else ""}
-    return FixedTask(meme=meme, rounds=tuple(asked), tags={k: v for k, v in tags.items() if v}) if asked else None
+    return (
+        FixedTask(meme=meme, rounds=tuple(questions), tags={k: v for k, v in tags.items() if v}) if questions else None
+    )

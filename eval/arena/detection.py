@@ -87,12 +87,12 @@ async def detect(
     """
     # A crash may have cut off the last line; the next event would run into it, and neither could be read.
     folder.drop_cut_line()
-    said = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
+    answered = {(e.meme, e.target) for e in folder.events() if isinstance(e, Detected | NotDetected)}
     turn, done = asyncio.Semaphore(concurrency), 0
 
     async def one(meme: ShownMeme, chair: MeteredModel) -> None:
         nonlocal done
-        if (meme.id, chair.name) not in said:
+        if (meme.id, chair.name) not in answered:
             async with turn:
                 found = await reply_or_reason(Speaker(chair, meme, 0).detect())
             if isinstance(found, str):
@@ -122,8 +122,8 @@ def detection_report(
     found = {(e.meme, e.target): e for e in events if isinstance(e, Detected | NotDetected)}
     if not found:
         raise BadRequest("No target of this arena was asked for labels yet.", reason="ARENA_EMPTY")
-    asked = {meme for meme, _ in found}
-    gold = {meme.id: meme.harmful for meme in manifest.memes if meme.id in asked}
+    memes = {meme for meme, _ in found}
+    gold = {meme.id: meme.harmful for meme in manifest.memes if meme.id in memes}
     draws = ResampledMeans(gold, resamples, seed)
     fought = _scores_of(manifest, events, gold)
     rows: list[DetectionRow] = []

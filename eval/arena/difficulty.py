@@ -64,12 +64,12 @@ async def rate_difficulty(
         if key not in rated:
             async with turn:
                 speaker = Speaker(annotator, memes[task.meme], 0)
-                said = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get(key)))
+                reply = await reply_or_reason(speaker.rate_difficulty(task.rounds, guidelines.get(key)))
             about = {"meme": task.meme, "task": task.task, "annotator": annotator.name}
-            if isinstance(said, str):
-                folder.append([DifficultyNotRated.model_validate({**about, "reason": said})])
+            if isinstance(reply, str):
+                folder.append([DifficultyNotRated.model_validate({**about, "reason": reply})])
             else:
-                found, call = said
+                found, call = reply
                 folder.append([DifficultyRated.model_validate({**about, **found.model_dump(), "call": call})])
         done += 1
         progress(done, len(tasks))

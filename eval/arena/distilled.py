@@ -123,7 +123,7 @@ async def judged_by(
         async with turn:
             parts: list[str | Frame] = await asyncio.to_thread(_frames, folder, example)
             parts += [part["text"] for part in user if part["type"] == "text"]
-            said = await reply_or_reason(
+            reply = await reply_or_reason(
                 judge.say(
                     prompt,
                     "verdicts",
@@ -135,7 +135,7 @@ async def judged_by(
                     schema=replies.verdicts_schema(example.keys, levels=example.levels, chars=2000),
                 )
             )
-        found[key] = None if isinstance(said, str) else said.value.by_dimension[OVERALL]
+        found[key] = None if isinstance(reply, str) else reply.value.by_dimension[OVERALL]
         done += 1
         progress(done, len(wanted))
 
@@ -167,10 +167,10 @@ def distil_report(
         (one.meme, one.task, one.a, one.b): {"A": Verdict.A, "B": Verdict.B}.get(one.longer, Verdict.BOTH_GOOD)
         for one in examples
     }
-    given = {**verdicts, LONGER: longer}
+    columns = {**verdicts, LONGER: longer}
     checks = tuple(
         _check(name, own, taught, manifest, family=families.get(name, ""), resamples=resamples)
-        for name, own in given.items()
+        for name, own in columns.items()
     )
     return DistilReport(
         held_out=manifest.held_out,
@@ -224,7 +224,7 @@ def _check(
         for (meme, task, a, b), score in scores.items()
         if a < b and (meme, task, b, a) in scores
     ]
-    held = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
+    places = [place for place, model in enumerate(manifest.targets) if manifest.families[model] in manifest.held_out]
     # The student's ratings on the comparisons that the teacher judged, so that both rest on the same battles.
     mine, theirs = _ratings(manifest.targets, {key: scores[key] for key in both}), _ratings(manifest.targets, taught)
     return JudgeCheck(
@@ -233,7 +233,7 @@ def _check(
         unusable=sum(verdict is None for verdict in own.values()),
         agreement=mean_of([(key[0], float(scores[key] == taught[key])) for key in both], resamples, 0),
         kappa=cohen([(_OUTCOMES[scores[key]], _OUTCOMES[taught[key]]) for key in both]),
-        rmse=float(np.sqrt(np.mean((mine - theirs)[held] ** 2))) if both else None,
+        rmse=float(np.sqrt(np.mean((mine - theirs)[places] ** 2))) if both else None,
         spearman=_spearman(mine, theirs),
         first_share=float(np.mean(decided)) if decided else None,
         consistent=float(np.mean(turned)) if turned else None,

@@ -38,18 +38,18 @@ class ReplyCost(_ArenaValue):
     """Why the first reply could not be used."""
 
 
-def call_of(chair: MeteredModel, prompt: Prompt, task: str, said: ParsedReply[T]) -> ReplyCost:
+def call_of(chair: MeteredModel, prompt: Prompt, task: str, parsed: ParsedReply[T]) -> ReplyCost:
     """Computes the cost of a reply."""
     return ReplyCost(
         chair=chair.name,
-        model=said.replies[-1].model,
+        model=parsed.replies[-1].model,
         prompt=f"{prompt.id}/{task}",
         digest=prompt.digest,
-        calls=len(said.replies),
-        tokens_in=sum(reply.tokens_in for reply in said.replies),
-        tokens_out=sum(reply.tokens_out for reply in said.replies),
-        latency_s=sum(reply.latency_s for reply in said.replies),
-        fault=said.fault,
+        calls=len(parsed.replies),
+        tokens_in=sum(reply.tokens_in for reply in parsed.replies),
+        tokens_out=sum(reply.tokens_out for reply in parsed.replies),
+        latency_s=sum(reply.latency_s for reply in parsed.replies),
+        fault=parsed.fault,
     )
 
 

@@ -33,8 +33,8 @@ def rating_bars(board: Board, name: str) -> str | None:
         axes.set_xlabel("Bradley-Terry rating; 400 points are odds of ten to one")
         axes.grid(visible=True, axis="x")
         axes.tick_params(axis="y", length=0)
-        told = "; ".join(f"{model} {one.value:.0f}" for model, one in rows)
-        return themed(figure, name, f"Ratings with 95 % intervals. {told}.")
+        description = "; ".join(f"{model} {one.value:.0f}" for model, one in rows)
+        return themed(figure, name, f"Ratings with 95 % intervals. {description}.")
 
 
 def heads(board: Board, name: str) -> str | None:
@@ -67,11 +67,11 @@ def heads(board: Board, name: str) -> str | None:
         axes.tick_params(length=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
-        told = "; ".join(
+        description = "; ".join(
             f"{words.plain(one)} against {words.plain(other)} {rate:.0%}"
             for (one, other), rate in board.against.items()
         )
-        return themed(figure, name, f"Win rates in per cent, ties half. {told}.")
+        return themed(figure, name, f"Win rates in per cent, ties half. {description}.")
 
 
 def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
@@ -95,8 +95,8 @@ def tokens(board: Board, targets: Sequence[Target], name: str) -> str | None:
         axes.set(xlabel="tokens of an answer, mean", ylabel="rating")
         axes.margins(x=0.18, y=0.12)
         axes.grid(visible=True)
-        told = "; ".join(f"{model}: {long:.0f} tokens, {rating:.0f}" for model, long, rating in rows)
-        return themed(figure, name, f"Rating against length of answers. {told}.")
+        description = "; ".join(f"{model}: {long:.0f} tokens, {rating:.0f}" for model, long, rating in rows)
+        return themed(figure, name, f"Rating against length of answers. {description}.")
 
 
 def own_cases(report: BiasReport, name: str) -> str | None:
@@ -130,9 +130,9 @@ def own_cases(report: BiasReport, name: str) -> str | None:
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=True, axis="x")
         figure.legend(loc="outside upper right", ncols=len(shown), fontsize=7.5)
-        told = "; ".join(
+        description = "; ".join(
             f"{words.plain(case.judge)} under {one.setting}: {100 * case.lift:+.0f}"
             for one in shown
             for case in one.own_cases
         )
-        return themed(figure, name, f"Judges in their own case. {told}.")
+        return themed(figure, name, f"Judges in their own case. {description}.")

@@ -285,14 +285,14 @@ def _test_words(by: BoardsBy) -> list[str]:
     if not by.shown:
         return [f"That models rank differently in these groups is not shown ({p}): nobody is weaker in one of them."]
     sure = [one for one in by.test.differences if one.p < LEVEL]
-    told = [
+    words = [
         f"{one.model} is {'stronger' if one.points > 0 else 'weaker'} in {one.group} than elsewhere: {one.points:+.0f} "
         f"points [{one.low:+.0f}, {one.high:+.0f}], p = {one.p:.3f}."
         for one in sorted(sure, key=lambda one: one.points)
     ]
     return [
         f"Models rank differently in these groups ({p}).",
-        *(told or ["Which of them do is not shown: no difference is sure by itself."]),
+        *(words or ["Which of them do is not shown: no difference is sure by itself."]),
     ]
 
 

@@ -127,10 +127,10 @@ async def hold(plan: ArenaPlan, folder: ArenaFolder, progress: Callable[[int, in
 
 def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> dict[str, Spent]:
     """Sums the usage of each model, this time and before."""
-    told = {}
+    updated = {}
     for name, chair in chairs.items():
         so_far, made = before.get(name, Spent()), chair.usage.made
-        told[name] = Spent(
+        updated[name] = Spent(
             calls=so_far.calls + made.calls,
             tokens_in=so_far.tokens_in + made.tokens_in,
             tokens_out=so_far.tokens_out + made.tokens_out,
@@ -140,7 +140,7 @@ def spent(chairs: Mapping[str, MeteredModel], before: Mapping[str, Spent]) -> di
             usd=so_far.usd + made.usd(chair.price),
         )
     # Models of earlier sessions stay, though nobody may ask them this time.
-    return {**before, **told}
+    return {**before, **updated}
 
 
 async def _all(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -190,27 +190,27 @@ class _Meme:
     async def _tasks(self) -> list[_Task]:
         if self._plan.given:
             return [
-                self._fixed_task(number, given) for number, given in enumerate(self._plan.given.get(self._meme.id, ()))
+                self._fixed_task(number, task) for number, task in enumerate(self._plan.given.get(self._meme.id, ()))
             ]
         controller = self._speaker(self._settings.controller)
         profiles, call = await controller.profiles(self._settings.temperature)
-        told = {str(relevance): profiles.of(relevance) for relevance in Relevance}
-        self._keep(ContextSimulated(meme=self._meme.id, call=call, **told))
+        backgrounds = {str(relevance): profiles.of(relevance) for relevance in Relevance}
+        self._keep(ContextSimulated(meme=self._meme.id, call=call, **backgrounds))
 
         async def formulate(number: int, relevance: Relevance) -> _Task:
-            question, asked = await controller.question(profiles.of(relevance), self._settings.temperature)
-            return self._formulated(number, relevance, rounds=(question,), language="", call=asked)
+            question, call = await controller.question(profiles.of(relevance), self._settings.temperature)
+            return self._formulated(number, relevance, rounds=(question,), language="", call=call)
 
         return await _all(formulate(number, relevance) for number, relevance in enumerate(Relevance))
 
-    def _fixed_task(self, number: int, given: FixedTask) -> _Task:
-        task = self._formulated(number, None, rounds=given.rounds, language=given.language, call=None, tags=given.tags)
+    def _fixed_task(self, number: int, fixed: FixedTask) -> _Task:
+        task = self._formulated(number, None, rounds=fixed.rounds, language=fixed.language, call=None, tags=fixed.tags)
         return _Task(
             number=task.number,
             overall=task.overall,
             rounds=task.rounds,
             language=task.language,
-            reference=given.reference,
+            reference=fixed.reference,
         )
 
     def _formulated(
@@ -266,26 +266,26 @@ class _Meme:
                 self._unanswered(name, task, spoken)
                 return None
             rounds, calls, forgotten = spoken
-            given = FixedQuestion("", rounds)
+            question = FixedQuestion("", rounds)
         else:
-            said = await reply_or_reason(speaker.answer(task.rounds[0]))
-            if isinstance(said, str):
-                self._unanswered(name, task, said)
+            reply = await reply_or_reason(speaker.answer(task.rounds[0]))
+            if isinstance(reply, str):
+                self._unanswered(name, task, reply)
                 return None
-            given, calls = FixedQuestion(said[0].background_knowledge, (said[0].reasoning,)), (said[1],)
+            question, calls = FixedQuestion(reply[0].background_knowledge, (reply[0].reasoning,)), (reply[1],)
         self._keep(
             Answered(
                 meme=self._meme.id,
                 task=task.number,
                 target=name,
-                background=given.background,
-                reasoning=given.rounds,
-                style=style_of("\n".join((given.background, *given.rounds))),
+                background=question.background,
+                reasoning=question.rounds,
+                style=style_of("\n".join((question.background, *question.rounds))),
                 calls=calls,
                 forgotten=forgotten,
             )
         )
-        return given
+        return question
 
     def _unanswered(self, name: str, task: _Task, reason: str) -> None:
         self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
@@ -302,23 +302,23 @@ class _Meme:
         author = rng.choice(able)
         guideline = answers[author]
         self._keep(FusionBegun(meme=self._meme.id, task=task.number, judge=author))
-        rest = [name for name in self._settings.targets if name in answers and name != author]
-        rng.shuffle(rest)
+        candidates = [name for name in self._settings.targets if name in answers and name != author]
+        rng.shuffle(candidates)
         if self._settings.fusion_rounds != "all":
-            rest = rest[: self._settings.fusion_rounds]
-        for number, drawn in enumerate(rest, 1):
+            candidates = candidates[: self._settings.fusion_rounds]
+        for number, drawn in enumerate(candidates, 1):
             # Nobody merges its own answer. The order is drawn, so that a fuser who prefers what comes first favours
             # neither text.
             judge = rng.choice([name for name in self._settings.judges if name != drawn])
             first = rng.random() < 0.5
             shown = (guideline, answers[drawn]) if first else (answers[drawn], guideline)
-            said = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
+            reply = await reply_or_reason(self._speaker(judge).fuse(task.rounds[0], *shown))
             about = {"meme": self._meme.id, "task": task.number, "round": number, "drawn": drawn, "judge": judge}
-            if isinstance(said, str):
+            if isinstance(reply, str):
                 # The guideline goes on as it was before this round.
-                self._keep(FusionFailed.model_validate({**about, "reason": said}))
+                self._keep(FusionFailed.model_validate({**about, "reason": reply}))
                 continue
-            fused, call = said
+            fused, call = reply
             guideline = FixedQuestion(fused.background_knowledge, (fused.reasoning,))
             self._keep(
                 FusionRound.model_validate(
@@ -354,20 +354,20 @@ class _Meme:
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.given and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
-        asked: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
+        battles: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen
         ]
         # The number among all tasks, not the order in which they are done: so the study is about the same tasks when
         # the arena is taken up again.
         if self._settings.bias and task.overall < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
-            for judge, look in itertools.product(self._settings.judges, Setting):
-                measure = answers.get(judge) if look is Setting.OWN else shown.get(look)
+            for judge, place in itertools.product(self._settings.judges, Setting):
+                measure = answers.get(judge) if place is Setting.OWN else shown.get(place)
                 # A setting whose reference is missing is skipped; asked without one, it would be the setting NONE under
                 # another name.
-                if measure is not None or look is Setting.NONE:
-                    asked.append((judge, look, measure, "bias"))
-        await _all(self._judge(task, one, other, answers, *how) for how in asked)
+                if measure is not None or place is Setting.NONE:
+                    battles.append((judge, place, measure, "bias"))
+        await _all(self._judge(task, one, other, answers, *how) for how in battles)
 
     def _written(self, task: _Task) -> FixedQuestion | None:
         if task.reference:
@@ -391,7 +391,7 @@ class _Meme:
         a, b = sorted((one, other), reverse=flip)
         turns = ((a, b), (b, a)) if self._settings.swapped and study == "arena" else ((a, b),)
         for turn, (first, second) in enumerate(turns):
-            said = await reply_or_reason(
+            reply = await reply_or_reason(
                 self._speaker(judge).compare(
                     task.rounds,
                     reference,
@@ -411,10 +411,10 @@ class _Meme:
                 "turn": turn,
                 "study": study,
             }
-            if isinstance(said, str):
-                self._keep(NotJudged.model_validate({**about, "reason": said}))
+            if isinstance(reply, str):
+                self._keep(NotJudged.model_validate({**about, "reason": reply}))
                 continue
-            verdicts, call = said
+            verdicts, call = reply
             self._keep(
                 Judged.model_validate(
                     {**about, "verdicts": dict(verdicts.by_dimension), "why": verdicts.why, "call": call}

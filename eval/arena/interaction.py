@@ -196,10 +196,10 @@ def _statistics(won: Floats, labels: Ints, groups: int, n: int) -> tuple[Floats,
         part = labels[begin : begin + step]
         member = (part[:, None, :] == np.arange(groups)[None, :, None]).astype(np.float64)
         tables = (member.reshape(-1, member.shape[-1]) @ won).reshape(len(part), groups, n, n)
-        rest = tables.sum(axis=1, keepdims=True) - tables
+        others = tables.sum(axis=1, keepdims=True) - tables
         own = fit(tables + prior)
         ratios.append(2 * (_likelihood(tables + prior, own).sum(axis=1) - together))
-        differences.append(SCALE * (own - fit(rest + prior)))
+        differences.append(SCALE * (own - fit(others + prior)))
     return np.concatenate(ratios), np.concatenate(differences)
 
 

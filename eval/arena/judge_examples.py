@@ -160,13 +160,13 @@ def judge_examples(
     if missing := {event.meme for event in judged} - memes.keys():
         raise BadRequest(f"{len(missing):,} memes of the arena are not in the data that was named.", reason="NO_MEMES")
     # Sorted, so that the draw depends on the seed and the memes, not on the order of events.
-    held = _reserve_memes(sorted({event.meme for event in judged}), seed)
+    reserved = _reserve_memes(sorted({event.meme for event in judged}), seed)
     writer = _Writer(manifest, events, memes)
     parts: dict[Part, list[JudgeExample]] = {"train": [], "test": []}
     skipped: Counter[str] = Counter()
     for event in judged:
         # Of either answer: a comparison with a held-out family teaches how its answers look.
-        apart = event.meme in held or bool({families[event.a], families[event.b]} & set(hold_out))
+        apart = event.meme in reserved or bool({families[event.a], families[event.b]} & set(hold_out))
         # Both orders, so that the place of an answer teaches nothing.
         for mirrored in (False, True):
             # A test asks for verdicts alone; training would learn reasons that speak of the wrong answer.
@@ -187,7 +187,7 @@ def judge_examples(
             targets=settings.targets,
             families=families,
             held_out=tuple(sorted(set(hold_out))),
-            held_memes=tuple(sorted(held)),
+            held_memes=tuple(sorted(reserved)),
             examples={part: len(examples) for part, examples in parts.items()},
             skipped=dict(skipped),
             seed=seed,

@@ -213,24 +213,24 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
         elif isinstance(event, NotJudged):
             unjudged[event.judge] += 1
     languages = answer_languages(events)
-    told = []
+    rows = []
     for name in manifest.settings.targets:
-        entry, given = manifest.models[name], answers[name]
-        told.append(
+        entry, counts = manifest.models[name], answers[name]
+        rows.append(
             Target(
                 model=name,
                 called=entry.model,
                 family=entry.family,
-                answered=len(given),
+                answered=len(counts),
                 unanswered=dict(missing[name]),
-                words=float(np.mean([one.style.words for one in given])) if given else 0.0,
-                tokens=float(np.mean([one.tokens_out for one in given])) if given else 0.0,
+                words=float(np.mean([one.style.words for one in counts])) if counts else 0.0,
+                tokens=float(np.mean([one.tokens_out for one in counts])) if counts else 0.0,
                 as_judge=judged[name],
                 unjudged=unjudged[name],
                 in_language=languages.get(name),
             )
         )
-    return tuple(told)
+    return tuple(rows)
 
 
 _STEPS = {

@@ -180,7 +180,7 @@ async def explain_losses(
     # A crash may have cut off the last line; the next event would run into it.
     folder.drop_cut_line()
     events = folder.events()
-    said = {
+    explained = {
         (e.meme, e.task, e.winner, e.loser, e.explainer, e.second)
         for e in events
         if isinstance(e, LossExplained | LossNotExplained)
@@ -189,7 +189,7 @@ async def explain_losses(
         (e.meme, e.task, e.target): FixedQuestion(e.background, e.reasoning) for e in events if isinstance(e, Answered)
     }
     rounds = {(e.meme, e.task): e.rounds for e in events if isinstance(e, TaskFormulated)}
-    asked = _assignments(losses, explainer=explainer, second=second, seed=seed)
+    assignments = _assignments(losses, explainer=explainer, second=second, seed=seed)
     turn, done = asyncio.Semaphore(concurrency), 0
 
     async def one(loss: Loss, chair: MeteredModel, again: bool) -> None:
@@ -203,14 +203,14 @@ async def explain_losses(
             "second": again,
         }
         # The order of the names in ``about`` is that of the tuples in ``said``.
-        if tuple(about.values()) not in said:
+        if tuple(about.values()) not in explained:
             async with turn:
                 meme = memes[loss.meme]
                 folder.append([await _explained(loss, chair, about, rounds=rounds, answers=answers, meme=meme)])
         done += 1
-        progress(done, len(asked))
+        progress(done, len(assignments))
 
-    await gather_or_cancel(*(one(*each) for each in asked))
+    await gather_or_cancel(*(one(*each) for each in assignments))
 
 
 def _assignments(
@@ -220,14 +220,14 @@ def _assignments(
     rng = random.Random(f"second opinion {seed}")
     # One at least: without any there would be no agreement of explainers to report.
     twice = set(rng.sample(range(len(losses)), max(1, round(SECOND * len(losses))))) if losses else set()
-    asked = []
+    assignments = []
     for place, loss in enumerate(losses):
         # Where the explainer fought in the battle itself, the second model takes its place as the first.
         able = [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
         for chair, again in zip(able, (False, True), strict=False):
             if not again or place in twice:
-                asked.append((loss, chair, again))
-    return asked
+                assignments.append((loss, chair, again))
+    return assignments
 
 
 async def _explained(
@@ -240,7 +240,7 @@ async def _explained(
     meme: ShownMeme,
 ) -> LossExplained | LossNotExplained:
     # The length of parts is not needed here: explain sets its own.
-    said = await reply_or_reason(
+    reply = await reply_or_reason(
         Speaker(chair, meme, 0).explain(
             rounds[loss.meme, loss.task],
             answers[loss.meme, loss.task, loss.winner],
@@ -249,17 +249,17 @@ async def _explained(
             aspects=loss.aspects,
         )
     )
-    if isinstance(said, str):
-        return LossNotExplained.model_validate({**about, "reason": said})
-    given, call = said
+    if isinstance(reply, str):
+        return LossNotExplained.model_validate({**about, "reason": reply})
+    explanation, call = reply
     several = len(loss.aspects) > 1
     return LossExplained.model_validate(
         {
             **about,
-            "aspect": given.aspect if several else loss.aspects[0],
+            "aspect": explanation.aspect if several else loss.aspects[0],
             "asked": several,
-            "error": given.error,
-            "why": given.why,
+            "error": explanation.error,
+            "why": explanation.why,
             "call": call,
         }
     )
@@ -317,7 +317,7 @@ def _shares(values: Sequence[tuple[str, str]], names: Sequence[str], *, resample
     draws = ResampledMeans((meme for meme, _ in values), resamples, seed)
     found = {}
     for name in names:
-        value, drawn = draws.of([(meme, float(said == name)) for meme, said in values])
+        value, drawn = draws.of([(meme, float(named == name)) for meme, named in values])
         found[str(name)] = share_figure(value, drawn, len({meme for meme, _ in values}))
     return found
 

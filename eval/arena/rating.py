@@ -214,7 +214,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
     found = []
     for number in sorted({text.round for text in texts}):
         of_round = [text for text in texts if text.round == number]
-        kept = [
+        measures = [
             # Words of both over words of either (Jaccard).
             len(earlier & set(text.words)) / max(1, len(earlier | set(text.words)))
             for text in of_round
@@ -225,7 +225,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
                 round=number,
                 n=len(of_round),
                 words=float(np.mean([len(text.words) for text in of_round])),
-                kept=float(np.mean(kept)) if kept else None,
+                kept=float(np.mean(measures)) if measures else None,
             )
         )
     return tuple(found)
@@ -275,12 +275,12 @@ def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Rand
     """Draws texts; two of one meme only where there are too few memes."""
     shuffled = list(texts)
     rng.shuffle(shuffled)
-    seen: dict[str, int] = defaultdict(int)
+    numbers: dict[str, int] = defaultdict(int)
     ranked = []
     for place, text in enumerate(shuffled):
         # A second text of a meme stands behind all first ones.
-        ranked.append((seen[text.meme], place, text))
-        seen[text.meme] += 1
+        ranked.append((numbers[text.meme], place, text))
+        numbers[text.meme] += 1
     return [text for _, _, text in sorted(ranked, key=lambda one: one[:2])[:most]]
 
 
@@ -293,15 +293,15 @@ def round_section(rounds: Sequence[RoundRatings], end: int | None) -> Section:
     """
     rows = [(str(one.round), f"{one.items:,}", figure(one.mean, ".2f")) for one in rounds]
     if len(rounds) < 2:
-        told = "Guidelines of several rounds (--rounds 0-14) show from which one on nothing is gained."
+        note = "Guidelines of several rounds (--rounds 0-14) show from which one on nothing is gained."
     elif end is None:
-        told = "The last round that was rated still gained half the width of its interval or more."
+        note = "The last round that was rated still gained half the width of its interval or more."
     else:
-        told = (
+        note = (
             f"After round {end}, no further one gains half the width of its interval: with "
             f"fusion_rounds = {max(1, end)} in [arena] the calls of all later ones are saved. Published: about 8 of 14."
         )
-    notes = ("All criteria together; intervals are 95 %, by bootstrap over memes.", told)
+    notes = ("All criteria together; intervals are 95 %, by bootstrap over memes.", note)
     return Section("rounds", "By round of the fusion", (("round", "guidelines", "mean score"), *rows), notes)
 
 

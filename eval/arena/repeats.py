@@ -163,7 +163,7 @@ def repeated_board(boards: Sequence[Leaderboard]) -> RepeatedBoard:
 def repeat_section(board: RepeatedBoard) -> Section:
     """Means, spreads and places as a table."""
     header = ("model", "rating", "SD", *(f"repeat {n}" for n in range(1, len(board.seeds) + 1)), "won", "SD", "ahead")
-    held = {place.ahead: f"{place.held} of {place.repeats}" for place in board.places}
+    shares = {place.ahead: f"{place.held} of {place.repeats}" for place in board.places}
     rows = [
         (
             model.model,
@@ -172,7 +172,7 @@ def repeat_section(board: RepeatedBoard) -> Section:
             *(figure(value, ".0f") for value in model.rating.values),
             _percent(model.win_rate.mean),
             _percent(model.win_rate.sd),
-            held.get(model.model, "–"),
+            shares.get(model.model, "–"),
         )
         for model in board.models
     ]

@@ -24,8 +24,8 @@ class Profiles(Reply):
 
     def of(self, relevance: Relevance) -> str:
         """One of them."""
-        said: str = getattr(self, relevance)
-        return said
+        profile: str = getattr(self, relevance)
+        return profile
 
 
 class TaskQuestion(Reply):
@@ -123,13 +123,13 @@ def parse_verdicts(text: str, *, keys: tuple[str, ...], levels: int) -> Verdicts
         keys: Names of the criteria.
         levels: Three or five.
     """
-    said = parse(_comparison(keys), text)
-    words: dict[str, str] = {key: getattr(said, f"criterion_{place}") for place, key in enumerate(keys)}
+    parsed = parse(_comparison(keys), text)
+    words: dict[str, str] = {key: getattr(parsed, f"criterion_{place}") for place, key in enumerate(keys)}
     offered: Mapping[str, Verdict] = words_of(levels)
     wrong = [key for key, word in words.items() if word not in offered]
     if wrong:
         raise UnusableReply("REPLY_MALFORMED", f"{', '.join(wrong)} must be one of {', '.join(offered)}")
-    return Verdicts(said.why, {key: offered[word] for key, word in words.items()})
+    return Verdicts(parsed.why, {key: offered[word] for key, word in words.items()})
 
 
 class Detection(Reply):
@@ -182,20 +182,20 @@ def explanation_schema(aspects: Sequence[str], chars: int) -> dict[str, Any]:
         aspects: Dimensions that it may name; with fewer than two it is not asked for one.
         chars: Longest sentence.
     """
-    asked = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
+    properties = {"aspect": {"type": "string", "enum": list(aspects)}} if len(aspects) > 1 else {}
     error = {"type": "string", "enum": [str(error) for error in LossError]}
-    return object_schema({"why": _text(min(chars, _WHY)), **asked, "error": error})
+    return object_schema({"why": _text(min(chars, _WHY)), **properties, "error": error})
 
 
 def parse_explanation(text: str, *, aspects: Sequence[str]) -> Explanation:
     """A reason that names one of the aspects that were offered, where there was a choice. Raises Fault."""
-    said = parse(Explanation, text)
+    explanation = parse(Explanation, text)
     # Where there was no choice the model was not asked, and whatever it says of an aspect is ignored.
-    if len(aspects) > 1 and said.aspect not in aspects:
+    if len(aspects) > 1 and explanation.aspect not in aspects:
         raise UnusableReply("REPLY_MALFORMED", f"aspect must be one of {', '.join(aspects)}")
-    if said.error not in list(LossError):
+    if explanation.error not in list(LossError):
         raise UnusableReply("REPLY_MALFORMED", f"error must be one of {', '.join(LossError)}")
-    return said
+    return explanation
 
 
 def _text(most: int) -> dict[str, Any]:

@@ -83,18 +83,18 @@ _TOKENS_IN, _TOKENS_OUT = 1500, 300
 """Tokens of a call, as far as nobody has asked yet: a picture and two answers, and a short reply."""
 
 
-def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
+def foretold(ask: Ask, memes: int, fixed: int) -> tuple[int, float]:
     """Calls that an arena makes, and about what they cost in US dollars.
 
     Args:
         ask: Options of the run.
         memes: Number of memes.
-        given: Number of questions that come with it; 0 where they are made up, three for each meme.
+        fixed: Number of questions that come with it; 0 where they are made up, three for each meme.
     """
     settings = ask.settings
     # Only about right: forfeits and replies out of the store make it less, replies that are asked for again make it
     # more.
-    tasks = given or len(Relevance) * memes
+    tasks = fixed or len(Relevance) * memes
     meetings = settings.answers_per_task * (settings.answers_per_task - 1) // 2
     if settings.pairing == "baseline":
         meetings = settings.answers_per_task - 1
@@ -105,9 +105,9 @@ def foretold(ask: Ask, memes: int, given: int) -> tuple[int, float]:
     rounds = len(settings.targets) - 1
     if settings.fusion_rounds != "all":
         rounds = min(rounds, settings.fusion_rounds)
-    merged = tasks * rounds if settings.guideline == "fused" and not given else 0
+    merged = tasks * rounds if settings.guideline == "fused" and not fixed else 0
     by_role = (
-        ((settings.controller,), 0 if given else memes + tasks),
+        ((settings.controller,), 0 if fixed else memes + tasks),
         (settings.targets, tasks * len(settings.targets)),
         (settings.judges, judged + merged),
     )
@@ -141,30 +141,30 @@ async def run(
         CourtError: The arena can't be run; see :func:`eval.arena.hold.hold` and :func:`eval.models.open.open_chairs`.
     """
     # Before the folder is touched: a fault in these files should leave nothing behind.
-    given = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
+    fixed = read_lines(ask.tasks, FixedTask) if ask.tasks else ()
     references = read_lines(ask.references, HumanReference) if ask.references else ()
-    asked_about = {task.meme for task in given}
+    memes = {task.meme for task in fixed}
     # The lock comes before everything that reads or writes the folder.
     with alone(ask.out):
         shown, sets = await read_memes(
             ask.samples,
             seed=ask.drawn_by,
-            keep=(lambda meme: meme in asked_about) if given else (lambda _: True),
+            keep=(lambda meme: meme in memes) if fixed else (lambda _: True),
         )
         if not shown.memes:
             raise BadRequest("No meme is left to ask about: none has a picture that can be used.", reason="NO_MEMES")
         folder = ArenaFolder(ask.out)
-        manifest = _manifest(ask, shown, given=given, references=references, sets=sets)
+        manifest = _manifest(ask, shown, fixed=fixed, references=references, sets=sets)
         if folder.begun and folder.events():  # where nothing has happened yet, it may still become another
             manifest = _taken_up(folder.manifest(), manifest)
         folder.write_manifest(manifest)
         # Memes without a picture are counted below; here are only those that the sample lacks.
-        absent = asked_about - {meme.id for meme in shown.memes} - shown.without_picture.keys()
+        absent = memes - {meme.id for meme in shown.memes} - shown.without_picture.keys()
         if absent:
             tell(f"{len(absent):,} memes that the questions are about are not in the sample of {ask.samples.split}.")
         if shown.without_picture:
             tell(f"{len(shown.without_picture):,} memes have no picture that can be used and are left out.")
-        begin(*foretold(ask, len(shown.memes), len(given)))
+        begin(*foretold(ask, len(shown.memes), len(fixed)))
         async with AsyncExitStack() as stack:
             store = SqliteCallCache.open(ask.calls or ask.out / CALLS)
             # Before the chairs are opened, so that it is closed after them: they use it.
@@ -182,7 +182,7 @@ async def run(
                     vllm_flags=ask.vllm_flags,
                 )
             by_meme: dict[str, tuple[FixedTask, ...]] = {}
-            for task in given:
+            for task in fixed:
                 by_meme[task.meme] = (*by_meme.get(task.meme, ()), task)
             plan = ArenaPlan(
                 settings=ask.settings,
@@ -202,7 +202,7 @@ def _manifest(
     ask: Ask,
     shown: ShownMemes,
     *,
-    given: Sequence[FixedTask],
+    fixed: Sequence[FixedTask],
     references: Sequence[HumanReference],
     sets: tuple[SampledSet, ...],
 ) -> ArenaManifest:
@@ -234,7 +234,7 @@ def _manifest(
             for meme in shown.memes
         ),
         without_picture=shown.without_picture,
-        tasks=digest_of(given),
+        tasks=digest_of(fixed),
         references=digest_of(references),
         prompts={role: prompt_of(role).digest for role in ROLES},
         software=SOFTWARE,

@@ -127,27 +127,27 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
         BadRequest: The table has an unknown setting, or names a model that the file has not; or its criteria
             can't be read.
     """
-    given = dict(table)
-    preset = given.pop("preset", None)
+    values = dict(table)
+    preset = values.pop("preset", None)
     if preset is not None:
         if preset not in _PRESETS:
             raise BadRequest(
                 f"{_SETTINGS}: there is no preset {preset!r}; there are {', '.join(_PRESETS)}.", reason="ARENA_SETTINGS"
             )
-        judges = given.get("judges", ())
+        judges = values.get("judges", ())
         # What the table names goes before the preset.
-        given = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **given}
-    if isinstance(given.get("criteria"), str):
-        given["criteria"] = read_criteria(given["criteria"], beside)
+        values = {**_PRESETS[preset], **({"judges_per_battle": len(judges)} if judges else {}), **values}
+    if isinstance(values.get("criteria"), str):
+        values["criteria"] = read_criteria(values["criteria"], beside)
     try:
-        settings = ArenaSettings.model_validate({"targets": list(models), **given})
+        settings = ArenaSettings.model_validate({"targets": list(models), **values})
     except ValidationError as error:
-        told = "; ".join(
+        names = "; ".join(
             # Without the words that pydantic puts before those of a validator.
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
             for fault in error.errors()
         )
-        raise BadRequest(f"{_SETTINGS}: {told}.", reason="ARENA_SETTINGS") from None
+        raise BadRequest(f"{_SETTINGS}: {names}.", reason="ARENA_SETTINGS") from None
     for name in (*settings.targets, *settings.judges, settings.controller):
         if name not in models:
             raise BadRequest(

@@ -74,7 +74,7 @@ class Speaker:
     async def profiles(self, temperature: float) -> tuple[Profiles, ReplyCost]:
         """Three people who come across the meme. Raises as :meth:`eval.models.metered.MeteredModel.say`."""
         prompt = prompt_of("controller")
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "profiles",
             [*self._shown(prompt), prompt.task("profiles")],
@@ -83,12 +83,12 @@ class Speaker:
             schema=replies.profiles_schema(self.chars),
             temperature=temperature,
         )
-        return said.value, call_of(self.chair, prompt, "profiles", said)
+        return reply.value, call_of(self.chair, prompt, "profiles", reply)
 
     async def question(self, profile: str, temperature: float) -> tuple[str, ReplyCost]:
         """Asks a model for a question about the meme."""
         prompt = prompt_of("controller")
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "question",
             # Fenced although a model wrote it: that model read the meme, and may pass on an instruction from it.
@@ -98,12 +98,12 @@ class Speaker:
             schema=replies.question_schema(self.chars),
             temperature=temperature,
         )
-        return said.value, call_of(self.chair, prompt, "question", said)
+        return reply.value, call_of(self.chair, prompt, "question", reply)
 
     async def answer(self, question: str) -> tuple[TargetAnswer, ReplyCost]:
         """An answer in two parts."""
         prompt = prompt_of("target")
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "answer",
             [*self._shown(prompt), prompt.task("answer", question=self.fence.around(question))],
@@ -111,7 +111,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.answer_schema(self.chars),
         )
-        return said.value, call_of(self.chair, prompt, "answer", said)
+        return reply.value, call_of(self.chair, prompt, "answer", reply)
 
     async def converse(
         self, rounds: Sequence[str], language: str, history_chars: int | None = None
@@ -128,7 +128,7 @@ class Speaker:
             The answers, their costs, and how many rounds the last question was asked without.
         """
         prompt = prompt_of("target")
-        asked = f", in the language {language}" if language else ""
+        in_language = f", in the language {language}" if language else ""
         shown = self._shown(prompt)
         history: list[str] = []
         answers, calls, forgotten = [], [], 0
@@ -137,19 +137,19 @@ class Speaker:
             while history_chars is not None and history and sum(map(len, history)) > history_chars:
                 del history[0]
             fenced = self.fence.around(question)
-            said = await self.chair.say(
+            reply = await self.chair.say(
                 prompt,
                 "free",
-                [*shown, *history, prompt.task("free", question=fenced, language=asked)],
+                [*shown, *history, prompt.task("free", question=fenced, language=in_language)],
                 replies.parse_free,
                 fence=self.fence,
                 # One text in place of two parts: as long as both together.
                 schema=replies.free_schema(2 * self.chars),
             )
-            answers.append(said.value)
-            calls.append(call_of(self.chair, prompt, "free", said))
+            answers.append(reply.value)
+            calls.append(call_of(self.chair, prompt, "free", reply))
             forgotten = len(answers) - 1 - len(history)
-            history.append(prompt.task("round", question=fenced, answer=self.fence.around(said.value)))
+            history.append(prompt.task("round", question=fenced, answer=self.fence.around(reply.value)))
         return tuple(answers), tuple(calls), forgotten
 
     async def fuse(self, question: str, first: FixedQuestion, second: FixedQuestion) -> tuple[TargetAnswer, ReplyCost]:
@@ -157,10 +157,10 @@ class Speaker:
         prompt = prompt_of("fuser")
         values = {
             f"{name}_{number}": self.fence.around(text)
-            for number, given in ((1, first), (2, second))
-            for name, text in (("background", given.background), ("reasoning", _joined(given)))
+            for number, answer in ((1, first), (2, second))
+            for name, text in (("background", answer.background), ("reasoning", _joined(answer)))
         }
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "fuse",
             [*self._shown(prompt), prompt.task("fuse", question=self.fence.around(question), **values)],
@@ -168,7 +168,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.answer_schema(self.chars),
         )
-        return said.value, call_of(self.chair, prompt, "fuse", said)
+        return reply.value, call_of(self.chair, prompt, "fuse", reply)
 
     async def compare(
         self,
@@ -201,7 +201,7 @@ class Speaker:
             criteria=criteria,
             levels=levels,
         )
-        said: ParsedReply[Verdicts] = await self.chair.say(
+        reply: ParsedReply[Verdicts] = await self.chair.say(
             prompt,
             "verdicts",
             parts,
@@ -209,7 +209,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.verdicts_schema(keys, levels=levels, chars=self.chars),
         )
-        return said.value, call_of(self.chair, prompt, "verdicts", said)
+        return reply.value, call_of(self.chair, prompt, "verdicts", reply)
 
     async def explain(
         self, rounds: Sequence[str], better: FixedQuestion, worse: FixedQuestion, *, why: str, aspects: Sequence[str]
@@ -231,9 +231,9 @@ class Speaker:
         parts.append(prompt.task("error"))
         if len(aspects) > 1:
             parts.append(prompt.task("aspect", aspects=", ".join(f'"{one}"' for one in aspects)))
-        asked = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
-        parts.append(prompt.task("explain", asked=asked))
-        said = await self.chair.say(
+        fields = '"aspect": "...", "error": "..."' if len(aspects) > 1 else '"error": "..."'
+        parts.append(prompt.task("explain", asked=fields))
+        reply = await self.chair.say(
             prompt,
             "explain",
             parts,
@@ -241,12 +241,12 @@ class Speaker:
             fence=self.fence,
             schema=replies.explanation_schema(aspects, 400),
         )
-        return said.value, call_of(self.chair, prompt, "explain", said)
+        return reply.value, call_of(self.chair, prompt, "explain", reply)
 
     async def detect(self) -> tuple[bool, ReplyCost]:
         """Says whether the meme is harmful."""
         prompt = prompt_of(DETECTOR)
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "detect",
             [*self._shown(prompt), prompt.task("detect")],
@@ -254,7 +254,7 @@ class Speaker:
             fence=self.fence,
             schema=replies.DETECTION_SCHEMA,
         )
-        return said.value, call_of(self.chair, prompt, "detect", said)
+        return reply.value, call_of(self.chair, prompt, "detect", reply)
 
     async def rate_difficulty(
         self, rounds: Sequence[str], reference: FixedQuestion | None
@@ -272,7 +272,7 @@ class Speaker:
             words = "\n\n".join(filter(None, (reference.background, _joined(reference))))
             parts.append(prompt.task("reference", reference=self.fence.around(words)))
         parts.append(prompt.task("rate"))
-        said = await self.chair.say(
+        reply = await self.chair.say(
             prompt,
             "rate",
             parts,
@@ -280,13 +280,13 @@ class Speaker:
             fence=self.fence,
             schema=replies.difficulty_schema(400),
         )
-        return said.value, call_of(self.chair, prompt, "rate", said)
+        return reply.value, call_of(self.chair, prompt, "rate", reply)
 
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)
 
-    def _laid_out(self, prompt: Prompt, given: FixedQuestion) -> str:
-        return _laid_out(prompt, self.fence, given)
+    def _laid_out(self, prompt: Prompt, question: FixedQuestion) -> str:
+        return _laid_out(prompt, self.fence, question)
 
 
 def comparison(
@@ -323,16 +323,18 @@ def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Fra
     return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
 
 
-def _laid_out(prompt: Prompt, fence: Fence, given: FixedQuestion) -> str:
-    if given.background:
-        return prompt.task("parts", background=fence.around(given.background), reasoning=fence.around(_joined(given)))
-    return prompt.task("plain", answer=fence.around(_joined(given)))
+def _laid_out(prompt: Prompt, fence: Fence, question: FixedQuestion) -> str:
+    if question.background:
+        return prompt.task(
+            "parts", background=fence.around(question.background), reasoning=fence.around(_joined(question))
+        )
+    return prompt.task("plain", answer=fence.around(_joined(question)))
 
 
-def _joined(given: FixedQuestion) -> str:
-    if len(given.rounds) == 1:
-        return given.rounds[0]
-    return "\n\n".join(f"{number}. {text}" for number, text in enumerate(given.rounds, 1))
+def _joined(question: FixedQuestion) -> str:
+    if len(question.rounds) == 1:
+        return question.rounds[0]
+    return "\n\n".join(f"{number}. {text}" for number, text in enumerate(question.rounds, 1))
 
 
 # Up to three spaces, as CommonMark has it: four make a block of code.

@@ -45,13 +45,13 @@ class ReplyOnly:
         """Tokens, pictures and labels of some examples; tensors of ints of shape (examples, tokens), and pixels."""
         whole = [self._text(one["messages"]) for one in examples]
         # With the words that open a reply, so that these are not learned either.
-        asked = [self._text(one["messages"][:-1], asks=True) for one in examples]
+        prompts = [self._text(one["messages"][:-1], asks=True) for one in examples]
         pictures = [[self._picture(name) for name in one["pictures"]] for one in examples]
         # Padded on the right: the tokens of the question are counted from the left below.
         batch = self._processor(text=whole, images=pictures, padding=True, padding_side="right", return_tensors="pt")
         labels = batch["input_ids"].clone()
         labels[batch["attention_mask"] == 0] = IGNORED
-        for row, (text, own) in enumerate(zip(asked, pictures, strict=True)):
+        for row, (text, own) in enumerate(zip(prompts, pictures, strict=True)):
             # Tokenized with its pictures too: each of them is many tokens.
             length = self._processor(text=[text], images=[own], return_tensors="pt")["input_ids"].shape[1]
             labels[row, :length] = IGNORED

@@ -89,7 +89,7 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
 
     # `full` is always the first arm, wherever it was named: see `arms_named`.
     full = results[0]
-    told = {
+    words = {
         str(protocol): [(arm, compare(arm, full, protocol, seed=seed)) for arm in results] for protocol in protocols
     }
     if as_json:
@@ -106,19 +106,19 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
                     compared, [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])], strict=True
                 )
             ]
-            for protocol, compared in told.items()
+            for protocol, compared in words.items()
         }
         click.echo(json.dumps(rows))
         return
-    for protocol, compared in told.items():
+    for protocol, compared in words.items():
         click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
         click.echo(_table(compared) + "\n")
         spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)
         click.echo(f"Tokens read and written, those out of the store counted: {spent}.")
         silent = {arm.name: _silent(arm, protocol) for arm, _ in compared}
         if any(silent.values()):
-            told_of = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
-            click.echo(f"Memes without a verdict, which count as wrong: {told_of}.")
+            silences = ", ".join(f"{name} {count:,}" for name, count in silent.items() if count)
+            click.echo(f"Memes without a verdict, which count as wrong: {silences}.")
         unsure = [arm.name for arm, one in compared[1:] if not one.sure]
         if unsure:
             click.echo(

@@ -86,7 +86,7 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 @click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
 @click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
 @click.pass_context
-def arena(context: click.Context, /, **given: Any) -> None:
+def arena(context: click.Context, /, **options: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
 
     For each meme a controller makes up three people and has each ask a question; every target answers all of them. The
@@ -107,33 +107,33 @@ def arena(context: click.Context, /, **given: Any) -> None:
     from eval.reports.sections import as_text as sections_as_text
     from eval.runs.repeats import repeats_in
 
-    out: Path = given["out"]
+    out: Path = options["out"]
     # Before any model is asked: the error further down would come after all calls are paid for.
-    if given["by"] and given["repeats"] > 1 and not given["only_report"]:
+    if options["by"] and options["repeats"] > 1 and not options["only_report"]:
         raise click.UsageError("--by is for one arena: leave it out here, and report on the folder of a repeat.")
     # Before any model is asked, so that a fault in the file costs no calls.
-    humans = read_lines(given["humans"], HumanVerdict) if given["humans"] else ()
-    if not given["only_report"]:
-        ask = _options_of(given)
-        if given["repeats"] == 1:
-            _hold(ask, yes=given["yes"])
+    humans = read_lines(options["humans"], HumanVerdict) if options["humans"] else ()
+    if not options["only_report"]:
+        ask = _options_of(options)
+        if options["repeats"] == 1:
+            _hold(ask, yes=options["yes"])
         else:
-            for number, repeat in enumerate(repeats_of(ask, given["repeats"])):
+            for number, repeat in enumerate(repeats_of(ask, options["repeats"])):
                 # The question is put once: repeats are of one decision.
-                _hold(repeat, yes=given["yes"] or number > 0)
+                _hold(repeat, yes=options["yes"] or number > 0)
     if folders := repeats_in(out):
-        if given["by"]:
+        if options["by"]:
             raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
         boards = [leaderboard(folder, humans) for folder in folders]
         for one, folder in zip(boards, folders, strict=True):
             _page(one, folder)
-        _tell_repeats(boards, out, as_json=given["as_json"])
+        _tell_repeats(boards, out, as_json=options["as_json"])
         return
     board = leaderboard(out, humans)
-    groups = groups_in(out, _keys(given["by"]))
+    groups = groups_in(out, _keys(options["by"]))
     page = _page(board, out)
     sections = _group_page(board, groups, out) if groups else []
-    if given["as_json"]:
+    if options["as_json"]:
         more = {"by": [plain_groups(one) for one in groups]} if groups else {}
         click.echo(json.dumps({**figures_of(board), **more}))
         return
@@ -149,13 +149,13 @@ def arena(context: click.Context, /, **given: Any) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the arena.")
 @click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="Parquet file of boards to write.")
 @publisher_options
-def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
+def export_arena(out: Path, parquet: Path | None, **options: Any) -> None:
     """Exports an arena's boards: a Parquet table, or an Every Eval Ever record per model."""
     from eval.arena.leaderboard import leaderboard
 
-    if parquet is None and given["database"] is None:
+    if parquet is None and options["database"] is None:
         raise click.UsageError("Name a form: --parquet FILE or --every-eval-ever DIR.")
-    publisher = publisher_of(given) if given["database"] else None
+    publisher = publisher_of(options) if options["database"] else None
     try:
         from eval.arena.export import records_of_arena, write_boards
 
@@ -164,7 +164,7 @@ def export_arena(out: Path, parquet: Path | None, **given: Any) -> None:
             click.echo(f"{write_boards(board, parquet):,} rows in {parquet}.")
         if publisher is not None:
             for record in records_of_arena(board, publisher):
-                click.echo(f"{record.write(given['database'])} has the figures of a model.")
+                click.echo(f"{record.write(options['database'])} has the figures of a model.")
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 
@@ -247,9 +247,9 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
     """The figures, for other programs."""
     from dataclasses import asdict
 
-    told = asdict(board)
+    figures = asdict(board)
     manifest = board.manifest
-    told["manifest"] = {
+    figures["manifest"] = {
         "name": manifest.name,
         "dataset": manifest.dataset,
         "split": manifest.split,
@@ -257,11 +257,11 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "settings": manifest.settings.model_dump(mode="json"),
         "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
-    for one in (*told["boards"], *filter(None, [told["other_vote"]])):
+    for one in (*figures["boards"], *filter(None, [figures["other_vote"]])):
         # A pair is no key of a JSON object.
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
-    told["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
-    return told
+    figures["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
+    return figures
 
 
 def _hold(ask: Ask, *, yes: bool) -> None:
@@ -288,7 +288,7 @@ def _hold(ask: Ask, *, yes: bool) -> None:
         sys.exit(error.exit_code)
 
 
-def _options_of(given: dict[str, Any]) -> Ask:
+def _options_of(options: dict[str, Any]) -> Ask:
     from court.errors import BadRequest
     from eval.arena.run import Ask
     from eval.arena.settings import arena_settings
@@ -296,32 +296,32 @@ def _options_of(given: dict[str, Any]) -> Ask:
     from eval.models.open import read_models, require_servers
     from eval.models.samples import TABLE_KEYS
 
-    file = read_models(given["models"])
+    file = read_models(options["models"])
     unknown = [name for name in file.rest if name != "arena"]
     if unknown:
-        raise BadRequest(f"{given['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
+        raise BadRequest(f"{options['models'].name} has tables that nobody reads: {', '.join(unknown)}.")
     table = file.rest.get("arena", {})
-    samples = samples_of(given, table, "[arena] in the file of models")
+    samples = samples_of(options, table, "[arena] in the file of models")
     own = {name: table[name] for name in table if name not in TABLE_KEYS}
-    settings = arena_settings(own, file.models, beside=given["models"].parent)
+    settings = arena_settings(own, file.models, beside=options["models"].parent)
     # A file may name models that no role has; their servers need not be there.
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
-    require_servers(specs, given["vllm"])  # what is wrong is said before anything is read
+    require_servers(specs, options["vllm"])  # what is wrong is said before anything is read
     return Ask(
-        out=given["out"],
-        name=given["name"] or given["out"].resolve().name,
+        out=options["out"],
+        name=options["name"] or options["out"].resolve().name,
         settings=settings,
         specs=specs,
         samples=samples,
-        seed=given["seed"],
-        concurrency=given["concurrency"],
-        tasks=given["tasks"],
-        references=given["references"],
-        calls=given["calls"],
+        seed=options["seed"],
+        concurrency=options["concurrency"],
+        tasks=options["tasks"],
+        references=options["references"],
+        calls=options["calls"],
         command=command_line(),
-        vllm=given["vllm"],
-        vllm_flags=given["vllm_flags"],
+        vllm=options["vllm"],
+        vllm_flags=options["vllm_flags"],
     )
 
 

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 @patience_option
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the figures as an HTML page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def classify(**given: Any) -> None:
+def classify(**options: Any) -> None:
     """Asks a question of a data set's card of every meme: stance, target, frames, whatever it has labels for.
 
     One call of a model for each meme and order of the options, whose reply is bound to the card's labels; or, without
@@ -110,8 +110,8 @@ def classify(**given: Any) -> None:
     from eval.runs.run import SERVER_GONE, UNFINISHED, run
     from serving.models.connect import pictures_per_prompt
 
-    if given["config"]:
-        os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
+    if options["config"]:
+        os.environ["MEMECOURT_CONFIG"] = options["config"]  # where Settings looks for it
 
     async def run_all(progress: Progress) -> None:
         if len(plans) == 1:
@@ -119,20 +119,20 @@ def classify(**given: Any) -> None:
             return
         # One server for all runs of the grid: it has to take the longest prompt of any of them.
         pictures = max(pictures_per_prompt(plan.settings.trial) for plan in plans)
-        async with VllmSessions(progress.tell, pictures=pictures, flags=given["vllm_flags"]) as sessions:
+        async with VllmSessions(progress.tell, pictures=pictures, flags=options["vllm_flags"]) as sessions:
             for plan in plans:
                 progress.tell(f"{plan.name} …")
                 await run(await _with_server(plan, sessions), progress)
 
     try:
-        plans = _plans(given)
+        plans = _plans(options)
         run_watched(run_all, "the same command goes on")
     except Unavailable as error:
         if error.reason not in (SERVER_GONE, UNFINISHED):
             raise click.ClickException(error.message) from None
         click.echo(f"Not finished. {error.message} What was answered is kept: the same command goes on.", err=True)
         sys.exit(EXIT_UNFINISHED)
-    _show(plans, given)
+    _show(plans, options)
 
 
 async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
@@ -146,30 +146,30 @@ async def _with_server(plan: Plan, sessions: VllmSessions) -> Plan:
     return replace(plan, vllm=None, settings=plan.settings.model_copy(update={"llm": llm}))
 
 
-def _plans(given: dict[str, Any]) -> list[Plan]:
+def _plans(options: dict[str, Any]) -> list[Plan]:
     """The plan of each run: one, or those of a grid. Raises BadRequest where something asked for there is none of."""
     from eval.runs.folder import CALLS
     from eval.runs.repeats import repeat_folder
 
-    dataset = dataset_of(given["dataset"])
-    questions = _questions(given, dataset)
+    dataset = dataset_of(options["dataset"])
+    questions = _questions(options, dataset)
     plans: list[Plan] = []
-    alone = len(questions) * given["repeats"] == 1
+    alone = len(questions) * options["repeats"] == 1
     for question in questions:
-        where = given["out"] if len(questions) == 1 else given["out"] / _folder_name(question)
-        for number in range(1, given["repeats"] + 1):
-            out = where if given["repeats"] == 1 else repeat_folder(where, number)
-            name = given["name"] or out.resolve().name
+        where = options["out"] if len(questions) == 1 else options["out"] / _folder_name(question)
+        for number in range(1, options["repeats"] + 1):
+            out = where if options["repeats"] == 1 else repeat_folder(where, number)
+            name = options["name"] or out.resolve().name
             if not alone:
                 # A run of a grid is called by its place there.
-                name = out.relative_to(given["out"]).as_posix().replace("/", ", ")
+                name = out.relative_to(options["out"]).as_posix().replace("/", ", ")
             repeat = question.model_copy(update={"draw": number - 1})
-            plan = _plan(given, dataset, repeat, out=out, name=name)
+            plan = _plan(options, dataset, repeat, out=out, name=name)
             # One store and one library for all: what they have in common is asked and prepared once.
             first = next((one for one in plans if not one.without_library), None)
             plan = replace(
                 plan,
-                calls=given["calls"] or (None if alone else given["out"] / CALLS),
+                calls=options["calls"] or (None if alone else options["out"] / CALLS),
                 library=None if first is None or plan.without_library else _library_of(first),
             )
             plans.append(plan)
@@ -182,38 +182,38 @@ def _library_of(first: Plan) -> Path:
     return first.out / LIBRARY
 
 
-def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
+def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.errors import BadRequest
     from court.question import read_question
     from eval.datasets.read_tasks import require_same_labels
     from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
 
     card = dataset.card
-    worded = read_question(given["question_file"]) if given["question_file"] else None
-    if given["task"] is None and worded is None:
+    worded = read_question(options["question_file"]) if options["question_file"] else None
+    if options["task"] is None and worded is None:
         raise click.UsageError("Missing option --task; or --question, whose id names the task.")
-    task = card.task(given["task"] or worded.id if worded else given["task"])
+    task = card.task(options["task"] or worded.id if worded else options["task"])
     # Scored by the task's gold: with other options every answer would be wrong.
     if worded is not None:
         require_same_labels(worded, task)
-    model = given["model"] or (None if given["llm_url"] or given["vllm"] else PRECEDENTS)
+    model = options["model"] or (None if options["llm_url"] or options["vllm"] else PRECEDENTS)
     by = Answerer.PRECEDENTS if model == PRECEDENTS else Answerer.MODEL
-    if given["trial"]:
-        _require_trial(given, asks_none=by is Answerer.PRECEDENTS)
+    if options["trial"]:
+        _require_trial(options, asks_none=by is Answerer.PRECEDENTS)
         by = Answerer.TRIAL
-    elif given["policy"]:
+    elif options["policy"]:
         raise BadRequest("A policy is what trials go by: give --trial with --policy.", field="policy")
     elif worded is not None and worded.sides is not None:
         raise BadRequest(
             "Two sides are weighed by a trial's Judge: give --trial, or a question without sides.", field="question"
         )
-    if by is Answerer.PRECEDENTS and (given["rotate"] or given["odds"] or given["llm_url"] or given["vllm"]):
+    if by is Answerer.PRECEDENTS and (options["rotate"] or options["odds"] or options["llm_url"] or options["vllm"]):
         raise BadRequest(
             "The vote of labelled memes asks no model: leave --rotate, --odds, --llm-url and --vllm out, or name a "
             "model."
         )
     tasks = [one.id for one in card.all_tasks()]
-    inputs = [parse_inputs(said, tasks, task.id) for said in given["inputs"] or ("picture,text",)]
+    inputs = [parse_inputs(shown, tasks, task.id) for shown in options["inputs"] or ("picture,text",)]
     if by is Answerer.PRECEDENTS:
         for words in inputs:
             if other := [word for word in words if word not in ("picture", "text", "ocr", "caption")]:
@@ -224,48 +224,50 @@ def _questions(given: dict[str, Any], dataset: Dataset) -> list[Question]:
         wording = {"title": worded.text, "define": worded.define}
         wording["sides"] = (worded.sides.accuser, worded.sides.defender) if worded.sides else ()
     questions = [
-        question_about(task, inputs=words, shots=shots, rotate=given["rotate"], odds=given["odds"], by=by, **wording)
+        question_about(
+            task, inputs=words, shots=shots, rotate=options["rotate"], odds=options["odds"], by=by, **wording
+        )
         # Inputs that are named twice would be two runs in one folder.
         for words in dict.fromkeys(inputs)
         # A vote is shown no examples, and a trial has precedents.
-        for shots in (_shots(given["shots"]) if by is Answerer.MODEL else (0,))
+        for shots in (_shots(options["shots"]) if by is Answerer.MODEL else (0,))
     ]
     if by is Answerer.TRIAL:
         questions[0].for_court()  # one that a court can't be asked is an error before anything is begun
     return questions
 
 
-def _require_trial(given: dict[str, Any], *, asks_none: bool) -> None:
+def _require_trial(options: dict[str, Any], *, asks_none: bool) -> None:
     """Refuses options that a trial has no use for. Raises BadRequest."""
     from court.errors import BadRequest
 
     if asks_none:
         raise BadRequest("A full trial asks chat models: name one with --llm-url and --model, or --vllm.")
     # Refused and not passed over: a run would bear the name of an input that it never showed.
-    others = [f"--{name}" for name in ("inputs", "rotate", "odds") if given[name]]
-    if others or given["shots"] != "0":
+    others = [f"--{name}" for name in ("inputs", "rotate", "odds") if options[name]]
+    if others or options["shots"] != "0":
         raise BadRequest(
             f"{', '.join(others or ['--shots'])} can't be given with --trial: its Judge has the evidence of the trial. "
             "--set alters that, such as --set exhibits=5."
         )
 
 
-def _shots(said: str) -> tuple[int, ...]:
+def _shots(text: str) -> tuple[int, ...]:
     """Numbers of examples. Raises click.UsageError where they are none."""
     try:
         # A number that is named twice would be two runs in one folder.
-        found = tuple(dict.fromkeys(int(one) for one in said.split(",") if one.strip()))
+        found = tuple(dict.fromkeys(int(one) for one in text.split(",") if one.strip()))
     except ValueError:
         found = ()
     if not found or not all(0 <= one <= _MOST_SHOTS for one in found):
-        raise click.UsageError(f"--shots {said}: give numbers from 0 to {_MOST_SHOTS}, parted by commas.")
+        raise click.UsageError(f"--shots {text}: give numbers from 0 to {_MOST_SHOTS}, parted by commas.")
     return found
 
 
 _MOST_SHOTS = 16
 
 
-def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: Path, name: str) -> Plan:
+def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out: Path, name: str) -> Plan:
     from court.errors import BadRequest
     from court.events import Procedure
     from court.settings import TrialSettings
@@ -277,7 +279,7 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
     from eval.runs.run import Plan
 
     procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
-    trial = trial_settings_of(given["settings"])
+    trial = trial_settings_of(options["settings"])
     without = question.by is Answerer.TRIAL and dataset.card.court_task is None
     # Its labelled memes say nothing of harm: shown as precedents they would pass for harmless ones.
     if without and trial.setdefault("precedents", "false") != "false":
@@ -288,30 +290,30 @@ def _plan(given: dict[str, Any], dataset: Dataset, question: Question, *, out: P
         )
     if question.shots > TrialSettings.model_fields["exhibits"].default:
         trial.setdefault("exhibits", question.shots)  # by which a vLLM is told how many pictures a prompt may have
-    model = None if question.by is Answerer.PRECEDENTS else given["model"]
-    asked = {"llm_url": given["llm_url"], "model": model, "policy": given["policy"], "encoder": given["encoder"]}
-    served = {name: given[name] for name in ("vllm", "vllm_flags")}
-    split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
+    model = None if question.by is Answerer.PRECEDENTS else options["model"]
+    models = {"llm_url": options["llm_url"], "model": model, "policy": options["policy"], "encoder": options["encoder"]}
+    served = {name: options[name] for name in ("vllm", "vllm_flags")}
+    split, apart = split_of(dataset, options["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
         out=out,
         name=name,
         dataset=dataset,
-        data=given["data"],
+        data=options["data"],
         split=split,
         procedure=procedure,
         protocols=(),
-        settings=settings_for(asked, trial),
-        limit=given["limit"],
-        seed=given["seed"],
-        concurrency=given["concurrency"] or concurrency_for(procedure),
+        settings=settings_for(models, trial),
+        limit=options["limit"],
+        seed=options["seed"],
+        concurrency=options["concurrency"] or concurrency_for(procedure),
         question=question,
         command=command_line(),
-        server=given["server_name"] or (SERVER if given["vllm"] else ""),
-        allow_missing=given["allow_missing"],
-        retry_failed=given["retry_failed"],
-        patience_s=60 * given["patience"],
+        server=options["server_name"] or (SERVER if options["vllm"] else ""),
+        allow_missing=options["allow_missing"],
+        retry_failed=options["retry_failed"],
+        patience_s=60 * options["patience"],
         templates_apart=apart,
-        vllm=vllm_choice(**served, procedure=procedure, llm_url=given["llm_url"], model=model),
+        vllm=vllm_choice(**served, procedure=procedure, llm_url=options["llm_url"], model=model),
     )
 
 
@@ -322,16 +324,16 @@ def _folder_name(question: Question) -> str:
     return f"{shown},{question.shots}-shot" if question.by == "model" else shown
 
 
-def _show(plans: Sequence[Plan], given: dict[str, Any]) -> None:
+def _show(plans: Sequence[Plan], options: dict[str, Any]) -> None:
     from eval.commands.pages import command_line, show_sections
     from eval.reports import tasks
     from eval.runs.results import read_results
 
     groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
-    asked = plans[0].question
-    title = f"{asked.task if asked else ''} on {plans[0].dataset.title}"
-    figures = {"groups": tasks.as_json(groups)} if given["as_json"] else None
-    show_sections(title, lead, sections, page=given["html"], figures=figures, command=command_line())
-    if not given["as_json"]:
-        click.echo(f"\n{given['out']} holds it. memecourt-eval report {given['out']} shows it again.")
+    question = plans[0].question
+    title = f"{question.task if question else ''} on {plans[0].dataset.title}"
+    figures = {"groups": tasks.as_json(groups)} if options["as_json"] else None
+    show_sections(title, lead, sections, page=options["html"], figures=figures, command=command_line())
+    if not options["as_json"]:
+        click.echo(f"\n{options['out']} holds it. memecourt-eval report {options['out']} shows it again.")

@@ -197,8 +197,8 @@ def _tell(report: DatasetCheck) -> None:
         for task, counts in split.tasks.items():
             # The first is told above, with the rows.
             if dict(counts) != dict(split.classes) and counts:
-                told = ", ".join(f"{count:,} {label}" for label, count in counts.items())
-                click.echo(f"  {'':<12} {task}: {told}")
+                words = ", ".join(f"{count:,} {label}" for label, count in counts.items())
+                click.echo(f"  {'':<12} {task}: {words}")
         if split.refused or split.excluded or split.elsewhere:
             others = f"; and {split.elsewhere:,} of other splits" if split.elsewhere else ""
             click.echo(

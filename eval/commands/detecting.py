@@ -19,7 +19,7 @@ PAGE = "detection.html"
 
 @click.command()
 @follow_up_options
-def detect(**given: Any) -> None:
+def detect(**options: Any) -> None:
     """Asks every target for a bare label of the arena's memes, to compare detection with explanation.
 
     The report shows accuracy beside the battles that each target won, and their rank correlation. Replies are stored in
@@ -28,19 +28,19 @@ def detect(**given: Any) -> None:
     from eval.arena.detection import detection_report, detection_sections
     from eval.arena.folder import ArenaFolder
 
-    folder = ArenaFolder(given["out"])
+    folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
-    if not given["only_report"]:
+    if not options["only_report"]:
         follow_up(
-            given,
+            options,
             manifest.settings.targets,
-            partial(_detect, concurrency=given["concurrency"]),
+            partial(_detect, concurrency=options["concurrency"]),
             memes={meme.id for meme in manifest.memes},
             what="labels",
         )
     report = detection_report(manifest, folder.events(), seed=manifest.seed)
-    title, page = f"Detection beside understanding: {manifest.name}", given["out"] / PAGE
-    show_report(title, detection_sections(report), asdict(report), page=page, as_json=given["as_json"])
+    title, page = f"Detection beside understanding: {manifest.name}", options["out"] / PAGE
+    show_report(title, detection_sections(report), asdict(report), page=page, as_json=options["as_json"])
 
 
 async def _detect(one: FollowUp, concurrency: int) -> None:
@@ -52,7 +52,7 @@ async def _detect(one: FollowUp, concurrency: int) -> None:
 @click.command()
 @follow_up_options
 @click.option("--annotator", metavar="NAME", help="Annotator: a model of the models file, preferably not a target.")
-def difficulty(**given: Any) -> None:
+def difficulty(**options: Any) -> None:
     """Has an annotator rate the arena's questions from 0 to 10 by difficulty of words, picture and reasoning.
 
     `--by difficulty` uses the ratings; from 6 on a question counts as hard. The annotator sees the meme, the question
@@ -62,16 +62,16 @@ def difficulty(**given: Any) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.groups import HARD
 
-    folder = ArenaFolder(given["out"])
+    folder = ArenaFolder(options["out"])
     # First: without an arena there is nothing that an annotator could rate.
     folder.manifest()
-    if not given["only_report"]:
-        if not given["annotator"]:
+    if not options["only_report"]:
+        if not options["annotator"]:
             raise click.UsageError("Missing option --annotator.")
         follow_up(
-            given,
-            [given["annotator"]],
-            partial(_rate, annotator=given["annotator"], concurrency=given["concurrency"]),
+            options,
+            [options["annotator"]],
+            partial(_rate, annotator=options["annotator"], concurrency=options["concurrency"]),
             memes={event.meme for event in folder.events() if isinstance(event, TaskFormulated)},
             what="questions",
         )
@@ -79,7 +79,7 @@ def difficulty(**given: Any) -> None:
     if not rated:
         raise click.ClickException("No question has been rated yet.")
     hard = sum(event.difficulty >= HARD for event in rated)
-    if given["as_json"]:
+    if options["as_json"]:
         import json
 
         ratings = [event.model_dump(mode="json", include=_SHOWN) for event in rated]

@@ -82,7 +82,7 @@ def export_judge(out: Path, models: Path | None, data: Path | None, folder: Path
 )
 @click.option("--calls", type=_PATH, help="Store of model calls, shared by arenas.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object.")
-def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **given: Any) -> None:
+def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **options: Any) -> None:
     """Compares a trained judge with its teacher and with baselines on the test part of EXAMPLES.
 
     The baselines are "the longer answer wins" and the untrained model (--base).
@@ -97,23 +97,23 @@ def distil_check(folder: Path, student: str, base: str | None, as_json: bool, **
     names = [name for name in (student, base) if name]
     try:
         manifest, examples = read_examples(folder, "test")
-        known = read_models(given["models"]).models
+        known = read_models(options["models"]).models
         if unknown := [name for name in names if name not in known]:
             there = ", ".join(known)
-            raise click.UsageError(f"{given['models'].name} has no model {', '.join(unknown)}. It has: {there}.")
+            raise click.UsageError(f"{options['models'].name} has no model {', '.join(unknown)}. It has: {there}.")
         specs = {name: known[name] for name in names}
         with watching(tell) as progress:
-            asked = asyncio_run(
+            replies = asyncio_run(
                 _ask_models(
-                    folder, examples, specs, given, tell=progress.tell, step=partial(progress.step, "comparisons")
+                    folder, examples, specs, options, tell=progress.tell, step=partial(progress.step, "comparisons")
                 )
             )
         report = distil_report(
             manifest,
             examples,
-            {name: verdicts for name, (verdicts, _) in asked.items()},
+            {name: verdicts for name, (verdicts, _) in replies.items()},
             families={name: spec.family for name, spec in specs.items()},
-            usd_per_1000={name: cost for name, (_, cost) in asked.items()},
+            usd_per_1000={name: cost for name, (_, cost) in replies.items()},
         )
         title = f"Distilled from {', '.join(manifest.teachers)}"
         show_report(title, distil_sections(report), asdict(report), page=folder / PAGE, as_json=as_json)
@@ -126,7 +126,7 @@ async def _ask_models(
     folder: Path,
     examples: tuple[JudgeExample, ...],
     specs: dict[str, ModelSpec],
-    given: dict[str, Any],
+    options: dict[str, Any],
     *,
     tell: Callable[[str], None],
     step: Callable[[int, int], None],
@@ -141,12 +141,12 @@ async def _ask_models(
     from eval.models.open import open_chairs
 
     async with AsyncExitStack() as stack:
-        store = SqliteCallCache.open(given["calls"] or folder / CALLS)
+        store = SqliteCallCache.open(options["calls"] or folder / CALLS)
         stack.push_async_callback(store.close)
         chairs = await open_chairs(specs, store, stack, tell, pictures=LIMITS.representative_frames)
         found = {}
         for name, chair in chairs.items():
-            verdicts = await judged_by(folder, examples, chair, concurrency=given["concurrency"], progress=step)
+            verdicts = await judged_by(folder, examples, chair, concurrency=options["concurrency"], progress=step)
             # All calls that it takes, also those out of the store: what comparisons cost from nothing.
             found[name] = verdicts, 1000 * chair.usage.all.usd(chair.price) / max(1, len(verdicts))
         return found

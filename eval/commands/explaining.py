@@ -27,7 +27,7 @@ PAGE = "losses.html"
     "--second", metavar="NAME", help="Second explainer for a tenth of the losses, and for the losses of the first."
 )
 @click.option("--most", default=50, show_default=True, type=click.IntRange(1), help="Maximum losses per model.")
-def explain(**given: Any) -> None:
+def explain(**options: Any) -> None:
     """Finds out why battles were lost: by which aspect and which error.
 
     It covers battles that the judges' vote decided; where every target meets the anchor, battles against it. Where the
@@ -37,16 +37,16 @@ def explain(**given: Any) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.losses import loss_report, loss_sections, losses_of
 
-    folder = ArenaFolder(given["out"])
+    folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
-    if not given["only_report"]:
-        if not given["explainer"]:
+    if not options["only_report"]:
+        if not options["explainer"]:
             raise click.UsageError("Missing option --explainer.")
-        losses = losses_of(manifest, folder.events(), most=given["most"], seed=manifest.seed)
+        losses = losses_of(manifest, folder.events(), most=options["most"], seed=manifest.seed)
         follow_up(
-            given,
-            [name for name in (given["explainer"], given["second"]) if name],
-            partial(_explain, given=given, losses=losses),
+            options,
+            [name for name in (options["explainer"], options["second"]) if name],
+            partial(_explain, options=options, losses=losses),
             # Those of the losses alone: of the whole split, a limit would draw other memes than it did of those
             # with questions.
             memes={loss.meme for loss in losses},
@@ -56,19 +56,19 @@ def explain(**given: Any) -> None:
     if report is None:
         raise click.ClickException("No loss has been explained yet.")
     title = f"Lost battles: {manifest.name}"
-    show_report(title, loss_sections(report), asdict(report), page=given["out"] / PAGE, as_json=given["as_json"])
+    show_report(title, loss_sections(report), asdict(report), page=options["out"] / PAGE, as_json=options["as_json"])
 
 
-async def _explain(one: FollowUp, given: dict[str, Any], losses: Sequence[Loss]) -> None:
+async def _explain(one: FollowUp, options: dict[str, Any], losses: Sequence[Loss]) -> None:
     from eval.arena.losses import explain_losses
 
     await explain_losses(
         one.folder,
         losses,
         {meme.id: meme for meme in one.memes},
-        explainer=one.chairs[given["explainer"]],
-        second=one.chairs[given["second"]] if given["second"] else None,
+        explainer=one.chairs[options["explainer"]],
+        second=one.chairs[options["second"]] if options["second"] else None,
         seed=one.manifest.seed,
-        concurrency=given["concurrency"],
+        concurrency=options["concurrency"],
         progress=one.progress,
     )

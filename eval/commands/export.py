@@ -46,13 +46,13 @@ publisher_options = with_options(
 """Options that say who publishes results, and where to write them."""
 
 
-def publisher_of(given: dict[str, Any]) -> Publisher:
+def publisher_of(options: dict[str, Any]) -> Publisher:
     """Reads the publisher off :func:`publisher_options`. Raises click.UsageError where nobody is named."""
     from eval.reports.every_eval_ever import Publisher
 
-    if not given["organization"].strip():
+    if not options["organization"].strip():
         raise click.UsageError("Missing option --organization: a record of Every Eval Ever names who evaluated.")
-    return Publisher(given["organization"].strip(), given["relationship"], given["organization_url"])
+    return Publisher(options["organization"].strip(), options["relationship"], options["organization_url"])
 
 
 @click.command()
@@ -70,7 +70,7 @@ def publisher_of(given: dict[str, Any]) -> Publisher:
     "--developer", default="", metavar="NAME", help="Developer of the model. [default: derived from its name]"
 )
 @click.option("--with-texts", is_flag=True, help="Include the memes' texts in samples for Every Eval Ever.")
-def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Path | None, **given: Any) -> None:
+def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Path | None, **options: Any) -> None:
     """Exports RUN for other tools, in one or several formats.
 
     The log for Inspect AI has one sample per meme, with the trial's events as transcript: it holds texts of memes and
@@ -82,11 +82,11 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Pat
     from eval.runs.folder import dataset_of
     from eval.runs.results import read_results
 
-    if inspect is None and parquet is None and eval_card is None and given["database"] is None:
+    if inspect is None and parquet is None and eval_card is None and options["database"] is None:
         raise click.UsageError(
             "Name a form: --inspect FILE, --parquet FILE, --eval-card FILE or --every-eval-ever DIR."
         )
-    publisher = publisher_of(given) if given["database"] else None
+    publisher = publisher_of(options) if options["database"] else None
     try:
         results = read_results(run)
         if inspect is not None:
@@ -109,10 +109,10 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Pat
                 results,
                 publisher,
                 source_url=source_url,
-                developer=given["developer"],
-                with_texts=given["with_texts"],
+                developer=options["developer"],
+                with_texts=options["with_texts"],
             )
-            click.echo(f"{record.write(given['database'])} has the figures, and beside it stand the samples.")
+            click.echo(f"{record.write(options['database'])} has the figures, and beside it stand the samples.")
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'The file'} can't be written: {error.strerror}.") from None
 

@@ -61,7 +61,7 @@ follow_up_options = with_options(
 
 
 def follow_up(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     names: Sequence[str],
     ask: Callable[[FollowUp], Awaitable[None]],
     *,
@@ -71,7 +71,7 @@ def follow_up(
     """Opens an arena's memes and some models, and asks them.
 
     Args:
-        given: Values of :func:`follow_up_options`.
+        options: Values of :func:`follow_up_options`.
         names: Models of the file that are asked.
         ask: Function that puts the questions.
         memes: Ids of the memes that they are about.
@@ -86,13 +86,15 @@ def follow_up(
     from serving.cli.common import Interrupted, tell
     from serving.cli.common import run as asyncio_run
 
-    known = read_models(given["models"]).models
+    known = read_models(options["models"]).models
     if unknown := [name for name in names if name not in known]:
-        raise click.UsageError(f"{given['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}.")
+        raise click.UsageError(
+            f"{options['models'].name} has no model {', '.join(unknown)}. It has: {', '.join(known)}."
+        )
     try:
         with watching(tell) as progress:
             asyncio_run(
-                _opened(given, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what))
+                _opened(options, names, ask, memes=memes, tell=progress.tell, progress=partial(progress.step, what))
             )
     except Interrupted as error:
         tell("Interrupted. What was said is kept; the same command goes on.")
@@ -100,7 +102,7 @@ def follow_up(
 
 
 async def _opened(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     names: Sequence[str],
     ask: Callable[[FollowUp], Awaitable[None]],
     *,
@@ -117,18 +119,18 @@ async def _opened(
     from eval.models.open import open_chairs, read_models
     from eval.models.samples import read_memes
 
-    folder = ArenaFolder(given["out"])
+    folder = ArenaFolder(options["out"])
     manifest = folder.manifest()
-    samples = arena_samples(manifest, given["data"], given["models"])
+    samples = arena_samples(manifest, options["data"], options["models"])
     if samples is None:
         raise click.UsageError("Missing option --data: the memes are shown to whoever is asked.")
     shown, _ = await read_memes(samples, seed=manifest.drawn_by, keep=lambda meme: meme in memes)
     async with AsyncExitStack() as stack:
         # The arena's own lock, as answers are appended to its record.
-        stack.enter_context(alone(given["out"]))
-        store = SqliteCallCache.open(given["calls"] or given["out"] / CALLS)
+        stack.enter_context(alone(options["out"]))
+        store = SqliteCallCache.open(options["calls"] or options["out"] / CALLS)
         stack.push_async_callback(store.close)
-        file = read_models(given["models"])
+        file = read_models(options["models"])
         # A model that is named twice is opened once.
         chosen = {name: file.models[name] for name in dict.fromkeys(names)}
         most = LIMITS.representative_frames

@@ -69,11 +69,11 @@ def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
     return name, False
 
 
-def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
+def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str) -> Samples:
     """The memes of an arena or a probe: of ``--data``, or of the data sets that the file of models names.
 
     Args:
-        given: Options of the command: models, data, dataset, split and limit.
+        options: Options of the command: models, data, dataset, split and limit.
         table: Table of the file of models that may hold ``sample`` and ``only``.
         where: Its name, for errors.
 
@@ -86,23 +86,23 @@ def samples_of(given: Mapping[str, Any], table: Mapping[str, Any], where: str) -
     from eval.models.samples import Samples, one_set, read_samples
 
     # Paths in the file of models are relative to it.
-    read = read_samples(table, where, given["models"].parent)
+    read = read_samples(table, where, options["models"].parent)
     if isinstance(read, Samples):
-        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if given[name] is not None]
+        named = [f"--{name}" for name in ("data", "dataset", "split", "limit") if options[name] is not None]
         if named:
             raise click.UsageError(f"{where} names the memes with sample: leave {', '.join(named)} out.")
         return read
-    if not given["data"]:
+    if not options["data"]:
         raise click.UsageError("Missing option --data.")
-    if given["dataset"]:
-        dataset = dataset_of(given["dataset"])
+    if options["dataset"]:
+        dataset = dataset_of(options["dataset"])
     else:
-        found = recognised(given["data"])
+        found = recognised(options["data"])
         if len(found) > 1:
             raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
         (dataset,) = found
-    split = given["split"] or dataset.of_role(SplitRole.TEST)[0].name
-    return one_set(dataset, given["data"], split, limit=given["limit"], only=read)
+    split = options["split"] or dataset.of_role(SplitRole.TEST)[0].name
+    return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 
 
 def arena_samples(

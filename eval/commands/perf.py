@@ -26,8 +26,8 @@ def perf(name: str | None, as_json: bool) -> None:
         raise click.UsageError(f"There is no benchmark {name!r}. There are: {', '.join(BENCHMARKS)}.")
     result = measure(name)
     if as_json:
-        said = {"name": name, "figures": result.rounded, "goals": dict(result.goals), "holds": result.holds}
-        click.echo(json.dumps(said))
+        line = {"name": name, "figures": result.rounded, "goals": dict(result.goals), "holds": result.holds}
+        click.echo(json.dumps(line))
     else:
         for figure, value in result.rounded.items():
             verdict = ""

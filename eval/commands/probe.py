@@ -99,7 +99,7 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
 @click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text of a meme.")
 @click.pass_context
-def probe(context: click.Context, /, **given: Any) -> None:
+def probe(context: click.Context, /, **options: Any) -> None:
     """Finds out which harmful memes a model does not understand, and looks for more by rewriting them.
 
     Memes of a data set are sorted into kinds of harm. The target explains each; the controllers score that against a
@@ -120,32 +120,32 @@ def probe(context: click.Context, /, **given: Any) -> None:
     from eval.runs.folder import CALLS
     from eval.runs.repeats import repeats_in
 
-    if given["as_published"]:
+    if options["as_published"]:
         for name, value in AS_PUBLISHED.items():
             # Not by the value: whoever names the default means it.
             if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-                given[name] = value
-    if given["only_report"]:
-        out = given["out"] or _folder_of(given)
+                options[name] = value
+    if options["only_report"]:
+        out = options["out"] or _folder_of(options)
     else:
-        plan = _planned(given)
+        plan = _planned(options)
         out = plan.out
-        if given["repeats"] == 1:
-            _hold(plan, given)
+        if options["repeats"] == 1:
+            _hold(plan, options)
         else:
-            for one in repeats_of(plan, given["repeats"]):
+            for one in repeats_of(plan, options["repeats"]):
                 # One store for all repeats: calls that they have in common are made once.
-                _hold(one, given | {"calls": given["calls"] or out / CALLS})
+                _hold(one, options | {"calls": options["calls"] or out / CALLS})
     # By what lies there and not by --repeats, which nobody gives with --report.
     if folders := repeats_in(out):
-        reports = [read_report(folder, threshold=given["threshold"]) for folder in folders]
+        reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
         for each, folder in zip(reports, folders, strict=True):
             _page(each, folder)
-        _tell_repeats(reports, out, as_json=given["as_json"])
+        _tell_repeats(reports, out, as_json=options["as_json"])
         return
-    report = read_report(out, threshold=given["threshold"])
+    report = read_report(out, threshold=options["threshold"])
     page = _page(report, out)
-    if given["as_json"]:
+    if options["as_json"]:
         click.echo(json.dumps(figures_of(report)))
         return
     from eval.probe.terminal import in_words
@@ -191,7 +191,7 @@ def compare(probes: tuple[Path, ...], threshold: int, html: Path | None, as_json
 )
 @threshold_option
 @click.option("--without-train", is_flag=True, help="Leave out the train split; runs then need --library.")
-def export_exam(folder: Path, target: Path, **given: Any) -> None:
+def export_exam(folder: Path, target: Path, **options: Any) -> None:
     """Writes the memes that the target of PROBE failed to explain as a data set, to run trials on them.
 
     The folder has the rows (exam.jsonl), the pictures, the train split for precedents (train.jsonl; its pictures are
@@ -202,15 +202,17 @@ def export_exam(folder: Path, target: Path, **given: Any) -> None:
     from eval.probe import exam
     from eval.probe.folder import ProbeFolder
 
-    if (given["data"] is None) == (given["models"] is None):
+    if (options["data"] is None) == (options["models"] is None):
         raise click.UsageError("Name the data set with --data, or several with --models: one of the two.")
     try:
         manifest = ProbeFolder(folder).manifest()
-        samples = arena_samples(manifest, given["data"], given["models"], dataset=given["dataset"], table_name="probe")
+        samples = arena_samples(
+            manifest, options["data"], options["models"], dataset=options["dataset"], table_name="probe"
+        )
         if samples is None:
             raise click.UsageError("[probe] in the file of models names no data sets (sample). Name one with --data.")
         written = exam.export_exam(
-            folder, samples, target, threshold=given["threshold"], with_train=not given["without_train"]
+            folder, samples, target, threshold=options["threshold"], with_train=not options["without_train"]
         )
     except OSError as error:
         raise click.ClickException(f"{error.filename or target} can't be written: {error.strerror}.") from None
@@ -243,9 +245,9 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
     """The figures alone: texts stay in the probe's folder, also where somebody pipes its report."""
     from dataclasses import asdict
 
-    told = asdict(report)
+    figures = asdict(report)
     for name in ("manifest", "memes", "failures", "topics", "usage"):
-        del told[name]
+        del figures[name]
     return {
         "target": report.manifest.target,
         "controllers": report.manifest.controllers,
@@ -253,7 +255,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
         "split": report.manifest.split,
         "samples": [one.model_dump(mode="json") for one in report.manifest.samples],
         "finished": report.manifest.finished is not None,
-        **told,
+        **figures,
         "memes": len(report.memes),
         "failures": len(report.failures),
         "topics": [{"words": one.words, "n": one.n, "failed": one.failed, "mean": one.mean} for one in report.topics],
@@ -261,7 +263,7 @@ def figures_of(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
+def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
     from court.backends.ocr.reader import rapidocr_reader
     from court.meme import LIMITS
     from eval.models.call_cache import SqliteCallCache
@@ -276,13 +278,13 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
 
     # A model in two roles is opened once.
     names = dict.fromkeys((plan.target, *plan.controllers))
-    models: Path = given["models"]
+    models: Path = options["models"]
     specs = read_models(models).models
     if unknown := [name for name in names if name not in specs]:
         raise click.UsageError(f"{models.name} has no model {', '.join(unknown)}. It has: {', '.join(specs)}.")
 
     chosen = {name: specs[name] for name in names}
-    require_servers(chosen, given["vllm"])  # what is wrong is said before anything is read
+    require_servers(chosen, options["vllm"])  # what is wrong is said before anything is read
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -297,7 +299,7 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
         from contextlib import AsyncExitStack
 
         async with AsyncExitStack() as stack:
-            store = SqliteCallCache.open(given["calls"] or plan.out / CALLS)
+            store = SqliteCallCache.open(options["calls"] or plan.out / CALLS)
             stack.push_async_callback(store.close)
             reader = rapidocr_reader()
             stack.push_async_callback(reader.aclose)
@@ -310,8 +312,8 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
                 progress.tell,
                 pictures=most,
                 run_seed=plan.seed,
-                vllm=given["vllm"],
-                vllm_flags=given["vllm_flags"],
+                vllm=options["vllm"],
+                vllm_flags=options["vllm_flags"],
             )
             await hold(plan, chairs, reader, progress)
 
@@ -326,7 +328,7 @@ def _hold(plan: ProbePlan, given: dict[str, Any]) -> None:
         sys.exit(interrupted)
 
 
-def _planned(given: dict[str, Any]) -> ProbePlan:
+def _planned(options: dict[str, Any]) -> ProbePlan:
     from eval.commands.options import samples_of
     from eval.models.open import read_models
     from eval.models.samples import TABLE_KEYS
@@ -335,32 +337,32 @@ def _planned(given: dict[str, Any]) -> ProbePlan:
     from eval.probe.seeds import read_seeds
 
     for name, option in (("target", "--target"), ("controllers", "--controller")):
-        if not given[name]:
+        if not options[name]:
             raise click.UsageError(f"Missing option {option}.")
-    table = read_models(given["models"]).rest.get("probe", {})
+    table = read_models(options["models"]).rest.get("probe", {})
     if unknown := [name for name in table if name not in TABLE_KEYS]:
-        raise click.UsageError(f"[probe] in {given['models'].name} has no setting {', '.join(unknown)}.")
+        raise click.UsageError(f"[probe] in {options['models'].name} has no setting {', '.join(unknown)}.")
     return ProbePlan(
-        out=given["out"] or _folder_of(given),
-        samples=samples_of(given, table, "[probe] in the file of models"),
-        target=given["target"],
+        out=options["out"] or _folder_of(options),
+        samples=samples_of(options, table, "[probe] in the file of models"),
+        target=options["target"],
         # To be named twice gives nobody a second voice.
-        controllers=tuple(dict.fromkeys(given["controllers"])),
-        seed=given["seed"],
-        limits=Limits(steps=given["steps"], seeds=given["seeds"]),
-        batch=given["batch"],
-        concurrency=given["concurrency"],
-        per_category=given["per_category"],
-        seed_set=read_seeds(given["seeds_from"]) if given["seeds_from"] else None,
+        controllers=tuple(dict.fromkeys(options["controllers"])),
+        seed=options["seed"],
+        limits=Limits(steps=options["steps"], seeds=options["seeds"]),
+        batch=options["batch"],
+        concurrency=options["concurrency"],
+        per_category=options["per_category"],
+        seed_set=read_seeds(options["seeds_from"]) if options["seeds_from"] else None,
         command=command_line(),
     )
 
 
-def _folder_of(given: dict[str, Any]) -> Path:
-    if not given["target"]:
+def _folder_of(options: dict[str, Any]) -> Path:
+    if not options["target"]:
         raise click.UsageError("Name the folder with --out, or the model with --target.")
     # A name may have a slash, which must not make it another folder.
-    return Path("probe-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in given["target"]))
+    return Path("probe-" + "".join(c if c.isalnum() or c in "._-" else "-" for c in options["target"]))
 
 
 def _page(report: ProbeReport, out: Path) -> Path:

@@ -68,7 +68,7 @@ _sheet_options = with_options(
     help="Models file with an [arena] that names several data sets, instead of --data.",
 )
 @_sheet_options
-def rate_arena(**given: Any) -> None:
+def rate_arena(**options: Any) -> None:
     """Prepares blind human ratings of guidelines, or of simulated people and questions, and reports on them.
 
     With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
@@ -81,22 +81,24 @@ def rate_arena(**given: Any) -> None:
     from eval.arena.rating import measure_section, round_section
     from eval.reports.rating_words import rating_section
 
-    folder = ArenaFolder(given["out"])
+    folder = ArenaFolder(options["out"])
     manifest, events = folder.manifest(), folder.events()
     texts = rating.guideline_texts(events)
-    if given["sheet"]:
-        pictures = _pictures_of(given, manifest)
-        if given["what"] == rating.CONTEXTS:
-            items = rating.context_items(events, most=given["count"], seed=given["seed"], pictures=pictures)
+    if options["sheet"]:
+        pictures = _pictures_of(options, manifest)
+        if options["what"] == rating.CONTEXTS:
+            items = rating.context_items(events, most=options["count"], seed=options["seed"], pictures=pictures)
         else:
-            rounds = _rounds(given["rounds"])
+            rounds = _rounds(options["rounds"])
             # Of one round, the last, the whole sheet is drawn.
-            each = given["count"] if rounds is None else given["per_round"]
-            items = rating.guideline_items(texts, rounds=rounds, per_round=each, seed=given["seed"], pictures=pictures)
-        _write(given, items, rating.CRITERIA[given["what"]])
+            each = options["count"] if rounds is None else options["per_round"]
+            items = rating.guideline_items(
+                texts, rounds=rounds, per_round=each, seed=options["seed"], pictures=pictures
+            )
+        _write(options, items, rating.CRITERIA[options["what"]])
         return
-    if given["ratings"]:
-        ratings, key = _read(given, tuple(rating.CRITERIA))
+    if options["ratings"]:
+        ratings, key = _read(options, tuple(rating.CRITERIA))
         found = _summary(ratings, key)
         sections = [
             rating_section(
@@ -112,11 +114,11 @@ def rate_arena(**given: Any) -> None:
             end = rating.plateau(by_round)
             more = {"by_round": [asdict(one) for one in by_round], "plateau": end}
             sections.append(round_section(by_round, end))
-        _show(given, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
+        _show(options, f"Ratings: {key.what} of {manifest.name}", sections, found=found, more=more)
         return
     measures = rating.measures_by_round(texts)
     _show(
-        given,
+        options,
         f"Guidelines of {manifest.name}",
         [measure_section(measures)],
         found=(),
@@ -130,7 +132,7 @@ def rate_arena(**given: Any) -> None:
 )
 @threshold_option
 @_sheet_options
-def rate_probe(**given: Any) -> None:
+def rate_probe(**options: Any) -> None:
     """Prepares blind human ratings of a probe's agents, and reports on them.
 
     With --sheet NAME it writes NAME.jsonl and NAME.html for the raters, and NAME.key.json, which raters must not see.
@@ -140,17 +142,17 @@ def rate_probe(**given: Any) -> None:
     from eval.probe import rating
     from eval.reports.rating_words import rating_section
 
-    if not given["sheet"] and not given["ratings"]:
+    if not options["sheet"] and not options["ratings"]:
         raise click.UsageError("Draw a sheet with --sheet, or report on --ratings.")
-    if given["sheet"]:
-        items = rating.items_of(given["out"], given["what"], most=given["count"], seed=given["seed"])
-        _write(given, items, rating.CRITERIA[given["what"]], mark=rating.MARKED.get(given["what"], ""))
+    if options["sheet"]:
+        items = rating.items_of(options["out"], options["what"], most=options["count"], seed=options["seed"])
+        _write(options, items, rating.CRITERIA[options["what"]], mark=rating.MARKED.get(options["what"], ""))
         return
-    ratings, key = _read(given, tuple(rating.CRITERIA))
+    ratings, key = _read(options, tuple(rating.CRITERIA))
     found = _summary(ratings, key)
     sections = [rating_section(found, rating.PUBLISHED[key.what], source=rating.PUBLISHED_SOURCE)]
-    beside = rating.agent_section(ratings, key, threshold=given["threshold"])
-    _show(given, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
+    beside = rating.agent_section(ratings, key, threshold=options["threshold"])
+    _show(options, f"Ratings: {key.what}", [*sections, *filter(None, [beside])], found=found, more={})
 
 
 def _rounds(text: str) -> range | None:
@@ -162,14 +164,14 @@ def _rounds(text: str) -> range | None:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def _pictures_of(given: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
+def _pictures_of(options: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
     """The memes' pictures, where the data set is at hand."""
     import asyncio
 
     from eval.models.samples import read_memes
     from eval.reports.records import shrunk
 
-    samples = arena_samples(manifest, given["data"], given["models"])
+    samples = arena_samples(manifest, options["data"], options["models"])
     if samples is None:
         click.echo("Raters are not shown the memes: name their data set with --data.", err=True)
         return lambda _: ()
@@ -185,33 +187,33 @@ def _pictures_of(given: Mapping[str, Any], manifest: ArenaManifest) -> Pictures:
 
 
 def _write(
-    given: Mapping[str, Any], items: Sequence[RatedItem], criteria: Sequence[Criterion], *, mark: str = ""
+    options: Mapping[str, Any], items: Sequence[RatedItem], criteria: Sequence[Criterion], *, mark: str = ""
 ) -> None:
     from eval.reports.rating_sheet import lay_out, write_sheet
 
-    stem: Path = given["sheet"]
+    stem: Path = options["sheet"]
     # A sheet is three files of one name; an ending that was typed belongs to one of them.
     if stem.suffix in (".jsonl", ".html"):
         stem = stem.with_suffix("")
-    lines = lay_out(items, seed=given["seed"])
-    rows, page, key = write_sheet(stem, given["what"], lines, criteria, seed=given["seed"], mark=mark)
+    lines = lay_out(items, seed=options["seed"])
+    rows, page, key = write_sheet(stem, options["what"], lines, criteria, seed=options["seed"], mark=mark)
     twice = sum(bool(line.repeat_of) for line in lines)
     click.echo(f"{rows} and {page}: {len(lines)} items, {twice} of them a second time. {key} is not for the raters.")
 
 
-def _read(given: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
+def _read(options: Mapping[str, Any], kinds: Sequence[str]) -> tuple[tuple[Rating, ...], SheetKey]:
     from court.errors import BadRequest
     from eval.reports.rating_sheet import read_key
     from eval.reports.rating_words import read_ratings
 
-    if not given["key"]:
+    if not options["key"]:
         raise click.UsageError("--ratings needs --key: the key of the sheet that was rated.")
-    key = read_key(given["key"])
+    key = read_key(options["key"])
     if key.what not in kinds:
         raise BadRequest(
-            f"{given['key'].name} is of a sheet of {key.what}: another command's.", reason="FILE_UNREADABLE"
+            f"{options['key'].name} is of a sheet of {key.what}: another command's.", reason="FILE_UNREADABLE"
         )
-    return read_ratings(given["ratings"], key), key
+    return read_ratings(options["ratings"], key), key
 
 
 def _summary(ratings: Sequence[Rating], key: SheetKey) -> tuple[CriterionRatings, ...]:
@@ -221,7 +223,7 @@ def _summary(ratings: Sequence[Rating], key: SheetKey) -> tuple[CriterionRatings
 
 
 def _show(
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     title: str,
     sections: Sequence[Section],
     *,
@@ -230,9 +232,9 @@ def _show(
 ) -> None:
     from eval.reports.sections import as_page, as_text
 
-    if given["html"]:
-        write_page(given["html"], as_page(title, [], sections, command=command_line()))
-    if given["as_json"]:
+    if options["html"]:
+        write_page(options["html"], as_page(title, [], sections, command=command_line()))
+    if options["as_json"]:
         click.echo(json.dumps({"ratings": [asdict(one) for one in found], **more}))
         return
     click.echo(as_text([title], sections))

@@ -61,9 +61,9 @@ def report(
     if show and html is None:
         raise click.UsageError("--open needs --html FILE.")
     results = [read_results(root) for path in runs for root in runs_below(path)]
-    asked = [one for one in results if one.question is not None]
+    questioned = [one for one in results if one.question is not None]
     trials = [one for one in results if one.question is None]
-    if asked and trials and (html or markdown):
+    if questioned and trials and (html or markdown):
         raise BadRequest("Runs of trials and of classify are written to pages of their own: name either alone.")
     tables: dict[str, object] = {}
     texts: list[str] = []
@@ -76,8 +76,8 @@ def report(
         tables = _plain(gathered)
         texts.append(as_terminal(gathered))
         pages.append(partial(_write_trials, gathered, html=html, markdown=markdown))
-    if asked:
-        tables["tasks"] = _show_question_runs(asked, texts, pages, html=html, markdown=markdown)
+    if questioned:
+        tables["tasks"] = _show_question_runs(questioned, texts, pages, html=html, markdown=markdown)
     if by:
         tables["by"] = _show_parts(results, by, texts)
     click.echo(json.dumps(tables) if as_json else "\n\n".join(texts))
@@ -99,7 +99,7 @@ def _write_trials(report: Report, *, html: Path | None, markdown: Path | None) -
 
 
 def _show_question_runs(
-    asked: Sequence[Results],
+    questioned: Sequence[Results],
     texts: list[str],
     pages: list[Callable[[], None]],
     *,
@@ -110,7 +110,7 @@ def _show_question_runs(
     from eval.reports import tasks
     from eval.reports.sections import as_page, as_text
 
-    groups = tasks.gather_tasks(asked)
+    groups = tasks.gather_tasks(questioned)
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
     texts.append(as_text(lead, sections))
 

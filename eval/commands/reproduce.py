@@ -104,7 +104,7 @@ _SIZES = ("3b", "7b", "32b")
 )
 @click.option("--yes", is_flag=True, help="Start without asking for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures or the plan as one JSON object.")
-def reproduce(paper: str, **given: Any) -> None:
+def reproduce(paper: str, **options: Any) -> None:
     """Reproduces a PAPER: its tables beside the published figures, its claims as tests, and its figures.
 
     Model sizes run one after another, the largest first. The plan is shown before any call; --resume continues from
@@ -114,27 +114,27 @@ def reproduce(paper: str, **given: Any) -> None:
     could not go on, 130 if it was interrupted.
     """
     # Options and data are checked, and the plan is complete, before the first call.
-    plan, servers, targets, preset = _planned(paper, given)
+    plan, servers, targets, preset = _planned(paper, options)
     runs = plan.planned()
-    _tell_plan(plan, runs, given)
+    _tell_plan(plan, runs, options)
     # Before the check of the folder: a plan can be looked at while a study is there.
-    if given["dry_run"]:
+    if options["dry_run"]:
         return
-    if (plan.out / "study.json").exists() and not given["resume"]:
+    if (plan.out / "study.json").exists() and not options["resume"]:
         raise click.UsageError(f"{plan.out} holds a study already. --resume goes on with it.")
     # Only a person at a terminal is asked; in a job nobody could answer.
-    if not given["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
+    if not options["yes"] and sys.stdin.isatty() and not all(run.finished for run in runs):
         click.confirm("Begin?", abort=True, err=True)
     unfinished = _hold(plan, servers)
     # Also where it is not finished: what was judged so far is scored and written.
-    outcome = _written(plan, targets, preset, given["balanced"])
-    _tell(outcome, given["as_json"])
+    outcome = _written(plan, targets, preset, options["balanced"])
+    _tell(outcome, options["as_json"])
     if unfinished:
         say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
 
 
-def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
+def _planned(paper: str, options: dict[str, Any]) -> tuple[Reproduction, Servers, Targets, Preset | None]:
     from eval.reproduce.benches import drawn_benches, present, public_benches
     from eval.reproduce.drawn import drawn_model, drawn_targets
     from eval.reproduce.stages import Reproduction, named_servers, stages_of, started_servers, urls_of
@@ -143,27 +143,27 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
     from serving.models.connect import pictures_per_prompt
     from serving.presets import load_preset
 
-    if given["vllm"] and given["urls"]:
+    if options["vllm"] and options["urls"]:
         raise click.UsageError("--vllm starts the servers; leave --llm-url out.")
-    if given["vllm_flags"] and not given["vllm"]:
+    if options["vllm_flags"] and not options["vllm"]:
         raise click.UsageError("--vllm-flag goes with --vllm.")
-    if given["retry_failed"] and not given["resume"]:
+    if options["retry_failed"] and not options["resume"]:
         raise click.UsageError("--retry-failed goes with --resume.")
-    drawn = given["dataset"] != "public"
-    preset = load_preset("as-published") if given["as_published"] else None
-    encoder = {"encoder": given["encoder"]} if given["encoder"] else {}
+    drawn = options["dataset"] != "public"
+    preset = load_preset("as-published") if options["as_published"] else None
+    encoder = {"encoder": options["encoder"]} if options["encoder"] else {}
     settings = settings_of(**(preset.settings(**encoder) if preset else encoder))
-    urls, named = _by_size(given["urls"], "llm-url"), _by_size(given["models"], "model")
+    urls, named = _by_size(options["urls"], "llm-url"), _by_size(options["models"], "model")
     # Addresses are checked now, not hours later when the turn of that size comes.
     for url in urls.values():
         urls_of(url)
-    sizes = _sizes(given, urls)
+    sizes = _sizes(options, urls)
     models = {size: named.get(size) or (drawn_model(size) if drawn else None) for size in sizes}
     benches = (
-        drawn_benches(given["data"])
+        drawn_benches(options["data"])
         if drawn
         # With the paper's settings the labels that it drops are dropped here too.
-        else public_benches(given["data"], harm_p=given["harm_p"], drops=preset is not None)
+        else public_benches(options["data"], harm_p=options["harm_p"], drops=preset is not None)
     )
     there, missing = present(benches)
     for name, why in missing.items():
@@ -171,56 +171,56 @@ def _planned(paper: str, given: dict[str, Any]) -> tuple[Reproduction, Servers, 
     stages = stages_of(
         sizes,
         there,
-        tables=_numbers(given["tables"], (1, 2, 3), "tables"),
-        figures=_numbers(given["figures"], (3, 4, 5), "figures"),
+        tables=_numbers(options["tables"], (1, 2, 3), "tables"),
+        figures=_numbers(options["figures"], (3, 4, 5), "figures"),
         models={size: model for size, model in models.items() if model},
-        controls=given["controls"],
+        controls=options["controls"],
     )
     if not stages:
         raise click.UsageError("--tables and --figures leave nothing to run with the data that are there.")
     plan = Reproduction(
-        out=given["out"],
+        out=options["out"],
         paper=paper,
         mode="as-published" if preset else "as-served",
         settings=settings,
         preset_digest=preset.digest if preset else "",
         benches=benches,
         stages=stages,
-        limit=given["limit"],
-        seed=given["seed"],
-        concurrency=given["concurrency"],
+        limit=options["limit"],
+        seed=options["seed"],
+        concurrency=options["concurrency"],
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
-        patience_s=60 * given["patience"],
-        allow_missing=given["allow_missing"],
-        retry_failed=given["retry_failed"],
+        patience_s=60 * options["patience"],
+        allow_missing=options["allow_missing"],
+        retry_failed=options["retry_failed"],
     )
     try:
         targets = drawn_targets(there, limit=plan.limit, seed=plan.seed) if drawn else published()
     except OSError:
         raise click.ClickException(
-            f"{given['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "
+            f"{options['data']} holds no drawn benchmarks: folders harm-c, harm-p and fhm, each made by memecourt-eval "
             "synthetic."
         ) from None
     servers = (
-        started_servers(say, flags=given["vllm_flags"], pictures=pictures_per_prompt(settings.trial))
-        if given["vllm"]
+        started_servers(say, flags=options["vllm_flags"], pictures=pictures_per_prompt(settings.trial))
+        if options["vllm"]
         else named_servers(urls)
     )
     return plan, servers, targets, preset
 
 
-def _sizes(given: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeName, ...]:
+def _sizes(options: dict[str, Any], urls: Mapping[SizeName, str]) -> tuple[SizeName, ...]:
     """Sizes to run: those that are asked for, else those that a server is named for."""
     from eval.reproduce.stages import SIZES
 
-    if given["sizes"]:
-        return SIZES if "all" in given["sizes"] else tuple(dict.fromkeys(given["sizes"]))
+    if options["sizes"]:
+        return SIZES if "all" in options["sizes"] else tuple(dict.fromkeys(options["sizes"]))
     # Sizes that an address was named for; an address without a size is in the mapping of every size and
     # tells nothing.
-    named = {part.partition("=")[0] for part in given["urls"]}
+    named = {part.partition("=")[0] for part in options["urls"]}
     if found := tuple(size for size in SIZES if size in named):
         return found
-    if given["dry_run"] or given["vllm"]:
+    if options["dry_run"] or options["vllm"]:
         return SIZES
     raise click.UsageError(
         "Say which size of the model is where: --llm-url 7b=http://HOST:8000/v1, once for each; or --size with one "
@@ -239,22 +239,22 @@ def _by_size(pairs: Sequence[str], option: str) -> dict[SizeName, str]:
     for pair in pairs:
         # An address may have an equals sign in it, too: only the name of a size counts as a prefix.
         size, equals, value = pair.partition("=")
-        key, said = (size, value) if equals and size in _SIZES else ("", pair)
+        key, own_value = (size, value) if equals and size in _SIZES else ("", pair)
         # Given twice, one of the two would silently win.
-        if key in own or not said:
+        if key in own or not own_value:
             raise click.UsageError(f"--{option} {pair}: give one for each size, as SIZE=… with {', '.join(_SIZES)}.")
-        own[key] = said
+        own[key] = own_value
     return {size: own.get(size, own.get("", "")) for size in SIZES if size in own or "" in own}
 
 
-def _numbers(said: str, known: tuple[int, ...], option: str) -> frozenset[int]:
+def _numbers(text: str, known: tuple[int, ...], option: str) -> frozenset[int]:
     try:
-        numbers = frozenset(int(part) for part in said.split(",") if part.strip())
+        numbers = frozenset(int(part) for part in text.split(",") if part.strip())
     # Handled below with the others: one message for all that is wrong.
     except ValueError:
         numbers = frozenset({-1})
     if not numbers <= set(known):
-        raise click.UsageError(f"--{option} {said}: numbers with commas between them, of {', '.join(map(str, known))}.")
+        raise click.UsageError(f"--{option} {text}: numbers with commas between them, of {', '.join(map(str, known))}.")
     return numbers
 
 
@@ -304,16 +304,16 @@ def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanc
     return outcome
 
 
-def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, Any]) -> None:
+def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
     """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
     from eval.scores.tables import table
 
     stored = _stored(plan)
     left = [run for run in runs if not run.finished]
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
-    minutes = given["calls_per_minute"]
-    if given["dry_run"] and given["as_json"]:
-        told = [
+    minutes = options["calls_per_minute"]
+    if options["dry_run"] and options["as_json"]:
+        notes = [
             {
                 "size": run.stage.size,
                 "model": run.stage.model,
@@ -328,7 +328,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, 
             for run in runs
         ]
         hours = [fewest / minutes / 60, most / minutes / 60] if minutes else None
-        click.echo(json.dumps({"runs": told, "calls": [fewest, most], "stored": stored, "hours": hours}))
+        click.echo(json.dumps({"runs": notes, "calls": [fewest, most], "stored": stored, "hours": hours}))
         return
     rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
     for run in runs:
@@ -348,7 +348,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], given: dict[str, 
     if minutes:
         low, high = fewest / minutes / 60, most / minutes / 60
         lines.append(f"At {minutes:g} calls a minute that is {low:,.1f} to {high:,.1f} hours.")
-    click.echo("\n".join(lines), err=not given["dry_run"])
+    click.echo("\n".join(lines), err=not options["dry_run"])
 
 
 def _stored(plan: Reproduction) -> int:

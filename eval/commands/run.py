@@ -111,7 +111,7 @@ _BEGUN = (
 @click.option("--retry-failed", is_flag=True, help="With --resume: retry memes that failed for a transient reason.")
 @patience_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
-def run(**given: Any) -> None:
+def run(**options: Any) -> None:
     """Judges every meme of a split and stores predictions and records in a folder of plain files.
 
     Precedents come from the train split, without near-duplicates of judged memes. A run can be stopped at any moment,
@@ -129,10 +129,10 @@ def run(**given: Any) -> None:
     from serving.cli.common import run as asyncio_run
     from serving.models.vllm import VllmFailed
 
-    if given["config"]:
-        os.environ["MEMECOURT_CONFIG"] = given["config"]  # where Settings looks for it
+    if options["config"]:
+        os.environ["MEMECOURT_CONFIG"] = options["config"]  # where Settings looks for it
     # Both before anything is started: a usage error must not cost a server's start.
-    plan = _resumed(given) if given["resume"] else _planned(given)
+    plan = _resumed(options) if options["resume"] else _planned(options)
 
     async def run_to_end(progress: Progress) -> str:
         """Why the run is not finished; empty where it is."""
@@ -155,20 +155,20 @@ def run(**given: Any) -> None:
         except Interrupted as error:
             interrupted = error.exit_code
     if interrupted:
-        click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, given)}", err=True)
+        click.echo(f"Interrupted. What was judged is kept; this goes on:\n  {again(plan, options)}", err=True)
         sys.exit(interrupted)
     if unfinished:
         # On standard error, since with --json standard output holds one object and nothing else.
         click.echo(
-            f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, given)}", err=True
+            f"Not finished. {unfinished} What was judged is kept; this goes on:\n  {again(plan, options)}", err=True
         )
-        if given["as_json"]:
+        if options["as_json"]:
             click.echo(json.dumps({"run": str(plan.out), "name": plan.name, "finished": False, "why": unfinished}))
         sys.exit(EXIT_UNFINISHED)
-    _show(plan, given)
+    _show(plan, options)
 
 
-def again(plan: Plan, given: dict[str, Any]) -> str:
+def again(plan: Plan, options: dict[str, Any]) -> str:
     """The command that takes a run up again; the same one as before, where it had not begun to judge."""
     from eval.runs.folder import MANIFEST
 
@@ -176,7 +176,7 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         return plan.command
     words = ["memecourt-eval", "run", "--resume", str(plan.out)]
     # The manifest has the directory of the data; only a resumed run may have been given another one.
-    moved = ("data",) if given["resume"] else ()
+    moved = ("data",) if options["resume"] else ()
     for name in (
         *moved,
         "config",
@@ -190,14 +190,14 @@ def again(plan: Plan, given: dict[str, Any]) -> str:
         "ray_workers",
     ):
         # Options that were left out stay out: what the settings say then may have changed on purpose.
-        if given[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(given[name])]
+        if options[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(options[name])]
     # With an equals sign, as a flag begins with dashes of its own.
-    words += [f"--vllm-flag={flag}" for flag in given["vllm_flags"]]
-    return shlex.join(words + ["--allow-missing"] * given["allow_missing"])
+    words += [f"--vllm-flag={flag}" for flag in options["vllm_flags"]]
+    return shlex.join(words + ["--allow-missing"] * options["allow_missing"])
 
 
-def _planned(given: dict[str, Any]) -> Plan:
+def _planned(options: dict[str, Any]) -> Plan:
     from court.events import Procedure
     from eval.datasets.known import SplitRole, find_dataset
     from eval.models.vllm_session import SERVER
@@ -205,109 +205,109 @@ def _planned(given: dict[str, Any]) -> Plan:
 
     # Not `required=True`, as --resume needs none of them.
     for name in ("dataset", "data", "out"):
-        if given[name] is None:
+        if options[name] is None:
             raise click.UsageError(f"Missing option --{name}; or --resume, to take a run up again.")
-    if given["retry_failed"]:
+    if options["retry_failed"]:
         raise click.UsageError("--retry-failed goes with --resume.")
-    if given["ray_workers"] and not given["ray"]:
+    if options["ray_workers"] and not options["ray"]:
         raise click.UsageError("--ray-workers goes with --ray.")
-    dataset = find_dataset(given["dataset"])
+    dataset = find_dataset(options["dataset"])
     # Before the plan, so that a second `run` over a folder never overwrites what the first has judged.
-    if (given["out"] / "manifest.json").exists():
-        raise click.UsageError(f"{given['out']} holds a run already. --resume takes it up again.")
-    procedure = Procedure((given["procedure"] or "summary").upper())
+    if (options["out"] / "manifest.json").exists():
+        raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")
+    procedure = Procedure((options["procedure"] or "summary").upper())
     # A split's name may say that templates are to be apart.
-    split, apart = split_of(dataset, given["split"] or dataset.of_role(SplitRole.TEST)[0].name)
+    split, apart = split_of(dataset, options["split"] or dataset.of_role(SplitRole.TEST)[0].name)
     return Plan(
-        out=given["out"],
+        out=options["out"],
         # Resolved, as a folder may be named by a point alone.
-        name=given["name"] or given["out"].resolve().name,
+        name=options["name"] or options["out"].resolve().name,
         dataset=dataset,
-        data=given["data"],
+        data=options["data"],
         split=split,
         procedure=procedure,
-        protocols=protocols_of(given["protocol"]) if given["protocol"] else dataset.protocols,
-        settings=settings_for(given, trial_settings_of(given["settings"])),
-        limit=given["limit"],
-        seed=given["seed"] or 0,
-        concurrency=given["concurrency"] or concurrency_for(procedure),
-        calls=given["calls"],
-        library=given["library"],
+        protocols=protocols_of(options["protocol"]) if options["protocol"] else dataset.protocols,
+        settings=settings_for(options, trial_settings_of(options["settings"])),
+        limit=options["limit"],
+        seed=options["seed"] or 0,
+        concurrency=options["concurrency"] or concurrency_for(procedure),
+        calls=options["calls"],
+        library=options["library"],
         command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
         # A vLLM that is started here has one name in the store of calls, whatever its address is.
-        server=given["server_name"] or (SERVER if given["vllm"] else ""),
-        allow_missing=given["allow_missing"],
-        patience_s=60 * given["patience"],
-        drop_precedents=given["drop_precedents"],
-        templates_apart=given["templates_apart"] or apart,
-        text_only=given["text_only"],
-        language=tag_of(given["language"]),
-        ray=given["ray"] or "",
-        ray_workers=given["ray_workers"] or 0,
-        vllm=_vllm(given, procedure),
+        server=options["server_name"] or (SERVER if options["vllm"] else ""),
+        allow_missing=options["allow_missing"],
+        patience_s=60 * options["patience"],
+        drop_precedents=options["drop_precedents"],
+        templates_apart=options["templates_apart"] or apart,
+        text_only=options["text_only"],
+        language=tag_of(options["language"]),
+        ray=options["ray"] or "",
+        ray_workers=options["ray_workers"] or 0,
+        vllm=_vllm(options, procedure),
     )
 
 
-def _resumed(given: dict[str, Any]) -> Plan:
+def _resumed(options: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
     from eval.runs.folder import RunFolder, dataset_of
     from eval.runs.run import Plan
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
-    fixed = [name for name in _BEGUN if given[name]]
+    fixed = [name for name in _BEGUN if options[name]]
     if fixed:
         names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
         raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
-    begun: RunManifest = RunFolder(given["resume"]).manifest()
+    begun: RunManifest = RunFolder(options["resume"]).manifest()
     dataset = dataset_of(begun)
     if begun.question is not None:
-        raise BadRequest(f"{given['resume']} asked a question of a card. This goes on with it: {begun.command}")
+        raise BadRequest(f"{options['resume']} asked a question of a card. This goes on with it: {begun.command}")
     if begun.comparator:
         raise BadRequest(
-            f"{given['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
+            f"{options['resume']} is the arm {begun.name} of a study, and holds no trials: the command that began the "
             f"study goes on with it: {begun.command}"
         )
     # Only those of trials: servers, keys and paths are of this machine and this day.
     trial = {name: value for name, value in begun.settings.items() if name in TrialSettings.model_fields}
     return Plan(
-        out=given["resume"],
+        out=options["resume"],
         name=begun.name,
         dataset=dataset,
-        data=given["data"] or Path(begun.data_dir),
+        data=options["data"] or Path(begun.data_dir),
         split=begun.split,
         procedure=begun.procedure,
         protocols=begun.protocols,
-        settings=settings_for(given, trial),
+        settings=settings_for(options, trial),
         limit=begun.limit,
         seed=begun.seed,
-        concurrency=given["concurrency"] or concurrency_for(begun.procedure),
+        concurrency=options["concurrency"] or concurrency_for(begun.procedure),
         # The store and the library of before, unless others are named: else what was paid for would be
         # asked anew.
-        calls=given["calls"] or (Path(begun.calls_file) if begun.calls_file else None),
-        library=given["library"] or (Path(begun.library_dir) if begun.library_dir else None),
+        calls=options["calls"] or (Path(begun.calls_file) if begun.calls_file else None),
+        library=options["library"] or (Path(begun.library_dir) if begun.library_dir else None),
         control=begun.control,
         command=begun.command,
         server=begun.server,
-        allow_missing=given["allow_missing"],
-        patience_s=60 * given["patience"],
+        allow_missing=options["allow_missing"],
+        patience_s=60 * options["patience"],
         # The manifest has the labels that were dropped and not the option.
         drop_precedents=bool(begun.dropped_labels),
         templates_apart="template" in begun.checked,
         text_only=begun.text_only,
         language=begun.language,
-        retry_failed=given["retry_failed"],
-        ray=given["ray"] or "",
-        ray_workers=given["ray_workers"] or 0,
-        vllm=_vllm(given, begun.procedure),
+        retry_failed=options["retry_failed"],
+        ray=options["ray"] or "",
+        ray_workers=options["ray_workers"] or 0,
+        vllm=_vllm(options, begun.procedure),
     )
 
 
-def _vllm(given: dict[str, Any], procedure: Procedure) -> VllmChoice | None:
-    if given["vllm"] and given["ray"]:
+def _vllm(options: dict[str, Any], procedure: Procedure) -> VllmChoice | None:
+    if options["vllm"] and options["ray"]:
         raise click.UsageError("--vllm starts a server that other machines can't reach; leave --ray out with it.")
-    asked = {name: given[name] for name in ("vllm", "vllm_flags", "llm_url", "model")}
-    return vllm_choice(**asked, procedure=procedure)
+    chosen = {name: options[name] for name in ("vllm", "vllm_flags", "llm_url", "model")}
+    return vllm_choice(**chosen, procedure=procedure)
 
 
 def concurrency_for(procedure: str) -> int:
@@ -315,15 +315,15 @@ def concurrency_for(procedure: str) -> int:
     return 4 if procedure == "SUMMARY" else 16
 
 
-def protocols_of(said: str) -> tuple[Any, ...]:
+def protocols_of(text: str) -> tuple[Any, ...]:
     """Protocols, parted by commas. Raises click.UsageError for one that there is none of."""
     from eval.datasets.protocol import Protocol
 
     try:
         # Without doubles, in the order given: progress and lists show the first.
-        return tuple(dict.fromkeys(Protocol(word.strip()) for word in said.split(",")))
+        return tuple(dict.fromkeys(Protocol(word.strip()) for word in text.split(",")))
     except ValueError:
-        raise click.UsageError(f"--protocol {said}: there are {', '.join(Protocol)}.") from None
+        raise click.UsageError(f"--protocol {text}: there are {', '.join(Protocol)}.") from None
 
 
 def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -346,16 +346,16 @@ def trial_settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def settings_for(given: dict[str, Any], trial: dict[str, Any]) -> Settings:
+def settings_for(options: dict[str, Any], trial: dict[str, Any]) -> Settings:
     """The settings that ``llm_url``, ``model``, ``policy`` and ``encoder`` ask for, with those of trials."""
     from serving.cli.common import settings_of
 
-    llm = {name: given[key] for name, key in (("url", "llm_url"), ("model", "model")) if given[key] is not None}
+    llm = {name: options[key] for name, key in (("url", "llm_url"), ("model", "model")) if options[key] is not None}
     # None in place of empty tables, so that what the file and the environment say is not overlaid.
-    return settings_of(trial=trial or None, llm=llm or None, policy=given["policy"], encoder=given["encoder"])
+    return settings_of(trial=trial or None, llm=llm or None, policy=options["policy"], encoder=options["encoder"])
 
 
-def _show(plan: Plan, given: dict[str, Any]) -> None:
+def _show(plan: Plan, options: dict[str, Any]) -> None:
     from dataclasses import asdict
 
     from court.errors import CourtError
@@ -371,9 +371,9 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
         except CourtError as error:  # a protocol that leaves no meme of a small sample
             cards[protocol] = error.message
     reasons = _reasons(results)
-    if given["as_json"]:
-        told = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
-        click.echo(json.dumps({"run": str(plan.out), "name": results.name, "cards": told, "without_class": reasons}))
+    if options["as_json"]:
+        fields = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
+        click.echo(json.dumps({"run": str(plan.out), "name": results.name, "cards": fields, "without_class": reasons}))
         return
     for name, value in cards.items():
         if isinstance(value, str):
@@ -385,15 +385,15 @@ def _show(plan: Plan, given: dict[str, Any]) -> None:
         for what, rates in rows:
             if rates is not None:
                 figures = (("accuracy", rates.accuracy), ("macro-F1", rates.macro_f1))
-                said = "  ".join(f"{n} {f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for n, f in figures)
-                click.echo(f"  {what:<9}{said}")
+                text = "  ".join(f"{n} {f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for n, f in figures)
+                click.echo(f"  {what:<9}{text}")
         click.echo(f"  {'majority':<9}accuracy {value.majority:.3f}{'':<16}macro-F1 {value.majority_macro_f1:.3f}")
     if reasons:
-        said = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        click.echo(f"no class: {said}")
+        text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        click.echo(f"no class: {text}")
     # Only a hint: which reasons may pass is known where it is tried again.
     if any(one.prediction.outcome == "FAILED" for one in results.judged):
-        click.echo(f"Failures whose reason may have passed are tried again by: {again(plan, given)} --retry-failed")
+        click.echo(f"Failures whose reason may have passed are tried again by: {again(plan, options)} --retry-failed")
     click.echo(f"{plan.out} holds the run. memecourt-eval report {shlex.quote(str(plan.out))} makes a report of it.")
 
 

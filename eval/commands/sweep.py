@@ -83,16 +83,16 @@ def in_words(sweep: Sweep) -> list[str]:
     best, many = sweep.best, len(sweep.candidates)
     if many == 1:
         return [f"There was nothing to choose: {_name(best)} is all that was tried."]
-    near = sum(one.within_noise for one in sweep.candidates) - 1
-    said = [f"Best of {many:,}: {_name(best)}, with a macro-F1 of {best.macro_f1.value:.3f}."]
-    if near:
-        said.append(
-            f"{near:,} of the other {many - 1:,} lie within noise of it: this split can't tell them from the best, and "
-            "the simplest of them is as good a choice."
+    equals = sum(one.within_noise for one in sweep.candidates) - 1
+    lines = [f"Best of {many:,}: {_name(best)}, with a macro-F1 of {best.macro_f1.value:.3f}."]
+    if equals:
+        lines.append(
+            f"{equals:,} of the other {many - 1:,} lie within noise of it: this split can't tell them from the best, "
+            "and the simplest of them is as good a choice."
         )
-    said.append(
+    lines.append(
         f"The best of many is flattered by its luck on these very memes, here by about {sweep.flattered_by:.3f}: "
         f"expect about {best.macro_f1.value - sweep.flattered_by:.3f} on others, and measure that on the test split, "
         "once."
     )
-    return said
+    return lines

@@ -101,7 +101,7 @@ def vote(
             library,
             Source(path=file, pictures=pictures),
             ks=ks,
-            without_near=without_near_duplicates,
+            without_duplicates=without_near_duplicates,
             seed=seed,
             as_json=as_json,
         )
@@ -131,7 +131,7 @@ def vote(
     _print_scores(report.scores, remarks, as_json, asdict(report))
 
 
-def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, seed: int, as_json: bool) -> None:
+def _plain_votes(library: Path, source: Source, ks: str, without_duplicates: bool, seed: int, as_json: bool) -> None:
     from eval.studies.vote import measure_plain_votes
 
     try:
@@ -139,7 +139,9 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
         numbers = [int(k) for k in ks.split(",")]
     except ValueError:
         raise click.UsageError(f"--k takes numbers with commas between them, not {ks!r}.") from None
-    report = asyncio.run(measure_plain_votes(library, source, numbers, without_near=without_near, seed=seed))
+    report = asyncio.run(
+        measure_plain_votes(library, source, numbers, without_duplicates=without_duplicates, seed=seed)
+    )
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
@@ -151,8 +153,8 @@ def _plain_votes(library: Path, source: Source, ks: str, without_near: bool, see
         click.echo(f"near         {report.with_near:,} had a near-duplicate in the library, which gave no vote")
     click.echo("  k  accuracy              macro-F1")
     for one in report.votes:
-        told = (f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for f in (one.scores.accuracy, one.scores.macro_f1))
-        click.echo(f"{one.k:>3}  {'  '.join(told)}")
+        cells = (f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for f in (one.scores.accuracy, one.scores.macro_f1))
+        click.echo(f"{one.k:>3}  {'  '.join(cells)}")
     if report.problems:
         click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")
 

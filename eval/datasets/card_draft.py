@@ -165,7 +165,7 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
     # The largest is most often the train split, which has all columns.
     largest = max(paths, key=lambda path: path.stat().st_size)
     kind = _kind_of(largest)
-    alike, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
+    similar, rows, columns, wanted = [], {}, dict[str, _Column](), set[str]()
     for path in (largest, *(path for path in paths if path != largest)):
         if _kind_of(path) is not kind:
             continue
@@ -176,17 +176,17 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
         # The labels of a test split are often left out.
         if not records or len(names & wanted) * 2 < len(wanted):
             continue
-        alike.append(path)
+        similar.append(path)
         rows[path] = len(records)
         for record in records:
             for name, value in record.items():
                 # Nested values are named by a path, which a draft does not guess.
                 if not isinstance(value, dict):
                     columns.setdefault(name, _Column()).add(value, name)
-    if not alike:
+    if not similar:
         raise BadRequest(f"{largest.name} has no row that can be read as {kind}.", reason="DATA_UNUSABLE")
     # By name again: the largest file was looked at first.
-    return _Found(kind, tuple(sorted(alike)), rows, columns)
+    return _Found(kind, tuple(sorted(similar)), rows, columns)
 
 
 def _kind_of(path: Path) -> FileKind:
@@ -277,8 +277,8 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
         whole = "" if found.rows[path] < _SAMPLE else " or more"
         place = path.relative_to(folder)
         # Parts of a data set that lie side by side have files of the same name.
-        alike = sum(one.stem == path.stem for one in found.paths) > 1
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if alike else path.stem)
+        same_stem = sum(one.stem == path.stem for one in found.paths) > 1
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else path.stem)
         lines += [
             *("[[splits]]", f"name = {quoted(name)}"),
             f"role = {quoted(_role(path.stem))} {_CHECK}",
@@ -320,8 +320,8 @@ def _task(name: str, column: _Column) -> list[str]:
         # As a comment: which label is harmful is not to be guessed.
         lines.append(f"# court = {{ harmful = [{quoted(values[-1])}], benign = [{quoted(values[0])}] }} {_CHECK}")
     # Quoted here, too: a line end in a value would end the comment, and what follows would be part of the card.
-    seen = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
-    return [*lines, f"# seen: {seen}", ""]
+    shown_values = ", ".join(f"{count:,} {quoted(value)}" for value, count in sorted(column.values.items()))
+    return [*lines, f"# seen: {shown_values}", ""]
 
 
 def quoted(text: str) -> str:

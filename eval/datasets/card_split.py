@@ -258,8 +258,8 @@ class CardReader:
             self._joins.check_rows(row, path)
         # Without rows there is nothing to say about columns.
         for name, columns in unseen.items() if self.rows else ():
-            told = ", ".join(sorted(columns))
-            reason = f"no row has the column {told}, which the card makes the {name} of"
+            names = ", ".join(sorted(columns))
+            reason = f"no row has the column {names}, which the card makes the {name} of"
             self.problems.append(Problem(self.paths[0].name, 0, "", reason))
         # Ids of refused rows have been named with their reason.
         if listed is not None:

@@ -100,16 +100,16 @@ async def check(
     findings: list[DatasetFault] = []
     if other := _other(dataset, data):
         findings.append(other)
-    seen = FoundMemes()
+    found = FoundMemes()
     # All splits of the card, those that are not there too: a missing file is a finding.
-    splits = [_split(dataset.card, data, split, seen=seen, findings=findings) for split in dataset.card.splits]
+    splits = [_split(dataset.card, data, split, found=found, findings=findings) for split in dataset.card.splits]
     # First: equal pictures and conflicting labels are found by the digests that this fills in.
-    await _pictures(seen, reader, findings, progress)
-    findings += _twice(seen.groups(SAME_ID), DatasetFaultKind.ID_TWICE, "an id")
-    findings += _twice(seen.groups(SAME_TEXT), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
+    await _pictures(found, reader, findings, progress)
+    findings += _twice(found.groups(SAME_ID), DatasetFaultKind.ID_TWICE, "an id")
+    findings += _twice(found.groups(SAME_TEXT), DatasetFaultKind.TEXT_TWICE, "a text (but for case and spacing)")
     same = "a picture, by its pixels," if reader else "a picture, by its bytes,"
-    findings += _twice(seen.groups(SAME_PICTURE), DatasetFaultKind.PICTURE_TWICE, same)
-    findings += _conflicts(seen)
+    findings += _twice(found.groups(SAME_PICTURE), DatasetFaultKind.PICTURE_TWICE, same)
+    findings += _conflicts(found)
     return DatasetCheck(
         dataset=dataset.id,
         splits=tuple(splits),
@@ -139,7 +139,7 @@ def _other(dataset: Dataset, data: Path) -> DatasetFault | None:
 
 
 def _split(
-    card: DatasetCard, data: Path, split: CardSplit, *, seen: FoundMemes, findings: list[DatasetFault]
+    card: DatasetCard, data: Path, split: CardSplit, *, found: FoundMemes, findings: list[DatasetFault]
 ) -> SplitCheck:
     # Labels of other tasks are counted as well; this one is what conflicts are told by.
     task = card.court_task or card.all_tasks()[0]
@@ -155,7 +155,7 @@ def _split(
             number += 1
             for one, labels in meme.gold.items():
                 counts[one].update(labels)
-            seen.add(split.name, meme, meme.gold.get(task.id, ()), pictures.find(meme))
+            found.add(split.name, meme, meme.gold.get(task.id, ()), pictures.find(meme))
     except BadRequest as error:
         # Anything but a missing file is no finding but a reason to stop.
         if error.reason != "DATA_MISSING":
@@ -163,7 +163,7 @@ def _split(
         findings.append(DatasetFault(DatasetFaultKind.FILE_MISSING, split.name, error.message))
         return SplitCheck(split.name)
     _problems(split.name, reader.problems, findings)
-    findings += pictures.faults(number, lambda: seen.without_picture(split.name))
+    findings += pictures.faults(number, lambda: found.without_picture(split.name))
     # In the order of the task, and without labels that no row has.
     ordered = {
         one.id: {label: counts[one.id][label] for label in one.labels if label in counts[one.id]}
@@ -189,10 +189,10 @@ def _split(
 
 def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
     # One finding a reason, with all its lines: a column that is wrong throughout gives one line and not thousands.
-    for reason, alike in _grouped(problems, lambda problem: problem.reason).items():
-        where = tuple(f"{one.source}:{one.line}" + f" ({one.id})" * bool(one.id) for one in alike)
+    for reason, group in _grouped(problems, lambda problem: problem.reason).items():
+        where = tuple(f"{one.source}:{one.line}" + f" ({one.id})" * bool(one.id) for one in group)
         findings.append(
-            DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(alike), where=where)
+            DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(group), where=where)
         )
 
 
@@ -221,14 +221,14 @@ def _in_words(classes: Mapping[str, int]) -> str:
 
 
 async def _pictures(
-    seen: FoundMemes, reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
+    found: FoundMemes, reader: PictureReader | None, findings: list[DatasetFault], progress: Progress
 ) -> None:
     """Gives each picture that is at hand what it is compared by; finds those that can't be read."""
     if reader is None:
-        await asyncio.to_thread(_equal_digests, seen)
+        await asyncio.to_thread(_equal_digests, found)
         return
     # The reader has that many processes; more tasks would only hold more files in memory.
-    gate, done, total = asyncio.Semaphore(_AT_ONCE), 0, seen.count_pictures()
+    gate, done, total = asyncio.Semaphore(_AT_ONCE), 0, found.count_pictures()
     refused: list[tuple[FoundMeme, str]] = []
 
     async def decode(one: FoundMeme, path: Path) -> None:
@@ -238,7 +238,7 @@ async def _pictures(
                 # Off the loop, as reading a file blocks.
                 data = await asyncio.to_thread(read_picture, path)
                 picture = await reader.read(data)
-                seen.set_picture(one, picture.pixels_sha256)
+                found.set_picture(one, picture.pixels_sha256)
                 # Judged all the same, so the digest stands, and the finding beside it.
                 if picture.incomplete:
                     refused.append((one, "the file was cut short; what there is of it is judged"))
@@ -250,7 +250,7 @@ async def _pictures(
         progress(done, total)
 
     try:
-        for page in seen.pictures():
+        for page in found.pictures():
             async with asyncio.TaskGroup() as group:
                 for one, path in page:
                     group.create_task(decode(one, path))
@@ -266,32 +266,32 @@ async def _pictures(
         )
 
 
-def _equal_digests(seen: FoundMemes) -> None:
+def _equal_digests(found: FoundMemes) -> None:
     """Digests of pictures that are as large as another: only those can be the same."""
     # Sizes are read without reading the file, and most pictures are alone with theirs.
-    for page in seen.pictures():
+    for page in found.pictures():
         for one, path in page:
-            seen.set_size(one, picture_size(path))
+            found.set_size(one, picture_size(path))
     # Rows may also name the same file.
-    for page in seen.pictures(same_size=True):
+    for page in found.pictures(same_size=True):
         for one, path in page:
-            seen.set_picture(one, picture_sha256(path))
+            found.set_picture(one, picture_sha256(path))
 
 
 def _twice(groups: Iterable[Sequence[FoundMeme]], kind: DatasetFaultKind, what: str) -> list[DatasetFault]:
     """Finds values that occur more than once, grouped by the splits in which they occur."""
     found = []
     # By splits: a leak from train to test is another finding than a double within train.
-    for splits, alike in _grouped(groups, _splits_of).items():
-        differ = sum(_labels_differ(group) for group in alike)
-        told = f"{what} stands in several rows, {sum(map(len, alike)):,} in all"
+    for splits, rows in _grouped(groups, _splits_of).items():
+        differ = sum(_labels_differ(group) for group in rows)
+        words = f"{what} stands in several rows, {sum(map(len, rows)):,} in all"
         if "+" in splits:
-            told += f", of the splits {splits.replace('+', ', ')}"
+            words += f", of the splits {splits.replace('+', ', ')}"
         # An id that stands twice may be of two memes, whose labels need not agree.
         if differ and kind is not DatasetFaultKind.ID_TWICE:
-            told += f"; under different labels in {differ:,} of the {len(alike):,} cases"
-        where = tuple(" = ".join(one.name for one in group) for group in alike)
-        found.append(DatasetFault(kind=kind, split=splits, what=told, count=len(alike), where=where))
+            words += f"; under different labels in {differ:,} of the {len(rows):,} cases"
+        where = tuple(" = ".join(one.name for one in group) for group in rows)
+        found.append(DatasetFault(kind=kind, split=splits, what=words, count=len(rows), where=where))
     return found
 
 
@@ -304,21 +304,21 @@ def _labels_differ(group: Sequence[FoundMeme]) -> bool:
     return len({one.label for one in group if one.label}) > 1
 
 
-def _conflicts(seen: FoundMemes) -> list[DatasetFault]:
+def _conflicts(found: FoundMemes) -> list[DatasetFault]:
     """Memes that are the same in picture and text and labelled differently: one of the labels must be wrong.
 
     The same text under another picture is not one of them: FHM has such on purpose.
     """
-    differ = (group for group in seen.groups(SAME_MEME) if _labels_differ(group))
+    differ = (group for group in found.groups(SAME_MEME) if _labels_differ(group))
     return [
         DatasetFault(
             kind=DatasetFaultKind.LABELS_CONFLICT,
             split=splits,
             what="memes of the same picture and text are labelled differently",
-            count=len(alike),
-            where=tuple(" = ".join(one.name for one in group) for group in alike),
+            count=len(rows),
+            where=tuple(" = ".join(one.name for one in group) for group in rows),
         )
-        for splits, alike in _grouped(differ, _splits_of).items()
+        for splits, rows in _grouped(differ, _splits_of).items()
     ]
 
 

@@ -131,12 +131,12 @@ def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
                 # One empty cell makes the whole answer unknown: "no" to that label would be a guess.
                 return _missing(task, name, record)
             word = word_of(cell, name) or ""
-            said = exact.get(word)
-            if said is None:
-                said = loose.get(plain_word(word))
-            if said is None:
+            named = exact.get(word)
+            if named is None:
+                named = loose.get(plain_word(word))
+            if named is None:
                 raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", name)
-            if said:
+            if named:
                 found.append(label)
         return GoldOfTask(tuple(found))
 

@@ -50,9 +50,9 @@ class DatasetPictures:
     """
 
     def __init__(self, data: Path, beside: Path, patterns: Sequence[str]) -> None:
-        near = (beside, beside.parent, data)
+        places = (beside, beside.parent, data)
         # Never above the directory that was named, however near to its edge the rows lie.
-        self._bases = [base for base in dict.fromkeys(near) if base == data or data in base.parents]
+        self._bases = [base for base in dict.fromkeys(places) if base == data or data in base.parents]
         remote = [one for one in patterns if "://" in one]
         # A path begins with the scheme, and not with what has to stand in every address.
         self._remote = [Path(one.replace("://", ":/", 1)) for one in remote]

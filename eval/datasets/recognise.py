@@ -66,17 +66,17 @@ def recognised(data: Path) -> tuple[Dataset, ...]:
     return chosen
 
 
-def _refuse(data: Path, alike: list[Dataset]) -> None:
+def _refuse(data: Path, candidates: list[Dataset]) -> None:
     known = ", ".join(DATASETS)
-    if not alike:
+    if not candidates:
         raise BadRequest(
             f"{data} holds no file of a data set that is known ({known}). memecourt-eval datasets says which are "
             "expected; memecourt-eval datasets card makes a card of another.",
             reason="DATA_MISSING",
         )
     raise BadRequest(
-        f"What lies in {data} has the file names of {', '.join(one.id for one in alike)}, and as many rows as none of "
-        f"them. Name it with --dataset ({known}), or a card of your own.",
+        f"What lies in {data} has the file names of {', '.join(one.id for one in candidates)}, and as many rows as "
+        f"none of them. Name it with --dataset ({known}), or a card of your own.",
         reason="DATA_UNRECOGNISED",
     )
 
@@ -144,9 +144,9 @@ def fits(card: DatasetCard, path: Path) -> bool:
     wanted = {name for one in fields if one for name in one.columns() if "{" not in name and not name.startswith("@")}
     try:
         rows = iter(RecordFile(path, card.layout.kind, frozenset(wanted), records=card.layout.records))
-        seen = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
+        records = (record for _, (_, record) in zip(range(_PEEKED), rows, strict=False) if isinstance(record, dict))
         # One complete row is enough: in JSON an absent value is often an absent key.
-        return any(wanted <= set(record) for record in seen)
+        return any(wanted <= set(record) for record in records)
     except BadRequest:
         return False
 

@@ -111,8 +111,8 @@ def _opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
         read_text(path, "memes")  # says why
     # As old Macs write it: else the file would be one line.
     # Latin-1 decodes any bytes, and line ends are the same in it as in UTF-8.
-    seen = start.decode("utf-16" if marked else "latin-1", errors="ignore")
-    if "\r" in seen and "\n" not in seen:
+    beginning = start.decode("utf-16" if marked else "latin-1", errors="ignore")
+    if "\r" in beginning and "\n" not in beginning:
         newline = "\r"
     # `utf-8-sig` takes a mark at the beginning off, which would otherwise be part of the first column's name.
     with path.open(encoding="utf-16" if marked else "utf-8-sig", newline=newline) as text:

@@ -63,11 +63,11 @@ class ShardIndex:
         last = name.rpartition("/")[2].lower()
         rows = self._database.execute("SELECT member, place FROM pictures WHERE last = ?", (last,)).fetchall()
         # Members may stand in a folder of the archive that the rows do not name.
-        alike = [(member, place) for member, place in rows if f"/{member}".lower().endswith(f"/{name}".lower())]
+        similar = [(member, place) for member, place in rows if f"/{member}".lower().endswith(f"/{name}".lower())]
         # In this order: the very name, the same in other folders, and the same in other letters.
-        exact = [place for member, place in alike if member == name]
-        same = [place for member, place in alike if f"/{member}".endswith(f"/{name}")]
-        return exact or same or [place for _, place in alike]
+        exact = [place for member, place in similar if member == name]
+        same = [place for member, place in similar if f"/{member}".endswith(f"/{name}")]
+        return exact or same or [place for _, place in similar]
 
     def _read(self) -> sqlite3.Connection:
         # On the disk: there may be millions.

@@ -147,9 +147,9 @@ class CallCache(ABC):
     def _fly(self, key: str, model: str, ask: Callable[[float], Awaitable[str]], within_s: float) -> _Flight:
         async def fly() -> tuple[str, bool]:
             try:
-                kept = await self.read(key)
-                if kept is not None:
-                    return kept, True
+                stored = await self.read(key)
+                if stored is not None:
+                    return stored, True
                 body = await ask(within_s)
                 # From here on nobody gives it up: the reply is paid for, and stored before it is used, so that a
                 # trial that goes on by it finds it again after a crash.

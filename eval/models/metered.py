@@ -148,8 +148,8 @@ class _Metered:
         # The limit is checked inside: the calls that this one waited for have spent part of it.
         async with self.turn, self.served():
             self._within_limit()
-            asked = self.inner.reply(request, within_s=self.within_s)
-            reply = await run_within(asked, self.within_s + _GRACE_S, model_late)
+            call = self.inner.reply(request, within_s=self.within_s)
+            reply = await run_within(call, self.within_s + _GRACE_S, model_late)
             self.usage.made.add(reply)
             return reply
 
@@ -356,7 +356,12 @@ class MeteredModel:
             ReplyUnusable: Neither reply could be used, the model declined, or it gave its instructions away.
             As :meth:`ask`.
         """
-        given: dict[str, Any] = {"temperature": temperature, "schema": schema, "max_tokens": max_tokens, "seed": seed}
+        settings: dict[str, Any] = {
+            "temperature": temperature,
+            "schema": schema,
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
         instructions = prompt.system() if system is None else system
 
         def read(reply: ChatReply) -> T:
@@ -371,7 +376,7 @@ class MeteredModel:
                 raise UnusableReply("REPLY_EMPTY", "it was empty")
             return parse(reply.text)
 
-        first = await self.ask(instructions, parts, **given)
+        first = await self.ask(instructions, parts, **settings)
         try:
             return ParsedReply(read(first), (first,))
         except UnusableReply as fault:
@@ -380,7 +385,7 @@ class MeteredModel:
         # In the fence: the reply may repeat what a stranger wrote on the meme.
         shown = fence.around(first.text[:_QUOTED])
         again = (*parts, shown, court_prompts.load("repair").task("repair", fault=why))
-        second = await self.ask(instructions, again, **given)
+        second = await self.ask(instructions, again, **settings)
         try:
             return ParsedReply(read(second), (first, second), why)
         except UnusableReply as fault:

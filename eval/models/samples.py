@@ -140,8 +140,8 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
     try:
         read = _SampleTable.model_validate({name: table[name] for name in TABLE_KEYS if name in table})
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise BadRequest(f"{where}: {told}.", reason="SAMPLE_SETTINGS") from None
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise BadRequest(f"{where}: {faults}.", reason="SAMPLE_SETTINGS") from None
     if not read.sample:
         return read.only
     sets: list[Sample] = []

@@ -93,10 +93,10 @@ async def vllm_session(
         NotLoaded: There is no vLLM, or no GPU for ``auto``.
         VllmFailed: The server did not come up, or ended.
     """
-    given = {"images": pictures, "port": port, "api_key": api_key}
+    values = {"images": pictures, "port": port, "api_key": api_key}
     # What is not given is left to the defaults of the settings.
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = vllm_settings(model, tell=tell, flags=tuple(flags), **given)
+    values = {name: value for name, value in values.items() if value is not None}
+    settings = vllm_settings(model, tell=tell, flags=tuple(flags), **values)
     tell(f"Starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched …")
     try:
         async with VllmServer(settings) as server, _watched(server):

@@ -171,9 +171,9 @@ def _run_session(place: Path, procedure: str, memes: int, killed_at: Sequence[fl
         return job.finish(new, (), None, killed_at), 0.0
     counting = Counting()
     with counting.listening() as url:
-        held = job.finish(new, ("--llm-url", url, "--model", "stand-in"), counting, killed_at)
+        finished = job.finish(new, ("--llm-url", url, "--model", "stand-in"), counting, killed_at)
     stats = counting.server.stats
-    return held, stats.answered * SPEED.call_s + stats.output_tokens * SPEED.output_token_s
+    return finished, stats.answered * SPEED.call_s + stats.output_tokens * SPEED.output_token_s
 
 
 class Counting:
@@ -229,12 +229,12 @@ class Counting:
         return found | {self._of_mass[mass] for mass in masses if mass in self._of_mass}
 
     def _answer(self, body: dict[str, Any]) -> str | None:
-        said = scripted_reply(body)
-        if said is None:
+        sent = scripted_reply(body)
+        if sent is None:
             return None  # the client asks what the server can do
         tag = _tag(body)
         self.asked.append(tag)
-        reply = json.loads(said)
+        reply = json.loads(sent)
         # The key goes into the reply and with it into the store of calls, where it is searched for afterwards.
         name = next(name for name in _TAGGED if name in reply)
         # Before the last mark, so that a question stays one.
@@ -298,7 +298,7 @@ class Job:
         Raises:
             RuntimeError: A process ended before it was killed, or with an error.
         """
-        wall, asked, again, lost = 0.0, 0, 0, 0
+        wall, calls, again, lost = 0.0, 0, 0, 0
         begin = new
         before: set[str] = set()
         for share in (*killed_at, None):
@@ -306,7 +306,7 @@ class Job:
             wall += self._process([*begin, *servers], None if share is None else int(share * self.memes))
             if counting is not None:
                 fresh = counting.asked[since:]
-                asked += len(fresh)
+                calls += len(fresh)
                 # Those that the store had when this process began, and those that it sent twice itself.
                 again += len(before & set(fresh)) + len(fresh) - len(set(fresh))
                 before = counting.stored_calls(self.out / CALLS)
@@ -319,7 +319,7 @@ class Job:
         return SessionCost(
             wall_s=wall,
             restart_s=sum(self._first) / max(len(self._first), 1),
-            asked=asked,
+            asked=calls,
             again=again,
             lost=lost,
             tenth=max(tenth, default=0),
@@ -333,9 +333,9 @@ class Job:
         command = [*self.program, *map(str, options)]
         log = self.out.with_name(f"{self.out.name}.log")
         first: float | None = None
-        with log.open("ab") as said:
+        with log.open("ab") as log_file:
             began = time.perf_counter()
-            process = subprocess.Popen(command, stdout=said, stderr=said, env=self.environment)
+            process = subprocess.Popen(command, stdout=log_file, stderr=log_file, env=self.environment)
             try:
                 while process.poll() is None:
                     done = judged.count()
@@ -356,8 +356,8 @@ class Job:
                 process.wait()
         # A killed process has another code than 0, one that was left alone has 0: anything else is an error of the job.
         if (process.returncode == 0) is (until is not None):
-            told = log.read_text("utf-8", "replace")[-2000:]
-            raise RuntimeError(f"The job {self.out.name} ended with exit code {process.returncode}:\n{told}")
+            tail = log.read_text("utf-8", "replace")[-2000:]
+            raise RuntimeError(f"The job {self.out.name} ended with exit code {process.returncode}:\n{tail}")
         # Only for a process that took the job up, and not for the first.
         if already and first is not None:
             self._first.append(first)

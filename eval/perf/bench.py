@@ -180,20 +180,20 @@ def resident_bytes(pid: int | str = "self") -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def run_module(module: str, arguments: Sequence[object] = (), *, given: object = None) -> Any:
+def run_module(module: str, arguments: Sequence[object] = (), *, payload: object = None) -> Any:
     """The JSON that a module of ours prints as a program of its own.
 
     Args:
         module: Name of the module.
         arguments: Command-line arguments.
-        given: Value for its standard input, as JSON.
+        payload: Value for its standard input, as JSON.
 
     Raises:
         RuntimeError: The program ended with an error; includes its output.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     # A fresh process: its memory, imports and caches are those of this measurement alone.
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=json.dumps(payload), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)

@@ -146,20 +146,20 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
     missing = 0
     try:
         for turn in range(rounds + 1):
-            told = made.of_turn(str(turn))
-            rows = _rows(told)
+            batch = made.of_turn(str(turn))
+            rows = _rows(batch)
             # All three in each turn, so that a machine that slows down slows all of them.
             alone = {"whole": whole.take(rows, len(rows)), "grouped": grouped.take(rows, trials)}
             began = time.perf_counter()
-            took = await _appended(docket, told)
+            took = await _appended(docket, batch)
             alone["ours"] = time.perf_counter() - began
             # Read back after the clock has stopped: what was acknowledged has to be there.
-            missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in told])
+            missing += sum([len(await docket.trials.events(trial[0].trial_id)) != events for trial in batch])
             if turn:  # the first is for warming up
                 seconds = {name: spent + alone[name] for name, spent in seconds.items()}
                 times += took
-        told = made.of_turn("beside")
-        beside = await _beside_readers(docket, folder / "docket.sqlite", told)
+        batch = made.of_turn("beside")
+        beside = await _beside_readers(docket, folder / "docket.sqlite", batch)
     finally:
         await docket.close()
         whole.close()
@@ -179,7 +179,7 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
     }
 
 
-async def _appended(docket: Docket, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _appended(docket: Docket, events: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Appends trials, all at once; how long each append took, in seconds."""
     took: list[float] = []
 
@@ -190,15 +190,15 @@ async def _appended(docket: Docket, told: Sequence[Sequence[AnyEvent]]) -> list[
                 await docket.writer.append(event)
                 took.append(time.perf_counter() - began)
 
-    await asyncio.gather(*map(hold, told))
+    await asyncio.gather(*map(hold, events))
     return took
 
 
-async def _beside_readers(docket: Docket, path: Path, told: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _beside_readers(docket: Docket, path: Path, events: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Times of the appends that were not given up while others read."""
     with _long_read(path), contextlib.suppress(asyncio.CancelledError):
         readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]
-        took = await _appended(docket, told)
+        took = await _appended(docket, events)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -224,7 +224,7 @@ def _long_read(path: Path) -> Iterator[None]:
     engine.dispose()
 
 
-def _rows(told: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
+def _rows(events: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
     """The events of trials as they would be kept without a docket."""
     return [
         {
@@ -234,7 +234,7 @@ def _rows(told: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
             "at": stamp(event.at),
             "body": event.model_dump_json(),
         }
-        for trial in told
+        for trial in events
         for event in trial
     ]
 

@@ -81,8 +81,8 @@ def _serving(memecourt: str, folder: Path, environ: Mapping[str, str]) -> Iterat
     ) as process:
         try:
             assert process.stdout is not None
-            said = [line.strip() for line in iter(process.stdout.readline, "ready\n")]
-            yield next(line.partition("listening on ")[2] for line in said if "listening on " in line), process.pid
+            lines = [line.strip() for line in iter(process.stdout.readline, "ready\n")]
+            yield next(line.partition("listening on ")[2] for line in lines if "listening on " in line), process.pid
         finally:
             process.send_signal(signal.SIGTERM)
 

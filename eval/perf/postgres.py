@@ -64,9 +64,9 @@ class PostgresServer:
             # No disk has to be waited for: what is measured and tested here are searches and transactions.
             self._settings = {"fsync": "off", "autovacuum": "off", "max_connections": 50, **settings}
             options = ["--auth=trust", "--username=court", "--encoding=UTF8", "--locale=C", "--no-sync"]
-            said = self._run("initdb", options)
-            if said is not None:
-                raise RuntimeError(f"The PostgreSQL server can't be set up: {said}")
+            output = self._run("initdb", options)
+            if output is not None:
+                raise RuntimeError(f"The PostgreSQL server can't be set up: {output}")
             self.start()
         # KeyboardInterrupt included: neither server nor directory must stay behind.
         except BaseException:
@@ -84,11 +84,11 @@ class PostgresServer:
 
     def start(self) -> None:
         """Starts it, and waits until it answers. Raises RuntimeError if it does not."""
-        given = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._root / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 # By a socket in its own directory and no port: none can be taken, and nobody else gets in.
-                [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *given],
+                [self._bin / "postgres", "-D", self.data, "-k", self._root, "-h", "", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self._root,
@@ -114,10 +114,10 @@ class PostgresServer:
         self.stop()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _run(self, program: str, given: Sequence[str]) -> str | None:
+    def _run(self, program: str, arguments: Sequence[str]) -> str | None:
         """Runs a program; returns its output if it failed, else None."""
         done = subprocess.run(
-            [self._bin / program, "-D", self.data, *given],
+            [self._bin / program, "-D", self.data, *arguments],
             capture_output=True,
             cwd=self._root,
             check=False,

@@ -62,7 +62,7 @@ def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
     here = _run(place / "here", os.environ, ())
     there = _run(place / "there", cluster.env, on_cluster)
     killed = _run(place / "killed", cluster.env, on_cluster, _Killer(cluster, memes // 2))
-    said = _predictions(place / "here")
+    predictions = _predictions(place / "here")
     figures: dict[str, float] = {
         "ray_over_here": there.wall_s / here.wall_s,
         "ray_judging_over_here": there.judging_s / max(here.judging_s, _POLL_S),
@@ -78,7 +78,7 @@ def compare_jobs(cluster: RayNodes, place: Path, memes: int) -> Result:
         # Against the number that was drawn, and not what the first job has: that may have lost some too.
         counts[f"{name}_lost"] = memes - len(found)
         counts[f"{name}_twice"] = sum(len(each) - 1 for each in found.values())
-        counts[f"{name}_differ"] = sum(found[meme] != said[meme] for meme in said.keys() & found.keys())
+        counts[f"{name}_differ"] = sum(found[meme] != predictions[meme] for meme in predictions.keys() & found.keys())
     return Result(figures=figures | counts, goals=dict.fromkeys(counts, "== 0"))
 
 
@@ -119,11 +119,11 @@ def _run(out: Path, environment: Mapping[str, str], options: Sequence[str], kill
     command += ["--out", str(out), "--procedure", "summary", *options]
     lines = OutputLines(out / PREDICTIONS)
     judged, first, last = 0, 0.0, 0.0
-    with log.open("wb") as said:
+    with log.open("wb") as log_file:
         began = time.perf_counter()
         # A home for each: none finds precedents that another has prepared.
         env = {**environment, "MEMECOURT_HOME": str(out.with_name(f"home-{out.name}"))}
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
+        process = subprocess.Popen(command, stdout=log_file, stderr=log_file, env=env)
         try:
             while process.poll() is None:
                 # By the file that it writes, as whoever waits for it would see it.

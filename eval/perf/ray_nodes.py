@@ -85,9 +85,9 @@ class RayNodes:
         log = self.place / f"node-{number}.log"
         words = (*_RAY, f"--num-cpus={self.processors}", f"--object-store-memory={_STORE_BYTES}", *options)
         # A file and no pipe: nobody reads a pipe while the node works, and a full one would stop it.
-        with log.open("wb") as said:
+        with log.open("wb") as log_file:
             node = subprocess.Popen(
-                words, env=self.env, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True
+                words, env=self.env, stdout=log_file, stderr=log_file, stdin=subprocess.DEVNULL, start_new_session=True
             )
         self.nodes.append(node)
         end = time.monotonic() + _STARTS_S

@@ -184,8 +184,8 @@ async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> s
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("misbelief", category=fence.around(category.line)),
     )
-    said = await _say_as(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
-    return said.misbelief
+    reply = await _say_as(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
+    return reply.misbelief
 
 
 async def refer(bench: ProbeModels, subject: Subject, text: str, category: Category, number: int) -> ChatReply:
@@ -204,8 +204,8 @@ async def merge(bench: ProbeModels, subject: Subject, text: str, category: Categ
         *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
         prompt.task("merge", category=fence.around(category.line)),
     )
-    said = await _say_as(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
-    return said.answer
+    reply = await _say_as(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
+    return reply.answer
 
 
 async def answer(bench: ProbeModels, subject: Subject, text: str, category: Category) -> ChatReply:
@@ -233,11 +233,11 @@ async def score(
         ),
     )
 
-    def read(said: str) -> tuple[int | None, str]:
+    def read(text: str) -> tuple[int | None, str]:
         try:
-            return replies.parse_rating(said), said
+            return replies.parse_rating(text), text
         except replies.Refused:
-            return None, said
+            return None, text
 
     return await _say(bench.senior, prompt, task="score", parts=parts, read=read, fence=fence)
 
@@ -325,9 +325,9 @@ async def _say(
     # There are scripts in which each character is a token or more; how long a reply may be is said by its schema.
     most = chars + chars // 4 + 200 if chars else None
     try:
-        said = await chair.say(
+        reply = await chair.say(
             prompt, task, parts, read, fence=fence, schema=schema, temperature=temperature, max_tokens=most, seed=seed
         )
     except (ReplyUnusable, ModelRefused, Overrun) as error:
         raise NoReply.because(error) from None
-    return said.value
+    return reply.value

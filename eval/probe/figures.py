@@ -39,11 +39,11 @@ def by_category(rows: Sequence[CategoryRow], threshold: int, name: str) -> str |
         axes.set_xlabel("mean score")
         axes.grid(visible=True, axis="x")
         figure.legend(loc="outside upper left", ncols=2)
-        told = "; ".join(
+        description = "; ".join(
             f"{row.name}: {_value_text(row.before.mean)} as they are, {_value_text(row.after.mean)} rewritten"
             for row in shown
         )
-        return themed(figure, name, f"Mean score by category. {told}.")
+        return themed(figure, name, f"Mean score by category. {description}.")
 
 
 def by_step(rows: Sequence[StepRow], threshold: int, name: str) -> str | None:
@@ -79,10 +79,10 @@ def by_step(rows: Sequence[StepRow], threshold: int, name: str) -> str | None:
         axes.set_ylabel("mean score")
         axes.grid(visible=True, axis="y")
         figure.legend(loc="outside upper left", ncols=2)
-        told = "; ".join(
+        description = "; ".join(
             f"step {row.number}: {row.before:.1f} as they are, {_value_text(row.after.mean)} rewritten" for row in rows
         )
-        return themed(figure, name, f"Mean score by step. {told}.")
+        return themed(figure, name, f"Mean score by step. {description}.")
 
 
 def _mark(axes: Axes, means: Sequence[Estimate | None], shift: float, ink: str, shape: str, label: str) -> None:

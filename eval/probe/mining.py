@@ -180,8 +180,8 @@ async def _proposed(bench: ProbeModels, subject: Subject, category: Category, ta
         fits = False
         # The Judge is asked only where its answer decides something.
         if present and not there:
-            said = await agents.admit(bench, category, taxonomy)
-            fits = said.distinct and said.right_grain
+            admission = await agents.admit(bench, category, taxonomy)
+            fits = admission.distinct and admission.right_grain
     except NoReply as none:
         return Proposal(category=category, examiner=False, judge=False, why=none.what)
     return Proposal(category=category, examiner=present, judge=fits)

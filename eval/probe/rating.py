@@ -123,12 +123,12 @@ def agent_section(ratings: Sequence[Rating], key: SheetKey, *, threshold: int) -
         ("Scorer", _mean([agent for agent, _ in pairs]), _rate([one for one, _ in words]), "6.20", "24.00"),
         ("people", _mean([mean for _, mean in pairs]), _rate([other for _, other in words]), "6.18", "19.99"),
     )
-    told = (
+    sentence = (
         f"On who failed they agree in {_share(words)} of {len(words):,} cases, κ {places(cohen(words).value)} "
         f"(people’s mean score, threshold {threshold}). Published: {PUBLISHED_SOURCE}, 616 cases, agreement .567 "
         "on scores and .738 on failures."
     )
-    return Section("agents", "Beside people", rows, (told,))
+    return Section("agents", "Beside people", rows, (sentence,))
 
 
 def _mined(folder: ProbeFolder, memes: Mapping[str, ProbedMeme], rng: random.Random) -> list[RatedItem]:

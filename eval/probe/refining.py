@@ -193,15 +193,15 @@ async def _step(
     )
     examples = [Example(subjects[one.meme].erased, one.text, one.score) for one in shown]
     try:
-        said = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
-        step = step.model_copy(update={"text": said.rewritten, "explanation": said.explanation})
+        rewriting = await agents.rewrite(bench, subject, misbelief=meme.misbelief, scored=before, examples=examples)
+        step = step.model_copy(update={"text": rewriting.rewritten, "explanation": rewriting.explanation})
         # Before the score: a text that has lost the misbelief would pass for a weakness of the target.
-        kept = await agents.keeps(bench, subject, said.rewritten, meme.misbelief)
+        judgement = await agents.keeps(bench, subject, rewriting.rewritten, meme.misbelief)
     except NoReply as none:
         return step.model_copy(update={"why": none.what})
-    if not kept.keeps:
-        return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": kept.reason})
-    scoring = await score_text(bench, subject, said.rewritten, category)
+    if not judgement.keeps:
+        return step.model_copy(update={"outcome": StepOutcome.ASTRAY, "why": judgement.reason})
+    scoring = await score_text(bench, subject, rewriting.rewritten, category)
     if scoring.score is None:
         return step.model_copy(update={"outcome": StepOutcome.UNSCORED, "why": scoring.why, "scoring": scoring})
     outcome = StepOutcome.LOWER if scoring.score < before else StepOutcome.NOT_LOWER

@@ -118,11 +118,11 @@ def sorting_schema(taxonomy: Taxonomy) -> dict[str, Any]:
 
 def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
     """A Miner's vote. A new category that is one of the list counts as a vote for that. Raises Fault."""
-    said = parse(_Sorting, text)
-    if unknown := set(said.categories) - set(taxonomy.names):
+    sorting = parse(_Sorting, text)
+    if unknown := set(sorting.categories) - set(taxonomy.names):
         raise UnusableReply("REPLY_MALFORMED", f"{len(unknown)} of its categories are not on the list")
-    name, definition = " ".join(said.new_name.split()), " ".join(said.new_definition.split())
-    voted = dict.fromkeys(said.categories)
+    name, definition = " ".join(sorting.new_name.split()), " ".join(sorting.new_definition.split())
+    voted = dict.fromkeys(sorting.categories)
     # Before the form is checked: a listed name need not be new, nor come with a definition.
     if name in taxonomy:
         return Sorting(categories=tuple({**voted, name: None}), new=None)
@@ -137,11 +137,11 @@ def parse_sorting(text: str, taxonomy: Taxonomy) -> Sorting:
 
 def parse_rewriting(text: str, before: str) -> Rewriting:
     """A rewritten text that is another than the one before. Raises Fault."""
-    said = parse(Rewriting, text)
+    rewriting = parse(Rewriting, text)
     # White space alone makes no other text.
-    if said.rewritten.split() == before.split():
+    if rewriting.rewritten.split() == before.split():
         raise UnusableReply("REPLY_MALFORMED", "the rewritten text is the one that was to be rewritten")
-    return said
+    return rewriting
 
 
 def parse_rating(text: str) -> int:

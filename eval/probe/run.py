@@ -373,8 +373,8 @@ def _lines(folder: ProbeFolder, name: str, progress: Progress, most: int) -> Ite
 def _mined_words(mined: Sequence[Mined], taxonomy: Taxonomy, before: int) -> str:
     counts = {outcome: sum(one.outcome == outcome for one in mined) for outcome in ("harmful", "harmless", "unread")}
     new = taxonomy.names[before:]
-    told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
-    return f"{len(mined):,} memes sorted: {told}. New categories: {', '.join(new) or 'none'}."
+    words = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
+    return f"{len(mined):,} memes sorted: {words}. New categories: {', '.join(new) or 'none'}."
 
 
 def _scored_words(scored: Sequence[Scored]) -> str:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import bm25s  # type: ignore[import-untyped]  # ships no types
 
 
-def most_similar(asked: str, sentences: Sequence[str], most: int) -> tuple[int, ...]:
+def most_similar(sentence: str, sentences: Sequence[str], most: int) -> tuple[int, ...]:
     """Places of the sentences that are most like one, the most alike first.
 
     Sentences that share no word with it come last, and those of equal likeness in the order in which they stand: the
     same sentences always give the same places.
 
     Args:
-        asked: Texts to compare with.
+        sentence: Texts to compare with.
         sentences: Sentences in any language; English function words are ignored.
         most: Largest number of places.
     """
-    scores = _scores(asked, sentences)
+    scores = _scores(sentence, sentences)
     # By place among equals, so that the order is the same each time.
     return tuple(sorted(range(len(sentences)), key=lambda place: (-scores[place], place))[:most])
 
@@ -29,10 +29,10 @@ def words_of(sentence: str) -> list[str]:
     return list(words)
 
 
-def _scores(asked: str, sentences: Sequence[str]) -> list[float]:
+def _scores(query: str, sentences: Sequence[str]) -> list[float]:
     words = [words_of(sentence) for sentence in sentences]
     known = {word for each in words for word in each}
-    wanted = [word for word in words_of(asked) if word in known]
+    wanted = [word for word in words_of(query) if word in known]
     if not wanted:  # among them the case that there is no word at all, which an index can't be made of
         return [0.0] * len(sentences)
     index = bm25s.BM25()

@@ -15,9 +15,9 @@ _STABLE = 150
 def in_words(report: ProbeReport) -> str:
     """Scores by category and by gold label, topics, and what it cost."""
     manifest, sorted_ = report.manifest, report.mined
-    told = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted_.items())
+    words = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted_.items())
     lines = [
-        f"{manifest.target} on {manifest.dataset}, {manifest.split}: {len(report.memes):,} memes, {told}.",
+        f"{manifest.target} on {manifest.dataset}, {manifest.split}: {len(report.memes):,} memes, {words}.",
         report.threshold_words,
         "",
         _rows("category", [*report.categories, report.overall]),
@@ -51,9 +51,9 @@ def _rows(of: str, rows: Sequence[CategoryRow]) -> str:
 
 def _rates(rates: Rates) -> list[str]:
     lost = [f"{n} {what}" for n, what in ((rates.refused, "refused"), (rates.unscored, "unscored")) if n]
-    told = f" ({', '.join(lost)})" if lost else ""
+    words = f" ({', '.join(lost)})" if lost else ""
     return [
-        f"{rates.scored:,}{told}",
+        f"{rates.scored:,}{words}",
         figure(rates.mean, ".2f"),
         _failed(rates),
     ]

@@ -134,17 +134,17 @@ def _majority(results: Results, protocol: Protocol) -> bool:
 
 def _constant(results: Results, protocol: Protocol) -> Results:
     outcome = _outcome(_majority(results, protocol))
-    said = (Judged(one.meme, Prediction(meme=one.meme.id, outcome=outcome)) for one in results.judged)
-    return replace(results, name=f"always {_word(outcome is Outcome.HARMFUL)}", judged=tuple(said))
+    constant = (Judged(one.meme, Prediction(meme=one.meme.id, outcome=outcome)) for one in results.judged)
+    return replace(results, name=f"always {_word(outcome is Outcome.HARMFUL)}", judged=tuple(constant))
 
 
 def _vote(results: Results) -> Results:
-    said = (
+    votes = (
         Judged(one.meme, Prediction(meme=one.meme.id, outcome=_outcome(one.prediction.vote_harmful)))
         for one in results.judged
         if one.prediction.vote_harmful is not None
     )
-    return replace(results, name=f"the precedents' vote of {results.name}", judged=tuple(said))
+    return replace(results, name=f"the precedents' vote of {results.name}", judged=tuple(votes))
 
 
 def _outcome(harmful: bool) -> Outcome:

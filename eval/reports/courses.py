@@ -94,13 +94,13 @@ def rounds_of(results: Results) -> tuple[Rounds, ...]:
     found = []
     for side in Side:
         for harmful in (False, True):
-            asked = [
+            counts = [
                 one.prediction.sides[side].rounds
                 for one in judged_of(results)
                 if one.meme.harmful is harmful and side in one.prediction.sides
             ]
-            if asked:
-                found.append(Rounds(side, harmful, {rounds: asked.count(rounds) for rounds in sorted(set(asked))}))
+            if counts:
+                found.append(Rounds(side, harmful, {rounds: counts.count(rounds) for rounds in sorted(set(counts))}))
     # All at 0 rounds: sides that ask nothing, as in the arm no-captioner.
     return tuple(found) if any(rounds for one in found for rounds in one.counts) else ()
 

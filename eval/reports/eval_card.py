@@ -116,8 +116,8 @@ async def _measured(results: Results) -> tuple[list[Section], list[tuple[str, fl
         if isinstance(value, Figure)
     ]
     sections = [_verdicts(table) for table in group.tables] + list(_published(group))
-    said = [sentence for table in group.tables for sentence in table.remarks]
-    return sections, measured, [*group.unscored, *dict.fromkeys(said)]
+    remarks = [sentence for table in group.tables for sentence in table.remarks]
+    return sections, measured, [*group.unscored, *dict.fromkeys(remarks)]
 
 
 def _figures_of(table: Table) -> Iterator[tuple[str, Figure | float | None, float | None]]:
@@ -168,8 +168,8 @@ def _published(group: Group) -> Iterator[Section]:
     for one in group.published:
         values = (figure(value) for value in (one.accuracy, one.macro_f1, one.auroc))
         memes = "not said" if one.n is None else f"{one.n:,}"
-        said = (one.name, one.split or "not said", str(one.protocol), memes, *values, one.source, one.remark)
-        rows.append(tuple(map(plain, said)))
+        cells = (one.name, one.split or "not said", str(one.protocol), memes, *values, one.source, one.remark)
+        rows.append(tuple(map(plain, cells)))
     yield Section("published", "As published, not measured here", tuple(rows), notes=group.caveats)
 
 
@@ -188,7 +188,7 @@ def _system(results: Results) -> Section:
     words = ""
     if question is not None:
         words = f"{question.title or question.task}: {', '.join(question.labels)}"
-    near = ", ".join(f"{n:,} {why}" for why, n in sorted(manifest.excluded.items()))
+    reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(manifest.excluded.items()))
     models = ", ".join(f"{word(role)} {model}" for role, model in sorted(manifest.models.items()))
     facts = {
         "name": results.name,
@@ -199,7 +199,7 @@ def _system(results: Results) -> Section:
         "models": models or "none: the vote of labelled memes",
         "altered as a control": manifest.control,
         "labelled memes": f"{manifest.library_size:,}, encoder {manifest.encoder}" if manifest.library_size else "none",
-        "left out as too near to what is judged": near or "none",
+        "left out as too near to what is judged": reasons or "none",
         "policy": "" if question else manifest.policy,
         "measured": f"{manifest.finished or manifest.created:%Y-%m-%d}",
         "software": f"{manifest.software} {manifest.commit}".strip(),
@@ -241,11 +241,11 @@ def _by_language(results: Results) -> list[Section]:
     return by_task_sections([split_by_task(results, "language")], "language")
 
 
-def _limits(results: Results, said: Sequence[str]) -> Section:
+def _limits(results: Results, remarks: Sequence[str]) -> Section:
     manifest = results.manifest
     named = sorted({one.meme.language for one in results.judged} - {""})
     # What was measured goes before what holds of any such card.
-    notes = [*map(plain, said)]
+    notes = [*map(plain, remarks)]
     if len(named) == 1:
         notes.append(f"All memes are in one language ({plain(named[0])}): nothing is known of others.")
     if not named:

@@ -325,8 +325,8 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
     accuracy = record.content["evaluation_results"][0]
     choices, answers = _answers(results)
     for one, gold, answer in answers:
-        said, right = one.prediction, answer == gold
-        raw = ", ".join(answer) if answer is not None else str(said.outcome)
+        prediction, right = one.prediction, answer == gold
+        raw = ", ".join(answer) if answer is not None else str(prediction.outcome)
         yield {
             "schema_version": SCHEMA,
             "evaluation_id": record.content["evaluation_id"],
@@ -353,7 +353,7 @@ def _samples(results: Results, record: Record, *, with_texts: bool) -> Iterator[
                 }
             ],
             "evaluation": {"score": float(right), "is_correct": right},
-            "error": said.reason or None if said.outcome is Outcome.FAILED else None,
+            "error": prediction.reason or None if prediction.outcome is Outcome.FAILED else None,
             "metadata": {"split": one.meme.split, "source_label": one.meme.source_label},
         }
 
@@ -376,8 +376,8 @@ def _answers(results: Results) -> tuple[list[str], list[tuple[Judged, list[str],
     for one in arrays_of(results)[0]:
         answer = one.prediction.said.get(question.task)
         gold = question.in_order(gold_of(one.meme, question.task) or frozenset())
-        said = None if answer is None else list(question.in_order(frozenset(answer.labels)))
-        answers.append((one, list(gold), said))
+        labels = None if answer is None else list(question.in_order(frozenset(answer.labels)))
+        answers.append((one, list(gold), labels))
     return list(question.labels), answers
 
 

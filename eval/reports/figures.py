@@ -68,11 +68,11 @@ def confusion(card: Card, name: str) -> str:
         axes.tick_params(length=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
-        told = "; ".join(
-            f"gold {gold}: " + ", ".join(f"{count} {said}" for count, said in zip(line, SAID_WORDS, strict=True))
+        words = "; ".join(
+            f"gold {gold}: " + ", ".join(f"{count} {outcome}" for count, outcome in zip(line, SAID_WORDS, strict=True))
             for gold, line in zip(GOLD_WORDS, counts, strict=True)
         )
-        return themed(figure, name, f"Confusion matrix. {told}.")
+        return themed(figure, name, f"Confusion matrix. {words}.")
 
 
 def calibration(bins: Sequence[Bin], name: str) -> str | None:
@@ -96,8 +96,10 @@ def calibration(bins: Sequence[Bin], name: str) -> str | None:
             )
         axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.04), xlabel="harm score", ylabel="share of harmful memes")
         axes.grid(visible=True)
-        told = "; ".join(f"mean score {one.mean_score:.2f}: {one.share_harmful:.2f} of {one.n} harmful" for one in bins)
-        return themed(figure, name, f"Calibration curve. {told}.")
+        words = "; ".join(
+            f"mean score {one.mean_score:.2f}: {one.share_harmful:.2f} of {one.n} harmful" for one in bins
+        )
+        return themed(figure, name, f"Calibration curve. {words}.")
 
 
 def rounds(found: Sequence[Rounds], name: str) -> str | None:
@@ -125,11 +127,11 @@ def rounds(found: Sequence[Rounds], name: str) -> str | None:
             axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
             axes.legend(loc="upper left", fontsize=7.5, borderaxespad=0, handlelength=1)
         sheets[0].set_ylabel("share of memes")
-        told = "; ".join(
+        words = "; ".join(
             f"{one.side.lower()}, gold {GOLD_WORDS[one.harmful]}: mean {one.mean:.2f} over {one.n} memes"
             for one in found
         )
-        return themed(figure, name, f"Rounds per side by gold label. {told}.")
+        return themed(figure, name, f"Rounds per side by gold label. {words}.")
 
 
 def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | None:
@@ -165,11 +167,11 @@ def entropies(found: Mapping[Side, Sequence[EntropyAt]], name: str) -> str | Non
             axes.margins(y=0.18)
             axes.grid(visible=True, axis="y")
         sheets[0].set_ylabel("entropy of the summary (bit)")
-        told = "; ".join(
+        words = "; ".join(
             f"{side.lower()}, " + ", ".join(f"round {one.round}: {one.middle:.2f} bit" for one in course)
             for side, course in found.items()
         )
-        return themed(figure, name, f"Median entropy by round. {told}.")
+        return themed(figure, name, f"Median entropy by round. {words}.")
 
 
 def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float, name: str) -> str:
@@ -206,11 +208,11 @@ def side_by_side(bars: Sequence[Bar], majority: float, majority_macro_f1: float,
         sheets[0].set_yticks(places, [_short(bar.label) for bar in bars])
         # The first run on top, as in the tables.
         sheets[0].invert_yaxis()
-        told = "; ".join(
+        words = "; ".join(
             f"{bar.label}: accuracy {100 * bar.accuracy.value:.1f}, macro-F1 {100 * bar.macro_f1.value:.1f}"
             for bar in bars
         )
-        return themed(figure, name, f"Runs side by side; the dashed line is the majority baseline. {told}.")
+        return themed(figure, name, f"Runs side by side; the dashed line is the majority baseline. {words}.")
 
 
 def costs(bars: Sequence[Bar], name: str) -> str | None:
@@ -261,11 +263,11 @@ def costs(bars: Sequence[Bar], name: str) -> str | None:
             axes.margins(y=0.12)
             axes.grid(visible=True)
         sheets[0].set_ylabel("accuracy, strict")
-        told = "; ".join(
+        words = "; ".join(
             f"{bar.label}: {bar.calls:.1f} calls, {bar.tokens:,.0f} tokens, accuracy {100 * bar.accuracy.value:.1f}"
             for bar in bars
         )
-        return themed(figure, name, f"Cost against accuracy. {told}.")
+        return themed(figure, name, f"Cost against accuracy. {words}.")
 
 
 def _sheet(

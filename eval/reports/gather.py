@@ -371,7 +371,7 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                 # One run without a meme under this protocol must not cost the others their report.
                 unscored.append(error.message)
         if rows:
-            held = contrasts([(row.run.label, row.run.results) for row in rows], protocol, resamples)
+            differences = contrasts([(row.run.label, row.run.results) for row in rows], protocol, resamples)
             tables.append(
                 Table(
                     key=f"{key}-{protocol}",
@@ -380,8 +380,8 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
                     split=split,
                     protocol=protocol,
                     rows=tuple(rows),
-                    contrasts=held,
-                    remarks=remarks([(row.run.label, row.card) for row in rows], held),
+                    contrasts=differences,
+                    remarks=remarks([(row.run.label, row.card) for row in rows], differences),
                 )
             )
     # Those of the code on any split, each with its own; those of a card only where they can be compared.
@@ -406,13 +406,13 @@ def _group(dataset: str, split: str, runs: Sequence[RunView], resamples: int) ->
 def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
     memes: dict[str, JudgedMeme] = {}
     verdicts: dict[str, list[WrongVerdict]] = {}
-    said: dict[str, list[tuple[RunView, Judged]]] = {}
+    by_meme: dict[str, list[tuple[RunView, Judged]]] = {}
     for run in runs:
         for fault, one in wrong_of(run.results):
             memes.setdefault(one.meme.id, one.meme)
             verdicts.setdefault(one.meme.id, []).append(WrongVerdict(run, fault, one.prediction))
         for one in judged_of(run.results):
-            said.setdefault(one.meme.id, []).append((run, one))
+            by_meme.setdefault(one.meme.id, []).append((run, one))
     order = sorted(
         memes, key=lambda meme: surest_first([(verdict.fault, verdict.prediction) for verdict in verdicts[meme]])
     )
@@ -422,7 +422,7 @@ def _wrong_memes(runs: Sequence[RunView], key: str) -> tuple[WrongMeme, ...]:
             meme=memes[meme],
             verdicts=tuple(verdicts[meme]),
             # By identity: an undecided verdict is None, which is neither right nor false.
-            right=tuple(run for run, one in said[meme] if one.prediction.outcome.harmful is one.meme.harmful),
+            right=tuple(run for run, one in by_meme[meme] if one.prediction.outcome.harmful is one.meme.harmful),
             pictures=next(
                 (found for v in verdicts[meme] if (found := v.run.records.pictures_of(v.prediction.trial))), ()
             ),

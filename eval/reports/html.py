@@ -90,12 +90,12 @@ def _examination_of(run: RunView) -> list[Drawn]:
     from court.events import Side
     from eval.reports import figures
 
-    asked = figures.rounds(run.rounds, f"{run.key}-rounds")
+    chart = figures.rounds(run.rounds, f"{run.key}-rounds")
     course = figures.entropies({Side(side): found for side, found in run.entropies.items()}, f"{run.key}-entropy")
     none = "No side examined the Proposer in this run, so there are no rounds."
     return [
         Drawn(
-            "Rounds per side by gold label", asked or "", "Share of the memes of each gold label." if asked else none
+            "Rounds per side by gold label", chart or "", "Share of the memes of each gold label." if chart else none
         ),
         Drawn(
             "Entropy by round",

@@ -157,24 +157,24 @@ def _score_of(results: Results, protocol: Protocol) -> EvalScore:
 
 
 def _sample(one: Judged, record: TrialRecord | None, gold: Mapping[Protocol, bool | None]) -> EvalSample:
-    meme, said = one.meme, one.prediction
+    meme, prediction = one.meme, one.prediction
     rationale = record.verdict.rationale if record and record.verdict else ""
-    scores = {str(p): _score(said, harmful, rationale) for p, harmful in gold.items() if harmful is not None}
-    failed = said.outcome is Outcome.FAILED
+    scores = {str(p): _score(prediction, harmful, rationale) for p, harmful in gold.items() if harmful is not None}
+    failed = prediction.outcome is Outcome.FAILED
     return EvalSample(
         id=meme.id,
         epoch=1,
         input=meme.text,
         target="HARMFUL" if meme.harmful else "NOT_HARMFUL",
-        output=ModelOutput.from_content("memecourt", rationale or said.reason),
+        output=ModelOutput.from_content("memecourt", rationale or prediction.reason),
         scores=scores,
         metadata={
             "source_label": meme.source_label,
             "targets": list(meme.targets),
-            "prediction": said.model_dump(mode="json"),
+            "prediction": prediction.model_dump(mode="json"),
         },
         **_course(record),
-        error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
+        error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
 
 
@@ -193,27 +193,29 @@ def _course(record: TrialRecord | None) -> dict[str, Any]:
 
 def _answered(one: Judged, question: Question, record: TrialRecord | None) -> EvalSample:
     """A sample of a run that asked a question: its target and answer are labels. Trials have a record, too."""
-    meme, said = one.meme, one.prediction
-    gold, answer = gold_of(meme, question.task), said.said.get(question.task)
+    meme, prediction = one.meme, one.prediction
+    gold, answer = gold_of(meme, question.task), prediction.said.get(question.task)
     words = "no answer" if answer is None else ", ".join(answer.labels)
     right = answer is not None and gold == frozenset(answer.labels)
-    failed = said.outcome is Outcome.FAILED
+    failed = prediction.outcome is Outcome.FAILED
     return EvalSample(
         id=meme.id,
         epoch=1,
         input=meme.text,
         target=list(question.in_order(gold or frozenset())),
-        output=ModelOutput.from_content("memecourt", words if answer is not None else said.reason),
-        scores={question.task: Score(value="C" if right else "I", answer=words, explanation=said.reason)},
-        metadata={"gold": dict(meme.tasks), "prediction": said.model_dump(mode="json")},
+        output=ModelOutput.from_content("memecourt", words if answer is not None else prediction.reason),
+        scores={question.task: Score(value="C" if right else "I", answer=words, explanation=prediction.reason)},
+        metadata={"gold": dict(meme.tasks), "prediction": prediction.model_dump(mode="json")},
         **_course(record),
-        error=EvalError(message=said.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
+        error=EvalError(message=prediction.reason or "FAILED", traceback="", traceback_ansi="") if failed else None,
     )
 
 
-def _score(said: Prediction, harmful: bool, rationale: str) -> Score:
-    right = said.outcome.harmful is harmful
-    return Score(value="C" if right else "I", answer=str(said.outcome), explanation=rationale or said.reason)
+def _score(prediction: Prediction, harmful: bool, rationale: str) -> Score:
+    right = prediction.outcome.harmful is harmful
+    return Score(
+        value="C" if right else "I", answer=str(prediction.outcome), explanation=rationale or prediction.reason
+    )
 
 
 def _transcript(record: TrialRecord) -> Iterator[Event]:
@@ -234,8 +236,8 @@ def _transcript(record: TrialRecord) -> Iterator[Event]:
         if span is not None and span not in opened:
             opened.append(span)
             yield SpanBeginEvent(id=span, name=str(side).lower(), type="agent", span_id=span, **_begun(at, span))
-        told = isinstance(event, Summarised) and (event.side, event.round) in ahead
-        yield _event(event, {**at, "span_id": span}, told=told)
+        is_ahead = isinstance(event, Summarised) and (event.side, event.round) in ahead
+        yield _event(event, {**at, "span_id": span}, is_ahead=is_ahead)
     last = record.events[-1]
     for span in opened:
         yield SpanEndEvent(id=span, span_id=span, timestamp=last.at, working_start=record.seconds, uuid=f"{span}/end")
@@ -245,7 +247,7 @@ def _begun(at: dict[str, Any], span: str) -> dict[str, Any]:
     return {**at, "uuid": f"{span}/begin"}
 
 
-def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
+def _event(event: AnyEvent, at: dict[str, Any], *, is_ahead: bool) -> Event:
     """One of Inspect's; a call that an event before has told of is not made into a second one."""
     body = event.model_dump(mode="json", exclude={"trial_id", "seq", "at", "call", "calls"})
     if isinstance(event, VerdictGiven):
@@ -256,7 +258,7 @@ def _event(event: AnyEvent, at: dict[str, Any], *, told: bool) -> Event:
         error = EvalError(message=f"{event.step}: {event.message}", traceback="", traceback_ansi="")
         return ErrorEvent(error=error, metadata=body, **at)
     calls = calls_in(event)
-    if told or not calls:
+    if is_ahead or not calls:
         source = "trial" if isinstance(event, TrialOpened) else event.kind
         return InfoEvent(source=source, data=body, **at)
     call = calls[0]

@@ -24,7 +24,7 @@ def write_parquet(results: Results, target: Path) -> int:
     golds = {str(p): {one.meme.id: harmful for harmful, one in results.under(p)} for p in protocols}
     rows: list[dict[str, Any]] = []
     for one in results.judged:
-        said, cost = one.prediction, one.prediction.cost
+        prediction, cost = one.prediction, one.prediction.cost
         rows.append(
             {
                 "id": one.meme.id,
@@ -34,13 +34,13 @@ def write_parquet(results: Results, target: Path) -> int:
                 "source_label": one.meme.source_label,
                 **{f"gold_{name}": gold.get(one.meme.id) for name, gold in golds.items()},
                 **(_labels(one, question) if question else {}),
-                "outcome": str(said.outcome),
-                "score": said.score,
-                "level": None if said.level is None else int(said.level),
-                "vote": said.vote,
-                "needs_review": said.needs_review,
-                "reason": said.reason,
-                "trial": said.trial,
+                "outcome": str(prediction.outcome),
+                "score": prediction.score,
+                "level": None if prediction.level is None else int(prediction.level),
+                "vote": prediction.vote,
+                "needs_review": prediction.needs_review,
+                "reason": prediction.reason,
+                "trial": prediction.trial,
                 "calls": cost.calls,
                 "tokens_in": cost.tokens_in,
                 "tokens_out": cost.tokens_out,

@@ -151,13 +151,13 @@ def write_sheet(
         NotLoaded: jinja2 or matplotlib is not installed.
     """
     need_page()
-    asked = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
+    scales = {one.key: {"question": one.words, "low": one.low, "high": one.high} for one in criteria}
     rows = [
         {
             **({NOT_FOR_LIBRARIES: mark} if mark else {}),
             "item": line.id,
             "parts": dict(line.item.parts),
-            "criteria": asked,
+            "criteria": scales,
         }
         for line in lines
     ]

@@ -90,11 +90,11 @@ def _precedents(library: Path, wanted: set[str]) -> dict[str, bytes]:
         return {}
     try:
         opened = Library.open(library, None)
-        kept = {meme.id: opened.picture(row) for row, meme in enumerate(opened.memes) if meme.id in wanted}
+        thumbnails = {meme.id: opened.picture(row) for row, meme in enumerate(opened.memes) if meme.id in wanted}
     except (BadLibrary, OSError):
         # The records quote id, text, label and similarity of every precedent: only its picture is lost.
         return {}
-    small = {name: shrunk(jpeg, PRECEDENT_SIDE) for name, jpeg in kept.items() if jpeg is not None}
+    small = {name: shrunk(jpeg, PRECEDENT_SIDE) for name, jpeg in thumbnails.items() if jpeg is not None}
     return {name: jpeg for name, jpeg in small.items() if jpeg}
 
 

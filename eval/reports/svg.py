@@ -60,7 +60,7 @@ def drawing(name: str) -> Iterator[None]:
     """Sets matplotlib up; ``name`` is what the ids in the figure are derived from."""
     import matplotlib
 
-    look: dict[Any, Any] = {
+    style: dict[Any, Any] = {
         # Otherwise ids are random, and the same figure gives other bytes each time.
         "svg.hashsalt": name,
         "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
@@ -86,7 +86,7 @@ def drawing(name: str) -> Iterator[None]:
         "legend.frameon": False,
         "legend.labelcolor": Ink.TEXT,
     }
-    with matplotlib.rc_context(look), warnings.catch_warnings():
+    with matplotlib.rc_context(style), warnings.catch_warnings():
         # Characters that the measuring font lacks are drawn by the page's font all the same.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield

@@ -98,8 +98,8 @@ def as_markdown_sections(lead: Sequence[str], sections: Sequence[Section]) -> st
     for section in sections:
         parts.append(f"## {_cell(section.title)}")
         if section.rows:
-            head, *rest = section.rows
-            lines = [_row(head), _row(["---"] * len(head)), *map(_row, rest)]
+            head, *others = section.rows
+            lines = [_row(head), _row(["---"] * len(head)), *map(_row, others)]
             parts.append("\n".join(lines))
         # Notes have names of strangers, too.
         parts += map(_cell, section.notes)
@@ -138,13 +138,13 @@ def describe_question(card: TaskCard) -> str:
         return ELSEWHERE
     if question.by == Answerer.TRIAL:
         return "trial on harm"
-    said = [
+    words = [
         "+".join(question.inputs),
         f"{question.shots}-shot" if question.by == Answerer.MODEL else "precedents' vote",
     ]
     if question.rotate:
-        said.append(f"{len(question.orders)} orders")
-    return ", ".join(said)
+        words.append(f"{len(question.orders)} orders")
+    return ", ".join(words)
 
 
 def _group(dataset: str, split: str, runs: Sequence[tuple[Results, TaskCard]]) -> TaskGroup:
@@ -167,11 +167,11 @@ def _figures(group: TaskGroup, number: int) -> Iterator[Section]:
         rows.append(["memes", *(f"{card.n:,}" for card in cards), f"{first.n:,}"])
         rows.append(["without an answer, failed", *(f"{card.unanswered:,}, {card.failed:,}" for card in cards), ""])
         for name in dict.fromkeys(name for card in cards for name in card.figures):
-            said = [figure(card.figures.get(name)) for card in cards]
+            cells = [figure(card.figures.get(name)) for card in cards]
             if name in SCORED:
-                said = [_over(value, card) for value, card in zip(said, cards, strict=True)]
+                cells = [_over(value, card) for value, card in zip(cells, cards, strict=True)]
             marked = f"{name} (official)" if name == question.official else name
-            rows.append([marked, *said, figure(first.baseline.get(name))])
+            rows.append([marked, *cells, figure(first.baseline.get(name))])
         last = start + _BESIDE >= len(group.runs)
         yield Section(
             key=f"task-{number}-figures-{start}",
@@ -246,10 +246,10 @@ def _grid(group: TaskGroup, number: int) -> Iterator[Section]:
     kinds: dict[str, list[TaskCard]] = {}
     for one, card in group.runs:
         models = ", ".join(sorted(set(one.manifest.models.values()))) if one.manifest else ""
-        asked = "each order of the options" if card.question.rotate else "one order"
+        orders = "each order of the options" if card.question.rotate else "one order"
         # A trial has evidence of its own: it stands in no row of inputs.
-        asked = "trials" if card.question.by == Answerer.TRIAL else asked
-        kinds.setdefault(f"{models or card.question.by}, {asked}", []).append(card)
+        orders = "trials" if card.question.by == Answerer.TRIAL else orders
+        kinds.setdefault(f"{models or card.question.by}, {orders}", []).append(card)
     for name, cards in kinds.items():
         by_votes = cards[0].question.by == Answerer.PRECEDENTS
         shots = sorted({card.question.shots for card in cards})
@@ -274,18 +274,18 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
     """The best of several ways of asking, and how much it owes to having been picked."""
     runs = [one for one, _ in group.runs if one.finished]
     # The draw is set aside: repeats differ in it alone.
-    asked = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
+    questions = {card.question.model_copy(update={"draw": 0}).model_dump_json() for _, card in group.runs}
     # Repeats are no ways to choose from.
-    if len(runs) < 2 or len(asked) < len(runs):
+    if len(runs) < 2 or len(questions) < len(runs):
         return
     choice = rank_answers(runs)
     rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
     for place, way in enumerate(choice.ways):
         rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
     best = choice.ways[0]
-    near = sum(way.within_noise for way in choice.ways) - 1
+    equals = sum(way.within_noise for way in choice.ways) - 1
     notes = [
-        f"{near:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
+        f"{equals:,} of the other {len(runs) - 1:,} lie within noise of the best: these memes can't tell them from it.",
         f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
         f"expect about {best.value.value - choice.flattered_by:.3f} of it on others.",
     ]
@@ -319,8 +319,8 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
         _, arrays = arrays_of(one)
         labels = card.question.labels
         # One more column, of memes without an answer, so that each row adds up to its gold count.
-        said = np.column_stack([arrays.said, ~arrays.answered]).astype(np.int64)
-        counts = arrays.gold.astype(np.int64).T @ said
+        predicted = np.column_stack([arrays.said, ~arrays.answered]).astype(np.int64)
+        counts = arrays.gold.astype(np.int64).T @ predicted
         rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
         rows += [(plain(label), *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]
         yield Section(f"task-{number}-confusion-{place}", f"Confusion, {plain(one.name)}", tuple(rows))
@@ -351,10 +351,10 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
     for one, _ in others:
         if not one.finished:
             continue
-        held = compare_tasks(one, first)
-        difference = held.differences.get(held.official)
-        said = "within noise" if not held.sure else "better" if difference and difference.value > 0 else "worse"
-        rows.append((plain(one.name), figure(difference), f"{held.mcnemar_p:.2g}", said))
+        comparison = compare_tasks(one, first)
+        difference = comparison.differences.get(comparison.official)
+        words = "within noise" if not comparison.sure else "better" if difference and difference.value > 0 else "worse"
+        rows.append((plain(one.name), figure(difference), f"{comparison.mcnemar_p:.2g}", words))
     if len(rows) > 1:
         yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows))
 

@@ -72,7 +72,9 @@ def _sources(published: Sequence[PublishedRow]) -> Iterator[str]:
     """Sources and remarks of published figures, each once, with the systems that they are of."""
     # Most rows share a source or a remark, which would fill the screen otherwise.
     systems: dict[str, list[str]] = {}
-    told = [(f"From {row.source}", row) for row in published] + [(row.remark, row) for row in published if row.remark]
-    for sentence, row in told:
+    sources = [(f"From {row.source}", row) for row in published] + [
+        (row.remark, row) for row in published if row.remark
+    ]
+    for sentence, row in sources:
         systems.setdefault(words.plain(sentence).rstrip("."), []).append(words.plain(row.system))
     yield from (f"{sentence}: {', '.join(dict.fromkeys(named))}." for sentence, named in systems.items())

@@ -135,8 +135,8 @@ def _losses_in_order(judged: JudgedArms) -> Claim:
         ClaimVerdict.HOLDS if share >= 1 - SURE else ClaimVerdict.FAILS if share <= SURE else ClaimVerdict.OPEN,
     )
     ranked = sorted(zip(observed, _ORDER, strict=True))
-    told = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
-    return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {told}")
+    words = ", ".join(f"{name} {100 * accuracy:.1f} %" for accuracy, name in ranked)
+    return Claim("C2", claim, part.verdict, parts=(part,), why=f"here, from the lowest accuracy: {words}")
 
 
 def _larger_is_better(judged: JudgedArms) -> Claim:
@@ -206,10 +206,10 @@ def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
     difference = difference_of(leads[True], leads[False], resamples=judged.resamples, seed=judged.seed)
     if harmful is None or benign is None or difference is None:
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
-    told = "rounds of the Accuser less the Defender"
+    measured = "rounds of the Accuser less the Defender"
     parts = [
-        ClaimPart(f"{told}, {len(leads[True]):,} harmful memes", harmful, None, _below(harmful, 0.0)),
-        ClaimPart(f"{told}, {len(leads[False]):,} others", benign, None, _above(benign, 0.0)),
+        ClaimPart(f"{measured}, {len(leads[True]):,} harmful memes", harmful, None, _below(harmful, 0.0)),
+        ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, _above(benign, 0.0)),
         ClaimPart("the former less the latter", difference, None, _below(difference, 0.0)),
     ]
     return _whole("C6", claim, parts, decided_by=parts[-1:])

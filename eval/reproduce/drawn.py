@@ -56,9 +56,9 @@ def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, see
     by_name = {bench.compared: bench for bench in benches}
     for row in (row for row in published().targets if row.bench in by_name):
         bench = by_name[row.bench]
-        gold, said = _expected(bench, row, limit, seed)
+        gold, predicted = _expected(bench, row, limit, seed)
         # The oracle is deterministic: there is a figure to be met, and no interval.
-        figures = score(gold, said, resamples=1)
+        figures = score(gold, predicted, resamples=1)
         rows.append(
             row.model_copy(update={"accuracy": 100 * figures.accuracy.value, "macro_f1": 100 * figures.macro_f1.value})
         )
@@ -68,13 +68,13 @@ def drawn_targets(benches: Sequence[Benchmark], *, limit: int | None = None, see
 def _expected(bench: Benchmark, row: Target, limit: int | None, seed: int) -> tuple[list[bool], list[bool]]:
     key = {meme.id: meme for meme in read_key(bench.data)}
     follow = () if row.arm == "no-precedents" else _shown(bench, list(key.values()))
-    gold, said = [], []
+    gold, predicted = [], []
     for meme in bench.judged(limit, seed):
         drawn = key[meme.id]
         opinion = expected(drawn.text, drawn.badge, ABILITIES[row.size], precedents=follow, **_ALTERED[row.arm])
         gold.append(drawn.harmful)
-        said.append(opinion.harmful)
-    return gold, said
+        predicted.append(opinion.harmful)
+    return gold, predicted
 
 
 def _shown(bench: Benchmark, memes: Sequence[SyntheticMeme]) -> tuple[tuple[str, str, bool], ...]:

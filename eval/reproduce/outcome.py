@@ -272,13 +272,13 @@ def _reached(target: Target | None, scored: Card | None) -> tuple[Reached, str]:
 def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: int) -> BalancedFigures | None:
     """Scores all memes of the rarer class with as many of the other; None where one class has no meme."""
     by_class: dict[bool, list[str]] = {True: [], False: []}
-    said = {}
+    predicted = {}
     for gold, one in results.under(bench.protocol):
         by_class[gold].append(one.meme.id)
         # No class is wrong here, as in the strict figures.
         harmful = one.prediction.outcome.harmful
         # The opposite of gold is a wrong answer of the other class, which is what a balanced draw needs.
-        said[one.meme.id] = not gold if harmful is None else harmful
+        predicted[one.meme.id] = not gold if harmful is None else harmful
     # Of equal classes the first: the draw is then the whole split.
     rarer = min(by_class, key=lambda gold: len(by_class[gold]))
     few = len(by_class[rarer])
@@ -291,7 +291,7 @@ def _balanced(results: Results, bench: Benchmark, target: Target | None, seed: i
         drawn = [meme.id for meme in sample(others, few, draw)]
         labels = [rarer] * few + [not rarer] * len(drawn)
         # One resample, as no interval is used: the range is that of the draws.
-        found = score(labels, [said[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
+        found = score(labels, [predicted[meme] for meme in (*by_class[rarer], *drawn)], resamples=1)
         accuracies.append(found.accuracy.value)
         macro_f1s.append(found.macro_f1.value)
 

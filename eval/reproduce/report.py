@@ -85,9 +85,9 @@ def as_json(outcome: Reproduced) -> dict[str, Any]:
 
 
 def _row_json(row: RowOutcome) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(row).items() if name not in ("card", "target")}
+    fields = {name: value for name, value in asdict(row).items() if name not in ("card", "target")}
     card, target = row.card, row.target
-    return told | {
+    return fields | {
         "published": {"accuracy": target.accuracy, "macro_f1": target.macro_f1} if target else None,
         "ours": {
             "n": card.n,
@@ -202,7 +202,7 @@ async def _figure_3(outcome: Reproduced) -> Section:
     early, late = outcome.asked
     chosen = _apart_in_rounds(early, late)
     tables = []
-    told = {
+    series = {
         "from the start": await _questions(early, chosen),
         "at the summary": await _questions(late, chosen),
     }
@@ -210,10 +210,10 @@ async def _figure_3(outcome: Reproduced) -> Section:
     # nothing. Ties go by id, so that the same runs give the same page.
     for meme in chosen:
         rows = [
-            [f"{number + 1}", *(_nth(told[when][meme].get(side, []), number) for when in told for side in Side)]
+            [f"{number + 1}", *(_nth(series[when][meme].get(side, []), number) for when in series for side in Side)]
             for number in range(_QUESTIONS_SHOWN)
         ]
-        heads = ["question", *(f"{side.lower()}, {when}" for when in told for side in Side)]
+        heads = ["question", *(f"{side.lower()}, {when}" for when in series for side in Side)]
         tables.append(Grid(f"Meme {meme}", heads, rows, words=True))
     line = (
         "The paper shows one meme and says that sides with a stance ask more pointedly, which is for a reader to "
@@ -241,13 +241,13 @@ async def _questions(results: Results, memes: Sequence[str]) -> dict[str, dict[S
     # Runs that were read from a file of predictions have no records. Arms of a reproduction are always ours.
     assert results.root is not None, "a run of ours"
     records = (await read_records(results.root, list(trials.values()), pictures=False)).records
-    asked: dict[str, dict[Side, list[str]]] = {meme: {} for meme in memes}
+    questions: dict[str, dict[Side, list[str]]] = {meme: {} for meme in memes}
     for meme, trial in trials.items():
         # A record may be gone or damaged. Its meme then has fewer questions, and the page is made all
         # the same.
         for event in records[trial].all(QuestionAsked) if trial in records else ():
-            asked[meme].setdefault(event.side, []).append(event.question)
-    return asked
+            questions[meme].setdefault(event.side, []).append(event.question)
+    return questions
 
 
 def _nth(questions: Sequence[str], number: int) -> str:
@@ -266,10 +266,10 @@ async def _figure_4(outcome: Reproduced) -> Section:
     if record is None:
         why = records.missing or records.lost.get(one.prediction.trial, "its record is gone")
         return Section("figure-4", "Figure 4", title=title, lines=[f"The record of {meme} can't be read: {why}"])
-    told = transcript(record)
+    shown = transcript(record)
     rows = [
         [f"{each.number}", *(text for side in Side for text in _turn(each.turns[side]))]
-        for each in told.rounds
+        for each in shown.rounds
         # A round that exists only because both sides generated ahead was never part of the examination.
         if any(turn is not None and not turn.ahead for turn in each.turns.values())
     ]
@@ -282,10 +282,10 @@ async def _figure_4(outcome: Reproduced) -> Section:
         else f"The paper's meme, {FIGURE_4_MEME}, is not among those that were judged. In its place {meme}, "
         "whose sides differ most in rounds.",
         f"{_rounds_in_words(one)} Gold: {one.meme.source_label}; verdict: {one.prediction.outcome.lower()}.",
-        f"Description: {told.description}",
+        f"Description: {shown.description}",
     ]
     arguments = [
-        [side.lower(), argument.justification] for side, argument in told.arguments.items() if argument is not None
+        [side.lower(), argument.justification] for side, argument in shown.arguments.items() if argument is not None
     ]
     tables = [
         Grid("Rounds", heads, rows, words=True),
@@ -356,10 +356,10 @@ def _differences(outcome: Reproduced, preset: Preset | None) -> Section:
         table, dot, name = value.setting.partition(".")
         # Names of settings are `table.name`, or the name of a whole table.
         now = trial[table].get(name) if dot else trial.get(table)
-        kept = value.setting == "policy" or now == value.value
+        unchanged = value.setting == "policy" or now == value.value
         # A value that was overridden shows both: a page that shows the preset's own would claim what
         # was not run.
-        here = json.dumps(value.value) if kept else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
+        here = json.dumps(value.value) if unchanged else f"{json.dumps(now)} (preset: {json.dumps(value.value)})"
         rows.append([value.setting, here, value.source_words, value.why])
     for other in preset.others:
         rows.append([other.thing, other.here, other.source_words, f"the paper: {other.paper}"])

@@ -76,12 +76,12 @@ class Stage:
     runs: Mapping[str, tuple[str, ...]]
 
 
-def urls_of(given: str) -> tuple[str, ...]:
+def urls_of(text: str) -> tuple[str, ...]:
     """Addresses of one model's servers, with commas between them. Raises BadRequest if one is none."""
     try:
-        urls = RoleSettings.model_validate({"url": given}).url
+        urls = RoleSettings.model_validate({"url": text}).url
     except ValidationError as error:
-        raise BadRequest(f"{given} is no model server: {error.errors()[0]['msg']}.", field="llm-url") from None
+        raise BadRequest(f"{text} is no model server: {error.errors()[0]['msg']}.", field="llm-url") from None
     assert urls is not None, "it was given"
     return urls
 

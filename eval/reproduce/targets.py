@@ -67,10 +67,10 @@ def is_reachable(target: Target, *, benign: int, harmful: int) -> bool:
     right = np.mgrid[: benign + 1, : harmful + 1].reshape(2, -1).astype(np.int64)
     cells = np.stack([np.stack([right[0], benign - right[0]]), np.stack([harmful - right[1], right[1]])])
     rates = resampling.rates(np.moveaxis(cells, 2, 0))
-    near = (np.abs(100 * rates.accuracy - target.accuracy) <= _ROUNDING) & (
+    close = (np.abs(100 * rates.accuracy - target.accuracy) <= _ROUNDING) & (
         np.abs(100 * rates.macro_f1 - target.macro_f1) <= _ROUNDING
     )
-    return bool(near.any())
+    return bool(close.any())
 
 
 def has_accuracy(percent: float, n: int) -> bool:

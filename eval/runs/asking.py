@@ -152,7 +152,7 @@ class MemeCalls:
             ReplyUnusable: Neither reply could be used, or one gave its instructions away.
             Overrun, Unavailable, ModelRefused: There is no reply.
         """
-        asked = messages_of(prompt, task, parts, system=system, wanted=wanted)
+        messages = messages_of(prompt, task, parts, system=system, wanted=wanted)
 
         def checked(text: str, _: bool) -> T:
             # The speaker looks for the secrets of a trial's prompts, of which this is none.
@@ -160,7 +160,7 @@ class MemeCalls:
                 raise ReplyUnusable(Role.JUDGE, task, "SYSTEM_LEAKED", "it gave its instructions away")
             return read(text)
 
-        return (await self.speaker().say(Role.JUDGE, asked, checked)).value
+        return (await self.speaker().say(Role.JUDGE, messages, checked)).value
 
     def speaker(self, role: Role = Role.JUDGE, *, seed: int | None = None, temperature: float | None = None) -> Speaker:
         """Returns a role's model for this meme.

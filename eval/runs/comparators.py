@@ -86,19 +86,19 @@ class ComparatorAttempt(AttemptWithoutTrial):
 
     @override
     async def _predict(self, meme: JudgedMeme, picture: Callable[[], Awaitable[bytes | None]]) -> Prediction:
-        asking = _ComparatorCalls(self, await self.shown(meme, picture), self.seed)
+        calls = _ComparatorCalls(self, await self.shown(meme, picture), self.seed)
         match self.comparator:
             case Comparator.PLAIN:
-                harmful, score = await asking.plain(), None
+                harmful, score = await calls.plain(), None
             case Comparator.MARS:
-                harmful, score = await asking.mars(), None
+                harmful, score = await calls.mars(), None
             case Comparator.SAMPLES:
                 # A guess would make the comparison with the full trial unfair without a word.
                 if meme.id not in self.budgets:
                     raise BadRequest(f"It is not known what the full trial of {meme.id} spent.")
-                harmful, score = await asking.samples(self.budgets[meme.id])
+                harmful, score = await calls.samples(self.budgets[meme.id])
         outcome = Outcome.HARMFUL if harmful else Outcome.NOT_HARMFUL
-        return Prediction(meme=meme.id, outcome=outcome, score=score, cost=asking.cost())
+        return Prediction(meme=meme.id, outcome=outcome, score=score, cost=calls.cost())
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ class _ComparatorCalls(MemeCalls):
         prompt, around = load(PROMPTS, "mars"), self.fence.around
         chars = self.court.settings.reply_chars
         words = {"type": "string", "minLength": 1, "maxLength": chars}
-        told = await self._say(prompt, "describe", wanted={"description": words}, kind=replies.Description)
-        described = prompt.task("description", description=around(told.description))
+        description = await self._say(prompt, "describe", wanted={"description": words}, kind=replies.Description)
+        described = prompt.task("description", description=around(description.description))
         harmful, harmless = await gather_or_cancel(
             *(
                 self._say(prompt, task, described, wanted={"evidence": words}, kind=_EvidenceReply)
@@ -142,13 +142,13 @@ class _ComparatorCalls(MemeCalls):
             meme_only=True,
             prompts=self.court.prompts,
         )
-        asked = brief.rule(self.court.settings.reply_chars)
+        messages = brief.rule(self.court.settings.reply_chars)
         votes: list[bool] = []
         # One after the other: what a sample cost is known once it is there.
         for draw in count():
             # A seed for each sample: with one for all, the store would give the first reply again.
             speaker = self.speaker(seed=self.seed * _DRAWS + draw, temperature=TEMPERATURE)
-            ruling = (await speaker.say(Role.JUDGE, asked, partial(_ruling, brief))).value
+            ruling = (await speaker.say(Role.JUDGE, messages, partial(_ruling, brief))).value
             votes.append(rule(ruling.harmful_strength, ruling.harmless_strength) is Label.HARMFUL)
             spent = self.cost()
             tokens = spent.tokens_in + spent.tokens_out

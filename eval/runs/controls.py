@@ -75,7 +75,7 @@ class RandomFinder:
 
         async def among(those: Sequence[str]) -> Findings:
             # The finder itself searches, with all others excluded: so the similarities that are shown are true.
-            kept = set(those)
+            wanted = set(those)
             return await self.finder.find(
                 text=text,
                 frames=frames,
@@ -83,7 +83,7 @@ class RandomFinder:
                 exhibits=exhibits,
                 tally=tally,
                 alpha=alpha,
-                exclude=[id_ for id_ in ids if id_ not in kept],
+                exclude=[id_ for id_ in ids if id_ not in wanted],
             )
 
         # The nearest of many drawn ones would be like the meme again, so no more are drawn than are shown.

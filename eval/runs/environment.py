@@ -40,7 +40,7 @@ def python() -> str:
 def _git(where: Path, *arguments: str) -> str | None:
     """Runs git and returns its output; None if it fails, or is not there."""
     try:
-        said = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
+        output = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout if said.returncode == 0 else None
+    return output.stdout if output.returncode == 0 else None

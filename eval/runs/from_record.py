@@ -56,17 +56,17 @@ def prediction_of(meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> 
         outcome, reason = Outcome.FAILED, failed.reason
     else:
         raise ValueError(f"trial {record.trial_id} is not over")
-    held = None
+    precedent_vote = None
     if record.precedents and record.precedents.findings.tally:
-        held = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
+        precedent_vote = vote(record.precedents.findings.tally, record.precedents.findings.vote_settings)
     return Prediction(
         meme=meme.id,
         outcome=outcome,
         score=verdict.harm_score if verdict else None,
         # Only where the data set has levels to compare it with.
         level=level_of(verdict) if verdict and meme.level is not None else None,
-        vote=held.probability if held else None,
-        vote_harmful=held.probability >= held.settings.threshold if held else None,
+        vote=precedent_vote.probability if precedent_vote else None,
+        vote_harmful=precedent_vote.probability >= precedent_vote.settings.threshold if precedent_vote else None,
         needs_review=verdict.needs_human_review if verdict else False,
         reason=reason,
         trial=record.trial_id,
@@ -91,13 +91,13 @@ def cost_of(record: TrialRecord, stored: int = 0) -> Cost:
         record: Record of a finished trial.
         stored: Calls that came out of the store of calls, as far as this process knows.
     """
-    told = calls_of(record)
+    calls = calls_of(record)
     # A trial that failed and was resumed has several ends, each with what it left unused.
     ends: list[VerdictGiven | TrialFailed | QuestionRuled] = [*record.all(VerdictGiven), *record.all(TrialFailed)]
     ends += record.all(QuestionRuled)
     unused = [end.unused for end in ends if end.unused]
-    made = sum(number for _, number in told) + sum(each.calls for each in unused)
-    figures: list[ModelCall | Unused] = [*(call for call, _ in told), *unused]
+    made = sum(number for _, number in calls) + sum(each.calls for each in unused)
+    figures: list[ModelCall | Unused] = [*(call for call, _ in calls), *unused]
     return Cost(
         calls=made,
         stored=min(stored, made),
@@ -116,7 +116,7 @@ def chain_of(record: TrialRecord) -> int:
     the judgment, or its two calls for odds where those are more. Without overlap every summary stands in the chain. A
     reply that had to be asked for twice counts twice. An expert witness counts only where the Judge waits for it.
     """
-    described, heard = record.last(Described), record.last(GuardHeard)
+    described, opinion = record.last(Described), record.last(GuardHeard)
     judged = 0
     rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
     for ruled in rulings:  # those of a panel sit side by side
@@ -127,7 +127,7 @@ def chain_of(record: TrialRecord) -> int:
         # Called by a side, the witness begins at some summary of its: at the last one, at the latest.
         before = longest if record.opened.settings.get("expert") == "asked" else 0
         longest = max(longest, before + _expert_chain(record)) if record.all(ClaimsFound) else longest
-    guarded = _number(heard.call) if heard else 0
+    guarded = _number(opinion.call) if opinion else 0
     return (_number(described.call) if described else 0) + longest + guarded + judged
 
 
@@ -135,13 +135,13 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
     rested = next((e for e in record.all(SideRested) if e.side is side), None)
     if rested is None:
         return 0
-    asked, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
+    questions, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
     if rested.rounds == 0:
         # Nothing was asked (the arm no-captioner): the side only sums up once.
         return _number(summed.get(0))
     before, chains = 0, []
     for number in range(1, rested.rounds + 1):
-        before += _number(asked.get(number)) + _number(answered.get(number))
+        before += _number(questions.get(number)) + _number(answered.get(number))
         chains.append(before + _number(summed.get(number)))
         # Without overlap a question waits for the summary of the round before.
         if not overlap:

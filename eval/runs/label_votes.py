@@ -134,19 +134,19 @@ class LabelVotes:
         query = Query.embedded(self.encoder, text, frames, shown.pixels_sha256 if frames else "")
         found = {}
         for label, view in self.views.items():
-            held = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
+            outcome = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
             # What is compared is the same for every label: if nothing can be for one, so it is for all.
-            if held is None:
+            if outcome is None:
                 return None
-            found[label] = held.probability
+            found[label] = outcome.probability
         return found
 
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:
         """Gives each label that is likelier than not; of a task with one label a meme, the likeliest."""
         if self.question.multi:
             # Thresholds were chosen label by label.
-            said = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
-            return TaskAnswer(labels=self.question.in_order(said), scores=dict(probabilities))
+            labels = {label for label, p in probabilities.items() if p >= self.views[label].tuning.vote.threshold}
+            return TaskAnswer(labels=self.question.in_order(labels), scores=dict(probabilities))
         # Probabilities of labels that were each asked about alone don't add up to 1; shares do.
         total = sum(probabilities.values())
         shares = {label: p / total for label, p in probabilities.items()}

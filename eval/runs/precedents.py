@@ -174,10 +174,12 @@ async def prepare_precedents(
         tell=tell,
     )
     # By id: near-duplicates may have been detected in a library of another encoder, with rows of its own.
-    near = {one.precedent for one in excluded}
+    excluded_ids = {one.precedent for one in excluded}
     # Labels are dropped after the check: what is too near is reported of the whole train split.
     left = [
-        row for row, meme in enumerate(whole.memes) if meme.id not in near and meme.source_label not in dropped_labels
+        row
+        for row, meme in enumerate(whole.memes)
+        if meme.id not in excluded_ids and meme.source_label not in dropped_labels
     ]
     if not left:
         raise BadRequest(
@@ -217,7 +219,7 @@ async def prepare_precedents(
     if dropped_labels:
         number = sum(meme.source_label in dropped_labels for meme in whole.memes)
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
-    kept = _Prepared(
+    prepared = _Prepared(
         key=key,
         nearness=nearness,
         shuffled_labels=shuffled_labels,
@@ -227,8 +229,8 @@ async def prepare_precedents(
         templates=dict(found.templates),
     )
     # In one step, and after the library: see above.
-    replace_file(_beside(place), kept.model_dump_json(indent=1) + "\n")
-    return _of(library, kept)
+    replace_file(_beside(place), prepared.model_dump_json(indent=1) + "\n")
+    return _of(library, prepared)
 
 
 def read_prepared(place: Path, encoder: Encoder) -> Prepared:
@@ -239,19 +241,19 @@ def read_prepared(place: Path, encoder: Encoder) -> Prepared:
         BadRequest: The library was not made by :func:`prepare_precedents`, so that its check is unknown.
     """
     library = Library.open(place, encoder.identity)
-    kept = _read(place)
-    return _of(library, kept)
+    stored = _read(place)
+    return _of(library, stored)
 
 
-def _of(library: Library, kept: _Prepared) -> Prepared:
+def _of(library: Library, prepared: _Prepared) -> Prepared:
     # What an earlier version prepared has no templates: intervals are then over memes, as they were.
     return Prepared(
         library,
-        kept.excluded,
-        kept.nearness,
-        kept.notes,
-        dropped_labels=kept.dropped_labels,
-        templates=kept.templates,
+        prepared.excluded,
+        prepared.nearness,
+        prepared.notes,
+        dropped_labels=prepared.dropped_labels,
+        templates=prepared.templates,
     )
 
 
@@ -293,9 +295,9 @@ def _read(place: Path) -> _Prepared:
 
 
 def _as_it_was(place: Path, key: str, encoder: Encoder) -> Prepared:
-    kept = _read(place)
+    stored = _read(place)
     # Precedents that were checked against other memes may hold copies of those that are judged now.
-    if kept.key != key:
+    if stored.key != key:
         raise BadRequest(
             f"{place} holds precedents that were prepared for other memes, another train split or other thresholds. "
             "Name another directory for the run, or remove the library.",
@@ -396,7 +398,7 @@ def _notes(
         read = read_source(source)
         rows += len(read.good) + len(read.problems)
     counts = whole.manifest.counts
-    said = {
+    fields = {
         f"{rows - counts.memes:,} of the {rows:,} rows of the train split can't be used as precedents.": rows
         - counts.memes,
         f"{counts.memes - counts.with_picture:,} of {counts.memes:,} precedents have no picture.": counts.memes
@@ -406,4 +408,4 @@ def _notes(
         f"{text_alone:,} precedents are near a judged meme by their text, and there is no picture on one side to tell "
         "whether they are copies; they were kept, since a near text alone is not a copy.": text_alone,
     }
-    return tuple(sentence for sentence, number in said.items() if number)
+    return tuple(sentence for sentence, number in fields.items() if number)

@@ -70,11 +70,11 @@ class RunningScore:
         else:
             self._count(meme.gold(self.protocol), prediction.outcome.harmful)
 
-    def _count(self, gold: object, said: object) -> None:
+    def _count(self, gold: object, predicted: object) -> None:
         if gold is not None:
             self.kept += 1
-            self.decided += said is not None
-            self.right += said == gold
+            self.decided += predicted is not None
+            self.right += predicted == gold
 
     def words(self, now: float) -> str:
         """Rate, time left, tokens, accuracy and coverage.
@@ -110,16 +110,16 @@ class Progress:
     def step(self, name: str, done: int, total: int) -> None:
         """Reports the progress of a step of the preparation."""
 
-    def begin(self, tally: RunningScore) -> None:
+    def begin(self, score: RunningScore) -> None:
         """Memes are judged from here on."""
 
-    def judged(self, tally: RunningScore) -> None:
+    def judged(self, score: RunningScore) -> None:
         """One more has a prediction."""
 
-    def tick(self, tally: RunningScore) -> None:
+    def tick(self, score: RunningScore) -> None:
         """A second has gone by."""
 
-    def end(self, tally: RunningScore) -> None:
+    def end(self, score: RunningScore) -> None:
         """No more are judged: all are, or the run was broken off."""
 
 
@@ -150,27 +150,27 @@ class ProgressLines(Progress):
         if self._due():
             self._say(f"{name}: {done:,} of {total:,}")
 
-    def begin(self, tally: RunningScore) -> None:
+    def begin(self, score: RunningScore) -> None:
         """At once."""
         self._last = self._now()
-        self._say(f"{tally.total:,} memes, {tally.done:,} of them judged before.")
+        self._say(f"{score.total:,} memes, {score.done:,} of them judged before.")
 
-    def judged(self, tally: RunningScore) -> None:
+    def judged(self, score: RunningScore) -> None:
         """Now and then."""
-        self.tick(tally)
+        self.tick(score)
 
-    def tick(self, tally: RunningScore) -> None:
+    def tick(self, score: RunningScore) -> None:
         """Now and then."""
         if self._due():
-            self._say(self._line(tally))
+            self._say(self._line(score))
 
-    def end(self, tally: RunningScore) -> None:
+    def end(self, score: RunningScore) -> None:
         """At once."""
-        self._say(self._line(tally))
+        self._say(self._line(score))
 
-    def _line(self, tally: RunningScore) -> str:
-        words = tally.words(self._now())
-        return f"{tally.done:,} of {tally.total:,} judged{': ' if words else ''}{words}"
+    def _line(self, score: RunningScore) -> str:
+        words = score.words(self._now())
+        return f"{score.done:,} of {score.total:,} judged{': ' if words else ''}{words}"
 
     def _due(self) -> bool:
         now = self._now()
@@ -217,24 +217,24 @@ class ProgressBar(Progress):
             self._preparing[name] = self._bars.add_task(name, total=total, words="")
         self._bars.update(self._preparing[name], completed=done, total=total)  # type: ignore[arg-type]
 
-    def begin(self, tally: RunningScore) -> None:
+    def begin(self, score: RunningScore) -> None:
         """Starts the bar."""
         self._bars.start()
-        self._judging = self._bars.add_task("judged", total=tally.total, completed=tally.done, words="")
+        self._judging = self._bars.add_task("judged", total=score.total, completed=score.done, words="")
 
-    def judged(self, tally: RunningScore) -> None:
+    def judged(self, score: RunningScore) -> None:
         """One further."""
-        self.tick(tally)
+        self.tick(score)
 
-    def tick(self, tally: RunningScore) -> None:
+    def tick(self, score: RunningScore) -> None:
         """Rate and time left change."""
         if self._judging is not None:
-            words = tally.words(time.monotonic())
-            self._bars.update(self._judging, completed=tally.done, words=words)  # type: ignore[arg-type]
+            words = score.words(time.monotonic())
+            self._bars.update(self._judging, completed=score.done, words=words)  # type: ignore[arg-type]
 
-    def end(self, tally: RunningScore) -> None:
+    def end(self, score: RunningScore) -> None:
         """The last figures; what is judged next begins a bar of its own."""
-        self.tick(tally)
+        self.tick(score)
         self._judging = None
 
 

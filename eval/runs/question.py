@@ -135,18 +135,18 @@ def words_of(meme: JudgedMeme, kind: str) -> str:
     return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption, "language": meme.language}[kind]
 
 
-def parse_inputs(said: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
+def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
     """Inputs from words parted by commas, in the order in which they are shown.
 
     Args:
-        said: The words.
+        text: The words.
         tasks: Tasks that the data set has gold labels for.
         task: The task that is asked about.
 
     Raises:
         BadRequest: One is no input, or would give the answer away.
     """
-    named = list(dict.fromkeys(word.strip() for word in said.split(",") if word.strip()))
+    named = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     others = [f"{GOLD}{other}" for other in tasks if other != task]
     wrong = [word for word in named if word not in INPUTS and word not in others]
     if f"{GOLD}{task}" in wrong:

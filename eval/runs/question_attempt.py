@@ -77,9 +77,9 @@ class QuestionAttempt(AttemptWithoutTrial):
                 return Prediction(meme=meme.id, outcome=Outcome.UNDECIDED, reason=NOTHING_COMPARABLE)
             return self._answered(meme, self.classifier.answer(found))
         # Repeats differ in the draw, which is added to the seed, so that none repeats another's samples.
-        asking = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
-        answer = await asking.answer(await self._shots(shown))
-        return self._answered(meme, answer).model_copy(update={"cost": asking.cost()})
+        calls = _LabelCalls(self, shown, self.seed + self.question.draw, self.question)
+        answer = await calls.answer(await self._shots(shown))
+        return self._answered(meme, answer).model_copy(update={"cost": calls.cost()})
 
     def _answered(self, meme: JudgedMeme, answer: TaskAnswer) -> Prediction:
         return Prediction(meme=meme.id, outcome=Outcome.ANSWERED, said={self.question.task: answer})
@@ -170,9 +170,9 @@ class _LabelCalls(MemeCalls):
                 words.append(("description", await self._described((shot.picture,))))
             # In a fence like the meme's own words: an example is a stranger's text too.
             parts += [
-                prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(said), **named)
-                for kind, said in words
-                if said.strip()
+                prompt.task("example_words", what=_WHAT[kind], words=self.fence.around(text), **named)
+                for kind, text in words
+                if text.strip()
             ]
             gold = gold_of(shot.meme, self.question.task) or frozenset()
             # Behind what it rests on, so that the last thing that is read of an example is its label.
@@ -203,14 +203,14 @@ class _LabelCalls(MemeCalls):
 
     async def _described(self, frames: tuple[Frame, ...]) -> str:
         """The Proposer's description, which the store of calls keeps for whoever asks again."""
-        said = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
+        description = await Proposer(self.speaker(Role.PROPOSER), frames).describe()
         self.chain += 1
-        return said.value
+        return description.value
 
     async def _odds(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
         """Probability of each label; None where the server can't tell, or the options have next to no mass."""
-        asked = self._odds_of_labels if self.question.multi else self._odds_of_options
-        return await asked(system, parts)
+        ask = self._odds_of_labels if self.question.multi else self._odds_of_options
+        return await ask(system, parts)
 
     async def _odds_of_options(self, system: str, parts: Sequence[str | Frame]) -> dict[str, float] | None:
         prompt, sums = load(PROMPTS, "classify"), dict.fromkeys(self.question.labels, 0.0)
@@ -247,8 +247,8 @@ class _LabelCalls(MemeCalls):
         self, task: str, parts: Sequence[str | Frame], letters: str, system: str
     ) -> tuple[float, ...] | None:
         """Share of each letter in the probability of all of them."""
-        asked = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
-        odds = await self.speaker().odds(Role.JUDGE, asked, options=tuple(letters))
+        messages = messages_of(load(PROMPTS, "classify"), task, parts, system=system, wanted=None)
+        odds = await self.speaker().odds(Role.JUDGE, messages, options=tuple(letters))
         total = sum(odds.masses) if odds is not None else 0.0
         # None also where masses are all 0, which would be a division by 0.
         # A model that is about to say something else says nothing about the options.

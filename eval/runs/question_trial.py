@@ -98,24 +98,24 @@ class QuestionTrialAttempt(Attempt):
             if precedent.id in self.examples
             and (gold := gold_of(self.examples[precedent.id], self.question.task)) is not None
         }
-        asked = QuestionBrief(self.question.for_court(), precedent_labels=labels, vote=vote)
-        return await house.rule_on(record, shown, asked, batch=True)
+        brief = QuestionBrief(self.question.for_court(), precedent_labels=labels, vote=vote)
+        return await house.rule_on(record, shown, brief, batch=True)
 
     @override
     def prediction(self, meme: JudgedMeme, record: TrialRecord, *, stored: int = 0) -> Prediction:
         """Builds the prediction of a meme: the answer, or why there is none. The verdict on harm is no part of it."""
-        told = prediction_of(meme, record, stored=stored)
+        of_trial = prediction_of(meme, record, stored=stored)
         ruled = record.ruling_on(self.question.task)
-        cost = told.cost
+        cost = of_trial.cost
         if ruled is not None and ruled.call is not None:
             # It waits for the whole trial: one link more, or two where it was asked for again.
             cost = cost.model_copy(update={"chain": cost.chain + (2 if ruled.call.fault else 1)})
         # Neither score nor vote of the trial: they are of harm.
-        base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": told.sides}
+        base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": of_trial.sides}
         if ruled is None or ruled.chosen is None:
-            return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else told.reason)
-        said = {self.question.task: TaskAnswer(labels=ruled.chosen)}
-        return Prediction(**base, outcome=Outcome.ANSWERED, said=said)
+            return Prediction(**base, outcome=Outcome.FAILED, reason=ruled.failure if ruled else of_trial.reason)
+        answers = {self.question.task: TaskAnswer(labels=ruled.chosen)}
+        return Prediction(**base, outcome=Outcome.ANSWERED, said=answers)
 
     @override
     def to_be_resumed(self, record: TrialRecord) -> bool:

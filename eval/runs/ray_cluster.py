@@ -213,7 +213,7 @@ class Cluster:
             )
         await asyncio.to_thread(_clear_nodes, run)
 
-    def _dataset(self, orders: Sequence[JudgeTask], given: dict[str, Any]) -> Any:
+    def _dataset(self, orders: Sequence[JudgeTask], options: dict[str, Any]) -> Any:
         """The memes, as a data set that is judged when it is read."""
         import ray.data
 
@@ -224,7 +224,7 @@ class Cluster:
         return ray.data.from_items(rows, override_num_blocks=min(len(rows), _BLOCKS)).map_batches(
             Judge,
             batch_size=None,  # a block: what is tried again when a worker dies
-            fn_constructor_kwargs=given,
+            fn_constructor_kwargs=options,
             compute=ray.data.ActorPoolStrategy(
                 size=self.workers,
                 max_concurrent_calls_per_actor=self.each,
@@ -281,24 +281,24 @@ async def received(
         Unavailable: A worker can't judge.
     """
     async for body in answers:
-        told = TaskResult.model_validate_json(body)
-        if told.meme not in waiting:
+        result = TaskResult.model_validate_json(body)
+        if result.meme not in waiting:
             continue  # again: the first answer counts, and its record is in the docket
         # A fault of the worker and not of the meme: it would fail all others too.
-        if told.prediction is None:
-            raise Unavailable(f"A worker of the Ray cluster can't judge: {told.fault}", reason=told.reason)
+        if result.prediction is None:
+            raise Unavailable(f"A worker of the Ray cluster can't judge: {result.fault}", reason=result.reason)
         # Before it is yielded: a line of predictions only repeats what the docket holds (see eval.runs.run).
-        await _keep(writer, told)
-        yield waiting.pop(told.meme), told.prediction, told.passing
+        await _keep(writer, result)
+        yield waiting.pop(result.meme), result.prediction, result.passing
 
 
-async def _keep(writer: TrialWriter, told: TaskResult) -> None:
+async def _keep(writer: TrialWriter, result: TaskResult) -> None:
     """Puts a record into the docket, the picture first."""
-    events = [parse_event(event) for event in told.events]
+    events = [parse_event(event) for event in result.events]
     opened = next((event for event in events if isinstance(event, TrialOpened)), None)
     # A trial without its picture could not be resumed, so no event may be there before it.
-    if opened is not None and told.frames:
-        await writer.keep_picture(picture_of(opened.meme, told.frames))
+    if opened is not None and result.frames:
+        await writer.keep_picture(picture_of(opened.meme, result.frames))
     await writer.append(*events)
 
 

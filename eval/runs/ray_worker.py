@@ -315,10 +315,10 @@ class Judge:
             ``told``: :class:`TaskResult` as JSON, likewise.
         """
         orders = [JudgeTask.model_validate_json(body) for body in batch["order"]]
-        told = asyncio.run_coroutine_threadsafe(self._judge(orders), self._loop).result()
+        results = asyncio.run_coroutine_threadsafe(self._judge(orders), self._loop).result()
         # As objects: numpy would make strings of fixed width of them, each as wide as the longest.
-        column = np.empty(len(told), dtype=object)
-        column[:] = [one.model_dump_json() for one in told]
+        column = np.empty(len(results), dtype=object)
+        column[:] = [one.model_dump_json() for one in results]
         return {"told": column}
 
     def __del__(self) -> None:
@@ -370,12 +370,12 @@ class Judge:
         return self._commission.settings.model_copy(update=changes)
 
     def _trier_of(self, house: TrialExecutor) -> Attempt:
-        told = self._commission
-        court = with_control(house.court, told.control, told.seed)
-        facts = facts_of(court, told.procedure)
+        commission = self._commission
+        court = with_control(house.court, commission.control, commission.seed)
+        facts = facts_of(court, commission.procedure)
         # Verdicts of one run must come from one court, whichever node gave them.
-        if facts != told.facts:
-            differ = ", ".join(name for name in told.facts if facts.get(name) != told.facts[name])
+        if facts != commission.facts:
+            differ = ", ".join(name for name in commission.facts if facts.get(name) != commission.facts[name])
             raise BadRequest(
                 f"It has not the same {differ} as the machine of the run. Install the same version of MemeCourt on all "
                 "nodes, and let all of them reach the same model servers.",
@@ -384,14 +384,14 @@ class Judge:
         # Without patience: with Ray each meme is tried once, and the run says what is left.
         return Attempt(
             house=replace(house, court=court),
-            calls=None if told.fence_key is None else _CallsAtDriver(self._desk, told.fence_key),
-            dataset=told.dataset,
-            procedure=told.procedure,
-            seed=told.seed,
-            server=told.server,
-            retry_failed=told.retry_failed,
-            text_only=told.text_only,
-            language=told.language,
+            calls=None if commission.fence_key is None else _CallsAtDriver(self._desk, commission.fence_key),
+            dataset=commission.dataset,
+            procedure=commission.procedure,
+            seed=commission.seed,
+            server=commission.server,
+            retry_failed=commission.retry_failed,
+            text_only=commission.text_only,
+            language=commission.language,
         )
 
     async def _judge(self, orders: Sequence[JudgeTask]) -> list[TaskResult]:
@@ -422,8 +422,8 @@ class Judge:
             return TaskResult(meme=order.meme.id, fault=error.message, reason=error.reason)
         except Exception as error:
             # Its words may be the meme's.
-            said = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
-            return TaskResult(meme=order.meme.id, fault=said, reason="INTERNAL")
+            message = f"A meme could not be tried: a fault of ours ({type(error).__qualname__})."
+            return TaskResult(meme=order.meme.id, fault=message, reason="INTERNAL")
         events, frames = memory.added()
         return TaskResult(
             meme=order.meme.id,

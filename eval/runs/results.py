@@ -85,13 +85,13 @@ def read_results(root: Path) -> Results:
     folder = RunFolder(root)
     manifest = folder.manifest()
     # Of several lines about a meme the last one counts, as where failures were tried again.
-    said = {prediction.meme: prediction for prediction in folder.predictions()}
+    predictions = {prediction.meme: prediction for prediction in folder.predictions()}
     return Results(
         name=manifest.name,
         dataset=manifest.dataset,
         split=manifest.split,
         protocols=manifest.protocols,
-        judged=tuple(Judged(meme, said.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
+        judged=tuple(Judged(meme, predictions.get(meme.id) or not_judged(meme.id)) for meme in folder.memes()),
         manifest=manifest,
         root=root,
     )

@@ -253,11 +253,11 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                     search=not plan.without_library,
                 )
             )
-            asked = None
+            question = None
             if plan.question is None:
                 house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             else:
-                asked = await asyncio.to_thread(
+                question = await asyncio.to_thread(
                     open_question,
                     plan.question,
                     plan.out,
@@ -287,7 +287,7 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
                 manifest=manifest,
                 again=begun is not None,
                 cluster=cluster,
-                asked=asked,
+                question=question,
             )
             await judging.all()
     return folder
@@ -641,8 +641,8 @@ def _was(name: str, before: object, after: object) -> str:
 
 
 def _short(value: object) -> str:
-    said = "nothing" if value in ("", None) else str(value)
-    return said if len(said) <= 40 else f"{said[:36]} …"
+    text = "nothing" if value in ("", None) else str(value)
+    return text if len(text) <= 40 else f"{text[:36]} …"
 
 
 class _Judging:
@@ -660,7 +660,7 @@ class _Judging:
         *,
         again: bool,
         cluster: Cluster | None = None,
-        asked: OpenQuestion | None = None,
+        question: OpenQuestion | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -683,8 +683,8 @@ class _Judging:
             "patience": Patience(plan.patience_s),
         }
         self._trier: Attempt
-        if asked is not None:
-            self._trier = asked.attempt(**of_run)
+        if question is not None:
+            self._trier = question.attempt(**of_run)
         elif plan.comparator:
             comparator = Comparator(plan.comparator)
             self._trier = ComparatorAttempt(**of_run, comparator=comparator, budgets=plan.budgets)
@@ -707,11 +707,11 @@ class _Judging:
         """Until every meme has a prediction. Raises as :func:`run`."""
         # Read before anything is judged: a trial of this process is none that was cut off.
         self._trials = await self._house.docket.index.requests()
-        said = await self._valid_predictions()
-        todo = [meme for meme in self._material.memes if meme.id not in said]
+        predictions = await self._valid_predictions()
+        todo = [meme for meme in self._material.memes if meme.id not in predictions]
         for meme in self._material.memes:
-            if meme.id in said:
-                self._tally.add(meme, said[meme.id])
+            if meme.id in predictions:
+                self._tally.add(meme, predictions[meme.id])
         self._tally.before = self._tally.done
         # Not finished any more: with --retry-failed a run that was gets new answers.
         if self._again and todo:
@@ -720,7 +720,7 @@ class _Judging:
             )
             self._folder.write_manifest(self._manifest)
         # Without a line that a crash cut, and without those that are tried again.
-        self._folder.write_predictions(list(said.values()))
+        self._folder.write_predictions(list(predictions.values()))
         self._progress.begin(self._tally)
         try:
             if todo:
@@ -740,10 +740,10 @@ class _Judging:
     async def _valid_predictions(self) -> dict[str, Prediction]:
         """Predictions that hold, the last of each meme."""
         wanted = {meme.id for meme in self._material.memes}
-        said = {p.meme: p for p in self._folder.predictions() if p.meme in wanted}
+        predictions = {p.meme: p for p in self._folder.predictions() if p.meme in wanted}
         if not self._plan.retry_failed:
-            return said
-        return {name: p for name, p in said.items() if not await self._may_pass(p)}
+            return predictions
+        return {name: p for name, p in predictions.items() if not await self._may_pass(p)}
 
     async def _may_pass(self, prediction: Prediction) -> bool:
         """True if a failure's reason may have passed; a meme without even a trial is always tried."""
@@ -780,10 +780,10 @@ class _Judging:
     async def _here(self, todo: Sequence[JudgedMeme], keep: Callable[[JudgedMeme, Prediction, bool], None]) -> None:
         """Judges in this process."""
         # One iterator for all: each takes the next meme when it is done with one.
-        rest = iter(todo)
+        remaining = iter(todo)
 
         async def work() -> None:
-            for meme in rest:
+            for meme in remaining:
                 known = await self._known(meme)
                 keep(meme, *await self._trier.try_meme(meme, known, partial(self._picture, meme)))
 
@@ -794,23 +794,23 @@ class _Judging:
     ) -> None:
         """Has a cluster judge what there is no record of yet, or only half a one."""
         known = {}
-        rest = []
+        remaining = []
         for meme in todo:
             record = await self._known(meme)
             # A line that a crash cost is written from the record: that takes no worker.
             if record is not None and not self._trier.to_be_resumed(record):
                 keep(meme, *await self._trier.try_meme(meme, record, partial(self._picture, meme)))
                 continue
-            rest.append(meme)
+            remaining.append(meme)
             if record is not None:
                 known[meme.id] = record
-        if not rest:
+        if not remaining:
             return
-        pictures = {meme.id: path for meme in rest if (path := self._material.picture(meme)) is not None}
+        pictures = {meme.id: path for meme in remaining if (path := self._material.picture(meme)) is not None}
         calls = self._plan.calls or self._plan.out / CALLS
         settings = _settings(self._plan)
         judged = cluster.judged(
-            rest,
+            remaining,
             trier=self._trier,
             known=known,
             pictures=pictures,

@@ -90,7 +90,7 @@ class TranslatedAttempt(Attempt):
         )
         prompt = load("eval.runs.prompts", "translate")
         words: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
-        asked: Messages[Frame] = Messages(
+        messages: Messages[Frame] = Messages(
             prompt=prompt,
             task="translate",
             system=prompt.system(),
@@ -104,7 +104,7 @@ class TranslatedAttempt(Attempt):
                 raise ReplyUnusable(Role.JUDGE, "translate", "SYSTEM_LEAKED", "it gave its instructions away")
             return replies.parse(_Translation, text)
 
-        reply = (await speaker.say(Role.JUDGE, asked, read)).value
+        reply = (await speaker.say(Role.JUDGE, messages, read)).value
         made = deadline.tally.unused()
         spent = Cost()
         if made is not None:

@@ -97,24 +97,24 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
         BadRequest: There are no votes.
     """
     by_meme = _by_meme(votes)
-    labels = Counter(label for said in by_meme.values() for label in said.values())
+    labels = Counter(label for by_annotator in by_meme.values() for label in by_annotator.values())
     # A meme with one vote says nothing about agreement, only about the share of labels.
-    paired = {meme: list(said.values()) for meme, said in by_meme.items() if len(said) > 1}
+    paired = {meme: list(by_annotator.values()) for meme, by_annotator in by_meme.items() if len(by_annotator) > 1}
     agreeing: list[tuple[str, float]] = []
-    alike: list[tuple[str, float]] = []
-    against_rest: list[tuple[str, float]] = []
-    for meme, said in paired.items():
-        counts, n = Counter(said), len(said)
+    agreements: list[tuple[str, float]] = []
+    against_others: list[tuple[str, float]] = []
+    for meme, by_annotator in paired.items():
+        counts, n = Counter(by_annotator), len(by_annotator)
         # Pairs of votes that agree, over all pairs: a meme counts once, however many annotators it has.
         agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
-        alike.append((meme, float(len(counts) == 1)))
-        for label in said:
+        agreements.append((meme, float(len(counts) == 1)))
+        for label in by_annotator:
             # Without this vote: compared with a majority that it is part of, an annotator would agree
             # with itself.
             most = _most(counts - Counter([label]))
             # None where the rest is even, since there is nothing to agree or disagree with.
             if most is not None:
-                against_rest.append((meme, float(label == most)))
+                against_others.append((meme, float(label == most)))
     return AnnotatorAgreement(
         memes=len(by_meme),
         paired=len(paired),
@@ -124,8 +124,8 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
         # Over votes of all paired memes; a label by name, as no order of labels is known.
         alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
         pairs=mean_of(agreeing, RESAMPLES, seed),
-        unanimous=mean_of(alike, RESAMPLES, seed),
-        ceiling=mean_of(against_rest, RESAMPLES, seed),
+        unanimous=mean_of(agreements, RESAMPLES, seed),
+        ceiling=mean_of(against_others, RESAMPLES, seed),
     )
 
 
@@ -136,8 +136,8 @@ def soft_labels(votes: Sequence[AnnotatorVote]) -> dict[str, dict[str, float]]:
         BadRequest: There are no votes.
     """
     found = {}
-    for meme, said in _by_meme(votes).items():
-        counts = Counter(said.values())
+    for meme, by_annotator in _by_meme(votes).items():
+        counts = Counter(by_annotator.values())
         found[meme] = {label: count / counts.total() for label, count in counts.most_common()}
     return found
 
@@ -153,17 +153,17 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
         BadRequest: A label is neither harmful nor not harmful, or none of the harmful ones was given to any meme.
     """
     # Of all memes: a label is checked even where it is rare.
-    given = {label for shares in soft.values() for label in shares}
+    labels = {label for shares in soft.values() for label in shares}
     if harmful:
-        if not given & set(harmful):
+        if not labels & set(harmful):
             # A misspelt label would make every share 0 without any message.
             raise BadRequest(
-                f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(given))}.",
+                f"No annotator gave the label {' or '.join(sorted(harmful))}; there are: {', '.join(sorted(labels))}.",
                 reason="LABEL_UNKNOWN",
             )
-        classes = {label: label in harmful for label in given}
+        classes = {label: label in harmful for label in labels}
     else:
-        words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in given}
+        words = {label: LABEL_WORDS.get(plain_word(label) or "") for label in labels}
         unknown = sorted(label for label, known in words.items() if known is None)
         # Guessed as not harmful, a label nobody foresaw would bias all shares.
         if unknown:

@@ -130,8 +130,8 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             reason="GOLD_DIFFERS",
         )
     # Gold x said by A x said by B: all that the figures and the paired bootstrap depend on.
-    said = [(int(in_a[meme][0]), *(_SAID[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared]
-    places = np.ravel_multi_index(np.array(said).T, (2, 3, 3))
+    triples = [(int(in_a[meme][0]), *(_SAID[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared]
+    places = np.ravel_multi_index(np.array(triples).T, (2, 3, 3))
     cells = np.bincount(places, minlength=18).reshape(2, 3, 3)
     # Column 2 is no class, which is wrong whatever the gold label is.
     right = (

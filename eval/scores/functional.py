@@ -69,7 +69,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
     Raises:
         BadRequest: The predictions are of other memes, or there is no case.
     """
-    said = {one.meme.id: one.prediction.outcome for one in results.judged}
+    outcomes = {one.meme.id: one.prediction.outcome for one in results.judged}
     gold = {one.meme.id: one.meme.harmful for one in results.judged}
     # By identity: tests that were drawn anew may have the same ids under other labels.
     if not cases or any(case.id in gold and gold[case.id] is not case.harmful for case in cases):
@@ -80,7 +80,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
         )
     # One that was never asked is a gap in the tests, which a rate over the others would hide; one that
     # was asked and not answered has failed.
-    missing = [case.id for case in cases if case.id not in said]
+    missing = [case.id for case in cases if case.id not in outcomes]
     if missing:
         raise BadRequest(
             f"{results.name} has not judged {len(missing):,} of {len(cases):,} cases, {missing[0]} among them: "
@@ -88,7 +88,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
             reason="RUN_UNFINISHED",
         )
     # By identity too: no class is None, and has not passed.
-    passed = {case.id: said[case.id].harmful is case.harmful for case in cases}
+    passed = {case.id: outcomes[case.id].harmful is case.harmful for case in cases}
     by_functionality: dict[str, list[FunctionalCase]] = defaultdict(list)
     sets: dict[int, list[FunctionalCase]] = defaultdict(list)
     for case in cases:
@@ -107,7 +107,7 @@ def functional_scores(cases: Sequence[FunctionalCase], results: Results) -> Func
                 harmful=own[0].harmful,
                 n=len(own),
                 passed=_rate(passed[case.id] for case in own),
-                silent=sum(said[case.id] in (Outcome.UNDECIDED, Outcome.FAILED) for case in own),
+                silent=sum(outcomes[case.id] in (Outcome.UNDECIDED, Outcome.FAILED) for case in own),
             )
             for id_, own in by_functionality.items()
         ),

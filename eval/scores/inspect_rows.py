@@ -85,14 +85,14 @@ def _record(sample: EvalSample, scorer: str) -> dict[str, Any] | str:
     if sample.epoch > 1:
         return f"it is of epoch {sample.epoch}, and a meme has one answer: run it with one epoch"
     if not scorer:
-        said = _prediction(sample)
-        if said is None:
+        prediction = _prediction(sample)
+        if prediction is None:
             return "its metadata has no prediction, and that of others has"
         # A failure is no label: an empty one is what says that there is no answer.
-        label = "" if said["outcome"] == Outcome.FAILED else said["outcome"]
-        if said.get("said"):  # of a run that asked a question: its answers by task
-            return {"id": sample.id, "label": label, "said": said["said"]}
-        return {"id": sample.id, "label": label, "score": said.get("score"), "level": said.get("level")}
+        label = "" if prediction["outcome"] == Outcome.FAILED else prediction["outcome"]
+        if prediction.get("said"):  # of a run that asked a question: its answers by task
+            return {"id": sample.id, "label": label, "said": prediction["said"]}
+        return {"id": sample.id, "label": label, "score": prediction.get("score"), "level": prediction.get("level")}
     # A sample that broke off is the system's failure: it counts as wrong, and is not refused.
     if sample.error is not None:
         return {"id": sample.id, "label": ""}
@@ -108,5 +108,5 @@ def _answer(sample: EvalSample, scorer: str) -> str:
 
 
 def _prediction(sample: EvalSample) -> Mapping[str, Any] | None:
-    said = sample.metadata.get("prediction")
-    return said if isinstance(said, Mapping) and said.get("outcome") in set(Outcome) else None
+    prediction = sample.metadata.get("prediction")
+    return prediction if isinstance(prediction, Mapping) and prediction.get("outcome") in set(Outcome) else None

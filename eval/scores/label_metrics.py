@@ -44,10 +44,10 @@ class TaskArrays:
     scores: Floats
     votes: NDArray[np.int64] | None = None
 
-    def replaced(self, said: Bools) -> TaskArrays:
+    def replaced(self, predicted: Bools) -> TaskArrays:
         """Returns the same memes with other answers, all of them given and none with scores."""
         none = np.full(self.scores.shape, np.nan)
-        return replace(self, said=said, answered=np.ones_like(self.answered), scores=none)
+        return replace(self, said=predicted, answered=np.ones_like(self.answered), scores=none)
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:
@@ -88,13 +88,13 @@ def _mean(weights: Floats, values: NDArray[np.generic]) -> Floats:
 
 def _counts(arrays: TaskArrays, weights: Floats) -> tuple[Floats, Floats, Floats]:
     """Hits, answers and gold of each label, each of shape (resamples, labels)."""
-    both, said, gold = (each.astype(np.float64) for each in (arrays.gold & arrays.said, arrays.said, arrays.gold))
-    return weights @ both, weights @ said, weights @ gold
+    both, predicted, gold = (each.astype(np.float64) for each in (arrays.gold & arrays.said, arrays.said, arrays.gold))
+    return weights @ both, weights @ predicted, weights @ gold
 
 
-def _f1(hits: Floats, said: Floats, gold: Floats) -> Floats:
+def _f1(hits: Floats, predicted: Floats, gold: Floats) -> Floats:
     # 0 / 0 is 0: the numerator is, and the denominator may not be.
-    return np.asarray(2 * hits / np.maximum(said + gold, 1e-12))
+    return np.asarray(2 * hits / np.maximum(predicted + gold, 1e-12))
 
 
 def right_answers(arrays: TaskArrays) -> Bools:
@@ -112,13 +112,13 @@ def _macro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _micro_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    hits, said, gold = (each.sum(axis=1) for each in _counts(arrays, weights))
-    return _f1(hits, said, gold)
+    hits, predicted, gold = (each.sum(axis=1) for each in _counts(arrays, weights))
+    return _f1(hits, predicted, gold)
 
 
 def _weighted_f1(arrays: TaskArrays, weights: Floats) -> Floats:
-    hits, said, gold = _counts(arrays, weights)
-    return _ratio((_f1(hits, said, gold) * gold).sum(axis=1), gold.sum(axis=1))
+    hits, predicted, gold = _counts(arrays, weights)
+    return _ratio((_f1(hits, predicted, gold) * gold).sum(axis=1), gold.sum(axis=1))
 
 
 def _jaccards(arrays: TaskArrays) -> Floats:
@@ -202,11 +202,11 @@ def _brier(arrays: TaskArrays, weights: Floats) -> Floats:
 def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
     """Macro-averaged mean absolute error over answered memes, in steps (:func:`eval.scores.resampling.mmae`)."""
     there = arrays.answered
-    gold, said = arrays.gold[there].argmax(axis=1), arrays.said[there].argmax(axis=1)
+    gold, predicted = arrays.gold[there].argmax(axis=1), arrays.said[there].argmax(axis=1)
     level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
     weights = weights[:, there]
     # By level first, so that a rare level counts as much as a frequent one.
-    errors = _ratio(weights @ (level * np.abs(gold - said)[:, None]), weights @ level)
+    errors = _ratio(weights @ (level * np.abs(gold - predicted)[:, None]), weights @ level)
     # Not nanmean: it warns of a resample in which no meme was drawn.
     return _ratio(np.nansum(errors, axis=1), (~np.isnan(errors)).sum(axis=1).astype(np.float64))
 
@@ -220,10 +220,10 @@ def _agreement_ceiling(arrays: TaskArrays, weights: Floats) -> Floats:
     there = votes.sum(axis=1) >= 2
     votes, agree = votes[there], np.zeros(int(there.sum()))
     for place in range(votes.shape[1]):
-        rest = votes.copy()
+        others = votes.copy()
         # Without the vote that is looked at, which would agree with itself.
-        rest[:, place] -= 1
-        tops = rest == rest.max(axis=1, keepdims=True)
+        others[:, place] -= 1
+        tops = others == others.max(axis=1, keepdims=True)
         agree += votes[:, place] / votes.sum(axis=1) * np.where(tops[:, place], 1 / tops.sum(axis=1), 0.0)
     return _mean(weights[:, there], agree)
 
@@ -238,8 +238,8 @@ def _f1s(arrays: TaskArrays, weights: Floats) -> Floats:
 
 
 def _precisions(arrays: TaskArrays, weights: Floats) -> Floats:
-    hits, said, _ = _counts(arrays, weights)
-    return _ratio(hits, said)
+    hits, predicted, _ = _counts(arrays, weights)
+    return _ratio(hits, predicted)
 
 
 def _recalls(arrays: TaskArrays, weights: Floats) -> Floats:

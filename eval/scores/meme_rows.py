@@ -53,9 +53,9 @@ def read_meme_rows(
     if not rows and not faults:
         faults.append("it holds no rows")
     if faults:
-        rest = f"\n… and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
+        more = f"\n… and {len(faults) - _LISTED:,} more" if len(faults) > _LISTED else ""
         raise BadRequest(
-            f"{path.name} can't be used as {what}:\n" + "\n".join(faults[:_LISTED]) + rest, reason="ROWS_UNUSABLE"
+            f"{path.name} can't be used as {what}:\n" + "\n".join(faults[:_LISTED]) + more, reason="ROWS_UNUSABLE"
         )
     return rows
 

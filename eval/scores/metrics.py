@@ -214,16 +214,16 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
             reason="NOTHING_TO_SCORE",
         )
     gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
-    said = np.array([SAID.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
+    predicted = np.array([SAID.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
     # Square by scikit-learn; gold has the first two rows alone.
-    cells: Ints = confusion_matrix(gold, said, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
+    cells: Ints = confusion_matrix(gold, predicted, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
     groups = group_numbers_of([one for _, one in pairs])
-    drawn = _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed)
+    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
     n, harmful = len(pairs), int(gold.sum())
     # Of this split: what always saying the same scores here, which is the least that a system has to beat.
     majority = max(harmful, n - harmful) / n
-    decided, covered = said < len(CLASSES), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2))
+    decided, covered = predicted < len(CLASSES), drawn[:, :, : len(CLASSES)].sum(axis=(1, 2))
     voted = [(harmful, one) for harmful, one in pairs if one.prediction.vote_harmful is not None]
     with_score = [one for _, one in pairs if one.prediction.score is not None]
     # Scores are compared among memes that have one; `auroc_strict` counts the others against the system.
@@ -244,8 +244,8 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
-        decided=_rates(gold[decided], said[decided], drawn[:, :, : len(CLASSES)]) if decided.any() else None,
-        strict=_rates(gold, said, drawn),
+        decided=_rates(gold[decided], predicted[decided], drawn[:, :, : len(CLASSES)]) if decided.any() else None,
+        strict=_rates(gold, predicted, drawn),
         confusion=(_row(cells[0]), _row(cells[1])),
         scored=len(scored),
         auroc=auroc,
@@ -299,16 +299,16 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     return Figure(value, low, high)
 
 
-def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
-    """Rates of ``said`` (int of shape (memes,), places in SAID) with intervals from resampled confusion matrices."""
+def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
+    """Rates of ``predicted`` (int of shape (memes,), places in SAID), intervals from resampled confusion tables."""
     precision, recall, f1, support = precision_recall_fscore_support(
-        gold, said, labels=[0, 1], average=None, zero_division=0
+        gold, predicted, labels=[0, 1], average=None, zero_division=0
     )
     over = resampling.rates(drawn)
 
     def of_class(place: int, name: str) -> ClassScores:
         # The exact intervals of precision and recall rest on different counts: memes given the class, memes of it.
-        there, named = int(support[place]), int((said == place).sum())
+        there, named = int(support[place]), int((predicted == place).sum())
         return ClassScores(
             name=name,
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
@@ -319,25 +319,25 @@ def _rates(gold: Ints, said: Ints, drawn: Ints) -> Rates:
 
     return Rates(
         n=len(gold),
-        accuracy=share_figure(float(accuracy_score(gold, said)), over.accuracy, len(gold)),
+        accuracy=share_figure(float(accuracy_score(gold, predicted)), over.accuracy, len(gold)),
         macro_f1=_figure(float(f1.mean()), over.macro_f1),
         classes=(of_class(0, "not harmful"), of_class(1, "harmful")),
     )
 
 
-def _drawn(cells: Ints, gold: Ints, said: Ints, *, groups: Ints | None, resamples: int, seed: int) -> Ints:
+def _drawn(cells: Ints, gold: Ints, predicted: Ints, *, groups: Ints | None, resamples: int, seed: int) -> Ints:
     """Resampled counts of cells (gold x said) over memes, or over groups of them."""
     if groups is None:
         return resampling.draw_cells(cells, resamples, seed)
     shape = (cells.shape[0], cells.shape[1])
-    return resampling.draw_group_cells(gold * shape[1] + said, shape, groups, resamples=resamples, seed=seed)
+    return resampling.draw_group_cells(gold * shape[1] + predicted, shape, groups, resamples=resamples, seed=seed)
 
 
 def _vote_rates(voted: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> Rates:
-    gold, said = np.array([(harmful, one.prediction.vote_harmful) for harmful, one in voted], dtype=np.int64).T
-    cells = confusion_matrix(gold, said, labels=[0, 1]).astype(np.int64)
+    gold, predicted = np.array([(harmful, one.prediction.vote_harmful) for harmful, one in voted], dtype=np.int64).T
+    cells = confusion_matrix(gold, predicted, labels=[0, 1]).astype(np.int64)
     groups = group_numbers_of([one for _, one in voted])
-    return _rates(gold, said, _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed))
+    return _rates(gold, predicted, _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed))
 
 
 def _score_figures(
@@ -423,12 +423,12 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
     n = len(levelled)
     if not n:
         return 0, None
-    gold, said = np.array([(one.meme.level, one.prediction.level) for one in levelled], dtype=np.int64).T
-    cells = confusion_matrix(gold, said, labels=range(len(Level))).astype(np.int64)
+    gold, predicted = np.array([(one.meme.level, one.prediction.level) for one in levelled], dtype=np.int64).T
+    cells = confusion_matrix(gold, predicted, labels=range(len(Level))).astype(np.int64)
     # By the function of the resamples, so that value and interval can't follow two definitions.
     (value,) = resampling.mmae(cells[None]).tolist()
     groups = group_numbers_of(levelled)
-    drawn = _drawn(cells, gold, said, groups=groups, resamples=resamples, seed=seed)
+    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
     return n, _figure(value, resampling.mmae(drawn))
 
 
@@ -455,7 +455,7 @@ class Scores:
 
 def score(
     gold: Sequence[bool],
-    said: Sequence[bool],
+    predicted: Sequence[bool],
     probabilities: Sequence[float] | None = None,
     *,
     resamples: int = RESAMPLES,
@@ -466,7 +466,7 @@ def score(
 
     Args:
         gold: True if each meme is harmful.
-        said: True if it was called harmful, in the same order.
+        predicted: True if it was called harmful, in the same order.
         probabilities: Probabilities of harm, in the same order, or None.
         resamples: Number of resamples of the bootstrap.
         seed: Seed of the bootstrap.
@@ -475,9 +475,9 @@ def score(
     Raises:
         ValueError: There is no meme, or the sequences differ in length.
     """
-    if not gold or len(gold) != len(said):
+    if not gold or len(gold) != len(predicted):
         raise ValueError("scores need at least one meme, and one label each")
-    truth, labels = np.asarray(gold, dtype=bool), np.asarray(said, dtype=bool)
+    truth, labels = np.asarray(gold, dtype=bool), np.asarray(predicted, dtype=bool)
     cells = confusion_matrix(truth, labels, labels=CLASSES).astype(np.int64)
     drawn = (
         resampling.draw_cells(cells, resamples, seed)

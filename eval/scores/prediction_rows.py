@@ -91,7 +91,7 @@ def _parquet_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
             continue
         record = {name.lower(): value for name, value in row.items()}
         if label == _OUTCOME:
-            said = record.pop(_OUTCOME)
+            outcome = record.pop(_OUTCOME)
             # A failure is no label: an empty one is what says that there is no answer.
-            record["label"] = "" if said == Outcome.FAILED else said
+            record["label"] = "" if outcome == Outcome.FAILED else outcome
         yield number, record

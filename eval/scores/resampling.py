@@ -122,14 +122,14 @@ def rates(drawn: Ints) -> DrawnRates:
     # where columns were cut off.
     n = drawn.sum(axis=(1, 2))
     hits = np.stack([drawn[:, 0, 0], drawn[:, 1, 1]])
-    said = drawn[:, :, :2].sum(axis=1).T
+    predicted = drawn[:, :, :2].sum(axis=1).T
     gold = drawn.sum(axis=2).T
     # 0 / 0, where a class is neither there nor said, counts 0, as in scikit-learn.
-    f1 = 2 * hits / np.maximum(said + gold, 1)
+    f1 = 2 * hits / np.maximum(predicted + gold, 1)
     return DrawnRates(
         accuracy=_shares(hits.sum(axis=0), n),
         macro_f1=np.asarray(f1.mean(axis=0)[n > 0]),
-        precision=(_shares(hits[0], said[0]), _shares(hits[1], said[1])),
+        precision=(_shares(hits[0], predicted[0]), _shares(hits[1], predicted[1])),
         recall=(_shares(hits[0], gold[0]), _shares(hits[1], gold[1])),
         f1=(f1[0][n > 0], f1[1][n > 0]),
     )

@@ -66,7 +66,7 @@ class ScoredFile:
         self, memes: Sequence[JudgedMeme], *, name: str, dataset: str, split: str, protocols: tuple[Protocol, ...]
     ) -> Results:
         """Joins the predictions with the gold labels of ``memes``, which must be those that the file was read for."""
-        judged = tuple(Judged(meme, said) for meme, said in zip(memes, self.predictions, strict=True))
+        judged = tuple(Judged(meme, prediction) for meme, prediction in zip(memes, self.predictions, strict=True))
         return Results(name=name, dataset=dataset, split=split, protocols=protocols, judged=judged)
 
 
@@ -113,20 +113,20 @@ class CollectedPredictions:
     columns: tuple[str, ...]
 
     def scored(
-        self, memes: Sequence[JudgedMeme], used: Collection[str], said: Mapping[str, Prediction] | None = None
+        self, memes: Sequence[JudgedMeme], used: Collection[str], predictions: Mapping[str, Prediction] | None = None
     ) -> ScoredFile:
         """One prediction for each meme.
 
         Args:
             memes: Memes of the split, in its order.
             used: Columns that something was read from.
-            said: Predictions in place of those that were collected.
+            predictions: Predictions in place of those that were collected.
         """
         # Levels are filled in where a file names them, once all rows are read.
-        said = self.said if said is None else said
+        predictions = self.said if predictions is None else predictions
         return ScoredFile(
-            predictions=tuple(said.get(meme.id) or not_judged(meme.id) for meme in memes),
-            missing=tuple(meme.id for meme in memes if meme.id not in said),
+            predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
+            missing=tuple(meme.id for meme in memes if meme.id not in predictions),
             unused=tuple(name for name in self.columns if name not in used),
         )
 
@@ -150,7 +150,7 @@ def collect_predictions(
     """
     known = {meme.id: meme for meme in memes}
     seen: dict[str, int] = {}
-    said: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     columns: dict[str, None] = {}
     faults: list[str] = []
     unit, records = rows
@@ -168,18 +168,18 @@ def collect_predictions(
                 # Only for those that are listed: a hint goes through all ids.
                 hint = _hint(id_, known) if len(faults) < _TOLD else ""
                 raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
-            said[id_] = predict(id_, record)
+            predictions[id_] = predict(id_, record)
         except LineFault as fault:
             faults.append(f"{unit} {line}: {fault}")
     if not faults and not seen:
         faults.append("it holds no predictions")
     if faults:
         # All faults are counted and a few are shown: a file with mixed-up columns has one in each line.
-        rest = f"\n… and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
+        more = f"\n… and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
         raise BadRequest(
-            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + rest, reason="PREDICTIONS_UNUSABLE"
+            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + more, reason="PREDICTIONS_UNUSABLE"
         )
-    return CollectedPredictions(said, {id_: f"{unit} {line}" for id_, line in seen.items()}, tuple(columns))
+    return CollectedPredictions(predictions, {id_: f"{unit} {line}" for id_, line in seen.items()}, tuple(columns))
 
 
 def _hint(id_: str, known: Collection[str]) -> str:
@@ -188,19 +188,21 @@ def _hint(id_: str, known: Collection[str]) -> str:
     def plain(name: str) -> str:
         return name.rpartition("/")[2].rpartition(".")[0 if "." in name else 2].lstrip("0")
 
-    alike = [name for name in known if plain(name) == plain(id_)]
-    return f"; is it {alike[0][:_SHOWN]!r}, whose id was changed by what wrote the file?" if len(alike) == 1 else ""
+    similar = [name for name in known if plain(name) == plain(id_)]
+    return f"; is it {similar[0][:_SHOWN]!r}, whose id was changed by what wrote the file?" if len(similar) == 1 else ""
 
 
-def _with_benign_levels(said: dict[str, Prediction], places: Mapping[str, str], path: Path) -> dict[str, Prediction]:
+def _with_benign_levels(
+    predictions: dict[str, Prediction], places: Mapping[str, str], path: Path
+) -> dict[str, Prediction]:
     """In a file that names levels, not harmful is one of them; harmful alone is none, and would leave a gap.
 
     Levels of some of the harmful memes only would make an error in levels of whichever memes have one.
     """
-    if all(prediction.level is None for prediction in said.values()):
-        return said
+    if all(prediction.level is None for prediction in predictions.values()):
+        return predictions
     # Somewhat and very harmful differ in their distance from gold: a gap would leave out errors, not count them.
-    gaps = [id_ for id_, one in said.items() if one.outcome is Outcome.HARMFUL and one.level is None]
+    gaps = [id_ for id_, one in predictions.items() if one.outcome is Outcome.HARMFUL and one.level is None]
     if gaps:
         raise BadRequest(
             f"{path.name} gives levels of some memes, but of {len(gaps):,} others it says harmful and not how much, "
@@ -209,7 +211,7 @@ def _with_benign_levels(said: dict[str, Prediction], places: Mapping[str, str], 
         )
     return {
         id_: one.model_copy(update={"level": Level.NOT_HARMFUL}) if one.outcome is Outcome.NOT_HARMFUL else one
-        for id_, one in said.items()
+        for id_, one in predictions.items()
     }
 
 

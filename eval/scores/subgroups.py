@@ -222,9 +222,9 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
     judged, arrays = arrays_of(results)
     ids, answered = [one.meme.id for one in judged], arrays.answered.tolist()
 
-    def rows(gold: Sequence[bool], said: Sequence[bool]) -> list[_YesOrNo]:
-        answers = zip(ids, gold, said, answered, strict=True)
-        return [_YesOrNo(id_, label, told if there else None) for id_, label, told, there in answers]
+    def rows(gold: Sequence[bool], predicted: Sequence[bool]) -> list[_YesOrNo]:
+        answers = zip(ids, gold, predicted, answered, strict=True)
+        return [_YesOrNo(id_, label, answer if there else None) for id_, label, answer, there in answers]
 
     # Missing one label of two is a false alarm of the other.
     mirrored = len(question.labels) == 2 and not question.multi
@@ -269,9 +269,9 @@ def _table(
         inside = set(by_group[name])
         own = [row for place, row in enumerate(rows) if place in inside]
         # The others and not all: a large group would be compared with itself.
-        rest = [row for place, row in enumerate(rows) if place not in inside]
+        outside = [row for place, row in enumerate(rows) if place not in inside]
         counted = {
-            field: _share(*_counts(own)[field], others=_counts(rest)[field]) if field in shares else _NO_SHARE
+            field: _share(*_counts(own)[field], others=_counts(outside)[field]) if field in shares else _NO_SHARE
             for field in SHARES
         }
         found.append(Subgroup(name=name, n=len(own), harmful=sum(row.gold for row in own), **counted))
@@ -308,25 +308,25 @@ def wilson(count: int, n: int) -> Figure | None:
 
 def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
     """Counts the memes of each share, and those that it is over."""
-    said = [(row.gold, row.said) for row in rows]
-    harmful = [label for gold, label in said if gold]
-    benign = [label for gold, label in said if not gold]
+    outcomes = [(row.gold, row.said) for row in rows]
+    harmful = [label for gold, label in outcomes if gold]
+    benign = [label for gold, label in outcomes if not gold]
     return {
-        "accuracy": (sum(label is gold for gold, label in said), len(said)),
+        "accuracy": (sum(label is gold for gold, label in outcomes), len(outcomes)),
         "false_alarms": (sum(label is True for label in benign), len(benign)),
         "misses": (sum(label is not True for label in harmful), len(harmful)),
-        "silent": (sum(label is None for _, label in said), len(said)),
+        "silent": (sum(label is None for _, label in outcomes), len(outcomes)),
     }
 
 
 def _share(count: int, n: int, others: tuple[int, int]) -> Share:
-    rest, of = others
+    other_count, of = others
     # Where no meme counts, or all do, no test could tell anything; it would only weigh on the correction.
-    testable = n and of and 0 < count + rest < n + of
+    testable = n and of and 0 < count + other_count < n + of
     return Share(
         n=n,
         count=count,
         figure=wilson(count, n),
-        rest=rest / of if of else None,
-        p=float(fisher_exact([[count, n - count], [rest, of - rest]]).pvalue) if testable else None,
+        rest=other_count / of if of else None,
+        p=float(fisher_exact([[count, n - count], [other_count, of - other_count]]).pvalue) if testable else None,
     )

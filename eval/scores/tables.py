@@ -86,9 +86,9 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
 
 def confusion_table(card: Card) -> str:
     """Counts, gold labels down, what was said across."""
-    said = [word(outcome) for outcome in SAID]
-    rows = [["gold \\ said", *said]]
-    rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(said[:2], card.confusion, strict=True)]
+    words = [word(outcome) for outcome in SAID]
+    rows = [["gold \\ said", *words]]
+    rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(words[:2], card.confusion, strict=True)]
     return table(rows)
 
 

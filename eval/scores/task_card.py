@@ -295,11 +295,13 @@ def _by_order(
     answers = [one.prediction.said.get(question.task) for one in judged]
     found = []
     for turn in range(turns):
-        said = _flags([a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels)
+        predicted = _flags(
+            [a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels
+        )
         # Probabilities were averaged over the orders and belong to none of them.
-        asked = replace(arrays, said=said, scores=np.full(arrays.scores.shape, np.nan))
+        in_order = replace(arrays, said=predicted, scores=np.full(arrays.scores.shape, np.nan))
         found.append(
-            {name: value_of(metric_of(name, question.labels), asked) for name in names if name not in BASELINE_FREE}
+            {name: value_of(metric_of(name, question.labels), in_order) for name in names if name not in BASELINE_FREE}
         )
     return tuple(found)
 

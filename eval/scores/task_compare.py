@@ -80,15 +80,15 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     Raises:
         BadRequest: They asked different questions, share no meme, or disagree on the gold label of one.
     """
-    asked_a, asked_b = question_of(a), question_of(b)
+    question_a, question_b = question_of(a), question_of(b)
     # How they were asked may differ: that is what is compared.
-    if asked_a.material() != asked_b.material():
+    if question_a.material() != question_b.material():
         raise BadRequest(
-            f"{a.name} asked for {asked_a.task} and {b.name} for {asked_b.task}, or with other labels: their answers "
-            "can't be compared.",
+            f"{a.name} asked for {question_a.task} and {b.name} for {question_b.task}, or with other labels: their "
+            "answers can't be compared.",
             reason="NOTHING_SHARED",
         )
-    task = asked_a.task
+    task = question_a.task
     in_a, in_b = ({one.meme.id: one for one in arrays_of(results)[0]} for results in (a, b))
     pairs = [(one, in_b[id_]) for id_, one in in_a.items() if id_ in in_b]
     if not pairs:
@@ -109,8 +109,8 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
     # Metrics of probabilities only where both have some.
     scored = bool((~np.isnan(of_a.scores)).any() and (~np.isnan(of_b.scores)).any())
     # The ceiling of agreement is a figure of the annotators, the same for both runs.
-    names = metrics_of(asked_a, scored=scored, votes=False)
-    figures = [{name: value_of(metric_of(name, asked_a.labels), of) for name in names} for of in (of_a, of_b)]
+    names = metrics_of(question_a, scored=scored, votes=False)
+    figures = [{name: value_of(metric_of(name, question_a.labels), of) for name in names} for of in (of_a, of_b)]
     right_a, right_b = right_answers(of_a), right_answers(of_b)
     only_a, only_b = int((right_a & ~right_b).sum()), int((right_b & ~right_a).sum())
     return TaskComparison(
@@ -120,7 +120,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         n=len(pairs),
         groups=0 if groups is None else int(groups.max()) + 1,
         only_one=len(in_a.keys() ^ in_b.keys()),
-        official=asked_a.official or names[0],
+        official=question_a.official or names[0],
         a=figures[0],
         b=figures[1],
         differences=_differences(names, figures, (of_a, of_b), groups, resamples=resamples, seed=seed),
@@ -128,9 +128,9 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
         only_b_right=only_b,
         mcnemar_p=mcnemar(only_a, only_b),
         changed=tuple(
-            ChangedAnswer(x.meme.id, asked_a.in_order(gold_of(x.meme, task) or frozenset()), said_a, said_b)
+            ChangedAnswer(x.meme.id, question_a.in_order(gold_of(x.meme, task) or frozenset()), labels_a, labels_b)
             for x, y in pairs
-            if (said_a := _answered_labels(x, task)) != (said_b := _answered_labels(y, task))
+            if (labels_a := _answered_labels(x, task)) != (labels_b := _answered_labels(y, task))
         ),
     )
 

@@ -65,12 +65,12 @@ class ModelOf(BaseModel):
     """Of its server; empty for the one that the settings name."""
 
     @classmethod
-    def parse(cls, said: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """From ``[ROLE=]NAME[@URL]``. Raises BadRequest if it is none."""
         # A role is one of five words; anything else before an equals sign is part of the model's name.
-        match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", said.strip())
-        if match is None or not said.isprintable():
-            raise BadRequest(f"{said!r} names no model. Write NAME, NAME@URL or ROLE=NAME@URL.", field="with-model")
+        match = re.fullmatch(r"(?:(all|proposer|accuser|defender|judge)=)?([^@]+)(?:@(https?://\S+))?", text.strip())
+        if match is None or not text.isprintable():
+            raise BadRequest(f"{text!r} names no model. Write NAME, NAME@URL or ROLE=NAME@URL.", field="with-model")
         return cls(role=match[1] or "all", model=match[2], url=match[3] or "")
 
 
@@ -541,25 +541,25 @@ def _plan(study: Study, arm: Arm, settings: Settings, library: Path) -> Plan:
     )
 
 
-def parse_setting(said: str) -> tuple[str, JsonValue]:
+def parse_setting(text: str) -> tuple[str, JsonValue]:
     """A trial setting from ``name=value``; the value as JSON where it is some, else as the word that it is.
 
     Raises:
         BadRequest: There is no such setting.
     """
-    name, equals, value = said.partition("=")
+    name, equals, value = text.partition("=")
     name = name.strip().removeprefix("trial.")
     if not equals or name not in TrialSettings.model_fields:
         raise BadRequest(
-            f"{said!r} sets nothing. Write NAME=VALUE with one of: {', '.join(TrialSettings.model_fields)}.",
+            f"{text!r} sets nothing. Write NAME=VALUE with one of: {', '.join(TrialSettings.model_fields)}.",
             field="set",
         )
     return name, _value(value.strip())
 
 
-def _value(said: str) -> JsonValue:
+def _value(text: str) -> JsonValue:
     with suppress(ValueError):
         # What is no JSON is a word: `stance_at=summary` needs no quotes.
-        found: JsonValue = json.loads(said)
+        found: JsonValue = json.loads(text)
         return found
-    return said
+    return text

@@ -117,25 +117,25 @@ def grid(axes: Mapping[str, Sequence[JsonValue]]) -> tuple[Arm, ...]:
     )
 
 
-def parse_axis(said: str) -> tuple[str, tuple[JsonValue, ...]]:
+def parse_axis(text: str) -> tuple[str, tuple[JsonValue, ...]]:
     """A setting and its values from ``name=v1,v2``. Raises BadRequest if there is no such setting."""
-    name, _, values = said.partition("=")
+    name, _, values = text.partition("=")
     each = [parse_setting(f"{name}={value}") for value in values.split(",") if value.strip()]
     if not each:
-        raise BadRequest(f"{said!r} names no values. Write NAME=V1,V2.", field="grid")
+        raise BadRequest(f"{text!r} names no values. Write NAME=V1,V2.", field="grid")
     return each[0][0], tuple(value for _, value in each)
 
 
-def parse_thresholds(said: str) -> tuple[float, ...]:
+def parse_thresholds(text: str) -> tuple[float, ...]:
     """Thresholds from ``t1,t2``, each once. Raises BadRequest if one is no number between 0 and 1."""
     try:
         # A threshold that is named twice would stand in the table twice.
-        each = tuple(dict.fromkeys(float(one) for one in said.split(",") if one.strip()))
+        each = tuple(dict.fromkeys(float(one) for one in text.split(",") if one.strip()))
     except ValueError:
         # Outside of [0, 1], so that the error below names it.
         each = (-1.0,)
     if not all(0 <= one <= 1 for one in each):
-        raise BadRequest(f"{said!r} holds something that is no score: thresholds lie in [0, 1].", field="thresholds")
+        raise BadRequest(f"{text!r} holds something that is no score: thresholds lie in [0, 1].", field="thresholds")
     return each
 
 
@@ -175,20 +175,20 @@ def rank(
             reason="TOO_FEW_TO_CHOOSE",
         )
     names: list[tuple[str, float | None]] = []
-    said: list[NDArray[np.int64]] = []
+    predicted: list[NDArray[np.int64]] = []
     for run, each in zip(runs, pairs, strict=True):
         # Class 2 is none, for undecided and failed alike.
         outcomes = np.array([_CLASS.get(one.prediction.outcome, 2) for _, one in each])
         scores = np.array([np.nan if (s := one.prediction.score) is None else s for _, one in each])
         names.append((run.name, None))
-        said.append(outcomes)
+        predicted.append(outcomes)
         # Without any score each threshold would repeat the verdicts, as one more candidate that is as good.
         if np.isnan(scores).all():
             continue
         for threshold in thresholds:
             names.append((run.name, threshold))
-            said.append(np.where(np.isnan(scores), outcomes, (scores >= threshold).astype(np.int64)))
-    table = np.stack(said)
+            predicted.append(np.where(np.isnan(scores), outcomes, (scores >= threshold).astype(np.int64)))
+    table = np.stack(predicted)
     whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
     # Rounded, else the last bits of a sum would decide between candidates that are equally good.
     order = np.argsort(-whole.round(12), kind="stable")
@@ -217,7 +217,7 @@ _CLASS = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1}
 
 
 def _resampled(
-    gold: NDArray[np.bool_], said: NDArray[np.int64], best: int, resamples: int, seed: int
+    gold: NDArray[np.bool_], predicted: NDArray[np.int64], best: int, resamples: int, seed: int
 ) -> tuple[Floats, float]:
     """Macro-F1 of every candidate in every resample, and by how much picking the best flatters it.
 
@@ -238,7 +238,7 @@ def _resampled(
         # Memes and not classes are drawn, so that the share of harmful ones varies as it would.
         weights = rng.multinomial(gold.size, np.full(gold.size, 1 / gold.size), size=size).astype(np.float64)
         left = (weights == 0).astype(np.float64)
-        inside, outside = _macro_f1(weights, gold, said), _macro_f1(left, gold, said)
+        inside, outside = _macro_f1(weights, gold, predicted), _macro_f1(left, gold, predicted)
         drawn.append(inside)
         # Where one class is not among those left, there is no macro-F1 to speak of.
         both = (left @ gold > 0) & (left @ ~gold > 0)
@@ -250,21 +250,21 @@ def _resampled(
     return np.concatenate(drawn), max(0.0, float(lost.mean())) if lost.size else 0.0
 
 
-def _macro_f1(weights: Floats, gold: NDArray[np.bool_], said: NDArray[np.int64]) -> Floats:
+def _macro_f1(weights: Floats, gold: NDArray[np.bool_], predicted: NDArray[np.int64]) -> Floats:
     """Strict macro-F1, as :func:`eval.scores.resampling.rates` has it, of many candidates on many draws of the memes.
 
     Args:
         weights: float of shape (draws, memes): how often each meme was drawn.
         gold: bool of shape (memes,).
-        said: int of shape (candidates, memes): 0, 1, or 2 for no class.
+        predicted: int of shape (candidates, memes): 0, 1, or 2 for no class.
 
     Returns:
         float of shape (draws, candidates).
     """
     f1 = []
     for number, of_class in enumerate((~gold, gold)):
-        hits = weights @ ((said == number) & of_class).T
-        claimed = weights @ (said == number).T
+        hits = weights @ ((predicted == number) & of_class).T
+        claimed = weights @ (predicted == number).T
         # 0 / 0 counts 0, as in eval.scores.resampling.rates.
         f1.append(2 * hits / np.maximum(claimed + (weights @ of_class)[:, None], 1))
     return np.asarray((f1[0] + f1[1]) / 2, dtype=np.float64)

@@ -84,19 +84,19 @@ async def measure_vote(
     """
     rows = read_source(source)
     # Of the file's own rows; precedents are restricted in `_voters`.
-    kept = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
-    if not kept:
+    usable = [row for row in rows.good if _keeps_label(row.source_label, protocol)]
+    if not usable:
         raise BadRequest(f"No meme of {source.path.name} is left to be judged under the protocol {protocol}.")
     encoder = await asyncio.to_thread(load_encoder_for, place)
     whole = Library.open(place, encoder.identity)
     # The report below names the whole library's digest: the reduced one exists only while it is measured.
     with _voters(whole, protocol, drop_precedents) as library:
-        report = await _measured(library, encoder, source=source, rows=kept, seed=seed)
+        report = await _measured(library, encoder, source=source, rows=usable, seed=seed)
     return VoteReport(
         library=whole.digest,
         problems=tuple(rows.problems),
         protocol=protocol,
-        dropped=len(rows.good) - len(kept),
+        dropped=len(rows.good) - len(usable),
         precedents=len(library.memes),
         precedents_dropped=len(whole.memes) - len(library.memes),
         **report,
@@ -136,7 +136,7 @@ class PlainVotes:
 
 
 async def measure_plain_votes(
-    place: Path, source: Source, ks: Sequence[int], *, without_near: bool = False, seed: int = 0
+    place: Path, source: Source, ks: Sequence[int], *, without_duplicates: bool = False, seed: int = 0
 ) -> PlainVotes:
     """Asks the library in ``place`` about every labelled meme of ``source``, by the majority of its k nearest.
 
@@ -147,7 +147,7 @@ async def measure_plain_votes(
         place: The library.
         source: The memes.
         ks: Odd numbers of voters, so that there is no tie.
-        without_near: True to exclude precedents that are near-duplicates of the meme: see
+        without_duplicates: True to exclude precedents that are near-duplicates of the meme: see
             :meth:`retrieval.precedents.finder.LibraryFinder.find`; and where no pictures are compared, those whose text
             lies at :data:`NEAR_TEXT` or nearer.
         seed: Seed of the bootstrap.
@@ -165,8 +165,8 @@ async def measure_plain_votes(
     finder = LibraryFinder(Library.open(place, encoder.identity), encoder)
     pictures = GuardedPictureReader()
     gold: list[bool] = []
-    said: list[list[bool]] = [[] for _ in ks]
-    with_near = 0
+    predicted: list[list[bool]] = [[] for _ in ks]
+    with_duplicates = 0
     try:
         for row in rows.good:
             picture = await _picture(row, source, pictures)
@@ -176,18 +176,18 @@ async def measure_plain_votes(
                 pixels_sha256=picture.pixels_sha256 if picture else "",
                 exhibits=1,
                 # Near copies by text are dropped after the search, hence the spare ones.
-                tally=max(ks) + (_SPARE if without_near else 0),
+                tally=max(ks) + (_SPARE if without_duplicates else 0),
                 alpha=None,
-                leave_out_duplicates=without_near,
+                leave_out_duplicates=without_duplicates,
             )
             tally = list(findings.tally)
             # At 1 texts alone were compared: the search could not tell near-duplicates by picture and text.
             by_text = findings.search.alpha == 1
-            if without_near and by_text:
+            if without_duplicates and by_text:
                 tally = [entry for entry in tally if entry.similarity < NEAR_TEXT]
-            with_near += findings.search.excluded > 0 or len(tally) < len(findings.tally)
+            with_duplicates += findings.search.excluded > 0 or len(tally) < len(findings.tally)
             gold.append(row.label is Label.HARMFUL)
-            for votes, k in zip(said, ks, strict=True):
+            for votes, k in zip(predicted, ks, strict=True):
                 voters = tally[:k]
                 # Twice the count against the number: exact, and of an odd k never even. Fewer than k
                 # voters may be even, which is then not harmful.
@@ -197,8 +197,8 @@ async def measure_plain_votes(
         # Also where a meme raised: both hold threads or processes.
         await pictures.aclose()
     return PlainVotes(
-        votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, said, strict=True)),
-        with_near=with_near if without_near else None,
+        votes=tuple(PlainVote(k, score(gold, votes, seed=seed)) for k, votes in zip(ks, predicted, strict=True)),
+        with_near=with_duplicates if without_duplicates else None,
         problems=tuple(rows.problems),
     )
 
@@ -219,7 +219,7 @@ async def _measured(
 ) -> _Figures:
     finder = LibraryFinder(library, encoder)
     pictures = GuardedPictureReader()
-    gold, said, probabilities = [], [], []
+    gold, predicted, probabilities = [], [], []
     undecided = same_text = without_picture = 0
     try:
         for row in rows:
@@ -232,12 +232,12 @@ async def _measured(
                 tally=1,
                 alpha=None,
             )
-            held = vote_of(findings)
-            if held is None:
+            outcome = vote_of(findings)
+            if outcome is None:
                 continue  # nothing of it could be compared
             gold.append(row.label is Label.HARMFUL)
-            said.append(held.probability >= held.settings.threshold)
-            probabilities.append(held.probability)
+            predicted.append(outcome.probability >= outcome.settings.threshold)
+            probabilities.append(outcome.probability)
             # Beside the vote: the figure is of all memes, this says how many the court would pass on.
             undecided += vote_if_close(findings) is None
             without_picture += picture is None
@@ -247,7 +247,7 @@ async def _measured(
         finder.close()
         await pictures.aclose()
     return _Figures(
-        scores=score(gold, said, probabilities, seed=seed),
+        scores=score(gold, predicted, probabilities, seed=seed),
         undecided=undecided,
         same_text=same_text,
         without_picture=without_picture,
@@ -305,8 +305,8 @@ def left_out_probabilities(place: Path) -> list[tuple[str, bool, float | None]]:
         BadLibrary: The library can't be opened.
     """
     library = Library.open(place, None)
-    near, probabilities = _votes_left_out(library, apart=True)
-    by_row = dict(zip(near.rows.tolist(), probabilities, strict=True))
+    neighbours, probabilities = _votes_left_out(library, apart=True)
+    by_row = dict(zip(neighbours.rows.tolist(), probabilities, strict=True))
     # A meme that can be compared with nothing has no probability.
     return [(meme.id, meme.harmful, by_row.get(row)) for row, meme in enumerate(library.memes)]
 
@@ -316,7 +316,7 @@ def _votes_left_out(
 ) -> tuple[Neighbours, list[float]]:
     """Neighbours of each meme with what is left out, and the probability of harm by their vote."""
     tuning = library.manifest.tuning
-    (near,) = leave_one_out_neighbours(
+    (neighbours,) = leave_one_out_neighbours(
         library.rows,
         library.memes,
         library.manifest.encoder.text_dim,
@@ -329,20 +329,24 @@ def _votes_left_out(
         template=template,
         safeguards=tuning.safeguards,
     )
-    return near, safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards).tolist()
+    return neighbours, safeguarded_votes(
+        neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards
+    ).tolist()
 
 
 def _left_out(library: Library, twins_too: bool, *, templates_too: bool, protocol: Protocol, seed: int) -> Scores:
-    near, probabilities = _votes_left_out(library, twins_too=twins_too, template=TEMPLATE if templates_too else None)
+    neighbours, probabilities = _votes_left_out(
+        library, twins_too=twins_too, template=TEMPLATE if templates_too else None
+    )
     # Dropped after the vote, not before: memes that are not judged are precedents all the same, unless
     # `_voters` took them out.
-    kept = [_keeps_label(library.memes[row].source_label, protocol) for row in near.rows.tolist()]
-    gold = [label for label, keep in zip(near.labels.tolist(), kept, strict=True) if keep]
-    probabilities = [p for p, keep in zip(probabilities, kept, strict=True) if keep]
+    counted = [_keeps_label(library.memes[row].source_label, protocol) for row in neighbours.rows.tolist()]
+    gold = [label for label, keep in zip(neighbours.labels.tolist(), counted, strict=True) if keep]
+    probabilities = [p for p, keep in zip(probabilities, counted, strict=True) if keep]
     groups = None
     # What is left out together is no independent draw either.
     if templates_too:
-        judged = near.rows[np.asarray(kept, dtype=np.bool_)]
+        judged = neighbours.rows[np.asarray(counted, dtype=np.bool_)]
         groups = template_numbers(library.rows[judged][:, library.manifest.encoder.text_dim :], TEMPLATE)
     if not gold:
         raise BadRequest(f"No meme of the library is left to be judged under the protocol {protocol}.")

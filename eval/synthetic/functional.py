@@ -109,9 +109,9 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     found: list[FunctionalCase] = []
 
     def add(
-        functionality: str, harmful: bool, caption: str, *, sign: str = "", look: tuple[str, int], of: int | None
+        functionality: str, harmful: bool, caption: str, *, sign: str = "", scenery: tuple[str, int], of: int | None
     ) -> None:
-        scene, drawn = look
+        scene, drawn = scenery
         found.append(
             FunctionalCase(
                 id=str(len(found) + 1),
@@ -128,18 +128,18 @@ def cases(count: int, seed: int) -> tuple[FunctionalCase, ...]:
     for number in range(count):
         attack, kind = words.pairs[number % len(words.pairs)]
         group, thing = rng.choice(list(GROUPS)), rng.choice(words.things)
-        look = rng.choice(SCENES), rng.randrange(1_000_000)
+        drawn_scene = rng.choice(SCENES), rng.randrange(1_000_000)
         signs = (f"people from {group}", thing)
         # In the order of CONTRAST: the attack over both signs, then the kind words over both.
         for place, (caption, sign) in enumerate((caption, sign) for caption in (attack, kind) for sign in signs):
-            add(CONTRAST[place], place == 0, caption, sign=sign, look=look, of=number)
+            add(CONTRAST[place], place == 0, caption, sign=sign, scenery=drawn_scene, of=number)
     for functionality in words.functionality:
         for number in range(count):
             caption = functionality.captions[number % len(functionality.captions)]
             # Both are drawn, whichever the caption has, so that the draws after it stay the same.
             filled = caption.format(group=rng.choice(list(GROUPS)), thing=rng.choice(words.things))
-            look = rng.choice(SCENES), rng.randrange(1_000_000)
-            add(functionality.id, functionality.harmful, filled, look=look, of=None)
+            drawn_scene = rng.choice(SCENES), rng.randrange(1_000_000)
+            add(functionality.id, functionality.harmful, filled, scenery=drawn_scene, of=None)
     return tuple(found)
 
 

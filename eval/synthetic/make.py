@@ -235,7 +235,9 @@ class _Planting:
             other: A meme that is near to none: what is not the same is taken from it.
             files: Pictures that are not drawn from what is known of their meme; added to.
         """
-        same_id, same_file, same_picture, same_text, near = [m for m in self.memes if m.split == self._test][:5]
+        same_id, same_file, same_picture, same_text, near_duplicate = [m for m in self.memes if m.split == self._test][
+            :5
+        ]
         self._add(replace(other, id=same_id.id), "same id", of=same_id)
         added = self._add(replace(same_file, text=other.text), "same file", of=same_file)
         files[added.image] = _png(same_file)
@@ -243,10 +245,12 @@ class _Planting:
         # Other bytes for the same pixels: a comparison of files must miss it, one of pixels must not.
         files[added.image] = png_of(_image(same_picture), level=1)
         self._add(replace(same_text, badge=other.badge, scene=other.scene, seed=other.seed), "same text", of=same_text)
-        added = self._add(replace(near, text=near.text + "!"), "near-duplicate", of=near, ending=".jpg")
+        added = self._add(
+            replace(near_duplicate, text=near_duplicate.text + "!"), "near-duplicate", of=near_duplicate, ending=".jpg"
+        )
         # Neither bytes nor pixels are the same: only its likeness gives it away.
         paler = io.BytesIO()
-        ImageEnhance.Brightness(_image(near)).enhance(0.95).save(paler, "JPEG", quality=80)
+        ImageEnhance.Brightness(_image(near_duplicate)).enhance(0.95).save(paler, "JPEG", quality=80)
         files[added.image] = paler.getvalue()
 
     def spoil(self, others: Sequence[SyntheticMeme], files: dict[str, bytes]) -> None:

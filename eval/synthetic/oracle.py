@@ -108,15 +108,15 @@ def judge(shown: JudgeInput, ability: Ability) -> Opinion:
         return chance_of(ability.seed, what, shown.text, shown.badge or "")
 
     # Rounded: shares that make up a whole in decimals may fall short of it in binary.
-    seen = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
+    sees_badge = shown.badge is not None and chance("eyes") < round(ability.eyes + helped, 9)
     # Who has not made out the badge goes by the words alone.
-    harmful = claim.bad and (not seen or claim.group == shown.badge)
-    if seen and chance("slip") >= (ability.harmful if harmful else ability.benign):
+    harmful = claim.bad and (not sees_badge or claim.group == shown.badge)
+    if sees_badge and chance("slip") >= (ability.harmful if harmful else ability.benign):
         harmful = not harmful
-    sure = (0.8 + 0.19 * chance("sure")) if seen else (0.55 + 0.2 * chance("sure"))
+    sure = (0.8 + 0.19 * chance("sure")) if sees_badge else (0.55 + 0.2 * chance("sure"))
     # Called harmful by a slip, kind words are somewhat so.
     level = (claim.level if claim.bad else Level.SOMEWHAT_HARMFUL) if harmful else Level.NOT_HARMFUL
-    return Opinion(level, seen, sure if harmful else 1 - sure)
+    return Opinion(level, sees_badge, sure if harmful else 1 - sure)
 
 
 def expected(
@@ -161,13 +161,13 @@ def rounds_of(text: str) -> int:
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
     """True if most precedents are labelled by the rule, as far as can be seen of them."""
-    kept = []
+    lines = []
     for text, badge, harmful in precedents:
         claim = claim_of(text)
         ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
-        kept.append(claim is not None and ruled == harmful)
+        lines.append(claim is not None and ruled == harmful)
     # More than half: a tie helps nobody.
-    return 2 * sum(kept) > len(kept)
+    return 2 * sum(lines) > len(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +185,14 @@ class Oracle:
             wanted: Properties of the JSON schema that the reply must obey.
         """
         # First: a task's question wants a label too, as some comparators do.
-        asked = task_reply(parts, wanted, self.ability)
-        if asked is not None:
-            return asked
+        task_answer = task_reply(parts, wanted, self.ability)
+        if task_answer is not None:
+            return task_answer
         if "description" in wanted:
             return {"description": f"A drawn scene with words. {self._sight(parts)}"}
         if "answer" in wanted:
-            asked_for = any(_SIGHT in part for part in parts if isinstance(part, str))
-            return {"answer": self._sight(parts) if asked_for else "There are many colours in the background."}
+            shows_sight = any(_SIGHT in part for part in parts if isinstance(part, str))
+            return {"answer": self._sight(parts) if shows_sight else "There are many colours in the background."}
         if "question" in wanted:
             return {"question": self._question(system, parts)}
         if "summary" in wanted:
@@ -212,9 +212,9 @@ class Oracle:
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
         """Masses of the letters that a question offers, as the Judge's for its label, or that for a task's."""
-        asked = task_odds(parts, self.ability)
-        if asked is not None:
-            return asked
+        answer = task_odds(parts, self.ability)
+        if answer is not None:
+            return answer
         probability = judge(_shown(parts), self.ability).probability
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
@@ -227,11 +227,11 @@ class Oracle:
         return "I don't know of any badge." if badge is None else f"In the middle is the badge of {badge}."
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
-        asked = len(_exchanges(parts))
+        questions = len(_exchanges(parts))
         # The one question that brings something to light; without a stance an advocate does not know to put it.
-        if asked == 0 and prompts.load("advocate").stance("none") not in system:
+        if questions == 0 and prompts.load("advocate").stance("none") not in system:
             return _SIGHT
-        return f"What else is there to see in the background, {asked + 1}?"
+        return f"What else is there to see in the background, {questions + 1}?"
 
     def _argument(self, system: str, parts: Sequence[str | bytes]) -> dict[str, Any]:
         text, description, *_ = _fenced(parts)
@@ -241,14 +241,14 @@ class Oracle:
         side = "For" if prompts.load("advocate").stance("accuser") in system else "Against"
         named = f"the text names {claim.group}" if claim else "the text names nobody"
         if answered:
-            seen = f"{_WITNESS} there is the badge of {answered[1]}"
+            sight = f"{_WITNESS} there is the badge of {answered[1]}"
         elif described:
-            seen = f"the description has the badge of {described[1]}"
+            sight = f"the description has the badge of {described[1]}"
         else:
-            seen = "what is shown is not known"
+            sight = "what is shown is not known"
         # Four letters more a round until the last but one: the last summary is the first that brings nothing new.
         points = _LETTERS[: 4 * min(len(answers), rounds_of(text) - 1) + 2]
-        return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {seen}."}
+        return {"summary": f"points {points}", "justification": f"{side} harm: {named}, and {sight}."}
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         opinion = judge(_shown(parts), self.ability)

@@ -80,12 +80,12 @@ def task_reply(parts: Sequence[str | bytes], wanted: Mapping[str, Any], ability:
     if set(wanted.get("label", {}).get("enum", ())) == set(TARGETS):
         return {**why, "label": answer_target(_shown(parts), ability)}
     if set(wanted.get("labels", {}).get("properties", ())) == set(SIGNS):
-        said = answer_signs(_shown(parts), ability)
+        reply = answer_signs(_shown(parts), ability)
         labels = wanted["labels"]["properties"]
         # A trial's Judge weighs each label, where a single call says yes or no.
         if why:
-            return {**why, "labels": {label: _WEIGHED[label in said] for label in labels}}
-        return {"labels": {label: label in said for label in labels}}
+            return {**why, "labels": {label: _WEIGHED[label in reply] for label in labels}}
+        return {"labels": {label: label in reply for label in labels}}
     return None
 
 
@@ -108,8 +108,8 @@ def task_odds(parts: Sequence[str | bytes], ability: Ability) -> dict[str, float
         answer = answer_target(_shown(parts), ability)
     else:
         return None
-    rest = (1 - _SURE) / (len(options) - 1)
-    return {letter: 0.98 * (_SURE if label == answer else rest) for letter, label in options.items()}
+    remainder = (1 - _SURE) / (len(options) - 1)
+    return {letter: 0.98 * (_SURE if label == answer else remainder) for letter, label in options.items()}
 
 
 def _sight(shown: TaskInput, ability: Ability) -> tuple[str | None, bool]:
@@ -143,18 +143,18 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
         elif precedent := _PRECEDENT.match(heading):
             # Its likeness stands in the heading too, so that the text is looked up by number alone.
             under[f"Text of precedent {precedent[1]}:"] = under.get(heading, "")
-    kept = [
-        _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), said)
-        for which, said in labelled.items()
+    lines = [
+        _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), text)
+        for which, text in labelled.items()
     ]
-    told = ("Description of its picture by the witness:", "Caption that people wrote for it:")
-    words = "".join(under.get(heading, "") for heading in told)
+    openings = ("Description of its picture by the witness:", "Caption that people wrote for it:")
+    words = "".join(under.get(heading, "") for heading in openings)
     named = _BADGE.search(words)
     return TaskInput(
         text=under.get("Text of the meme that is judged:", ""),
         badge=pictures.get("Above: the meme that is judged."),
         named=named[1] if named else None,
-        follow=2 * sum(kept) > len(kept),
+        follow=2 * sum(lines) > len(lines),
     )
 
 
@@ -193,10 +193,10 @@ def laid_out(
     return under, pictures, headings
 
 
-def _follows(text: str, badge: str | None, said: str) -> bool:
+def _follows(text: str, badge: str | None, label: str) -> bool:
     """True if an example is labelled by the rule, as far as can be seen of it."""
     claim = claim_of(text)
     if claim is None:
         return False
-    seen = badge or claim.group
-    return said in (target_of(text, seen), ", ".join(signs_of(text, seen)) or "none of the labels")
+    group = badge or claim.group
+    return label in (target_of(text, group), ", ".join(signs_of(text, group)) or "none of the labels")

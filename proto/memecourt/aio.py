@@ -92,15 +92,15 @@ class AsyncClient:
         self, trial_id: str = "", *, request_id: str = "", namespace: str = "", from_seq: int = 0
     ) -> AsyncGenerator[wire.TrialEvent, None]:
         """See :meth:`memecourt.client.Client.watch`."""
-        asked = watch_request(trial_id, request_id, namespace, from_seq)
+        request = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        opened = self._resumed(self._court.WatchTrial, lambda: asked, attempts)
+        opened = self._resumed(self._court.WatchTrial, lambda: request, attempts)
         # Where the caller leaves the loop, the call ends with it and not whenever the inner generator is collected.
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
                 attempts.progress()
                 # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
-                asked.from_seq = response.event.seq + 1
+                request.from_seq = response.event.seq + 1
                 yield response.event
 
     # The docket
@@ -119,14 +119,14 @@ class AsyncClient:
         self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
     ) -> AsyncGenerator[wire.TrialSummary, None]:
         """See :meth:`memecourt.client.Client.trials`."""
-        asked = wire.ListTrialsRequest(page_size=page_size, filter=which)
+        request = wire.ListTrialsRequest(page_size=page_size, filter=which)
         while True:
-            page = await self._call(self._docket.ListTrials, asked, timeout)
+            page = await self._call(self._docket.ListTrials, request, timeout)
             for summary in page.trials:
                 yield summary
             if not page.next_page_token:
                 return
-            asked.page_token = page.next_page_token
+            request.page_token = page.next_page_token
 
     async def export(self, which: wire.TrialFilter | None = None) -> AsyncGenerator[wire.Trial, None]:
         """See :meth:`memecourt.client.Client.export`."""
@@ -151,15 +151,15 @@ class AsyncClient:
         self, from_entry: int | None = None, *, overruled_only: bool = False
     ) -> AsyncGenerator[wire.WatchReviewsResponse, None]:
         """See :meth:`memecourt.client.Client.reviews`."""
-        asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
+        request = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
         # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
-        opened = self._resumed(self._docket.WatchReviews, lambda: asked, attempts)
+        opened = self._resumed(self._docket.WatchReviews, lambda: request, attempts)
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
                 # Also from a response without a review: it says how far the log was read, so none of it is read again.
-                asked.from_entry = response.next_entry
+                request.from_entry = response.next_entry
                 if response.HasField("reviewed"):
                     attempts.progress()
                     yield response
@@ -220,11 +220,11 @@ class AsyncClient:
                     yield response
                 return
             except grpc.RpcError as error:
-                told = CallError.of(error)
+                failure = CallError.of(error)
             finally:
                 # Also where the caller stops reading: the server would keep the stream open.
                 call.cancel()
-            await self._wait_for_next(attempts, told)
+            await self._wait_for_next(attempts, failure)
 
     async def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
         """See :meth:`memecourt.client.Client._wait_for_next`."""
@@ -262,8 +262,8 @@ class AsyncClient:
                 # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
                 return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
-                told = error.of(failed)
-            await self._wait_for_next(attempts, told)
+                failure = error.of(failed)
+            await self._wait_for_next(attempts, failure)
 
 
 class _Stream:

@@ -167,12 +167,12 @@ class Client:
         Raises:
             CallError: There is no such trial (NOT_FOUND), or it can't be watched.
         """
-        asked = watch_request(trial_id, request_id, namespace, from_seq)
+        request = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
-        for response in self._resumed(self._court.WatchTrial, lambda: asked, attempts):
+        for response in self._resumed(self._court.WatchTrial, lambda: request, attempts):
             attempts.progress()
             # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
-            asked.from_seq = response.event.seq + 1
+            request.from_seq = response.event.seq + 1
             yield response.event
 
     def verdict(
@@ -205,13 +205,13 @@ class Client:
         self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
     ) -> Generator[wire.TrialSummary, None, None]:
         """Trials, the last opened first; pages are fetched as they are needed, each within the timeout."""
-        asked = wire.ListTrialsRequest(page_size=page_size, filter=which)
+        request = wire.ListTrialsRequest(page_size=page_size, filter=which)
         while True:
-            page = self._call(self._docket.ListTrials, asked, timeout)
+            page = self._call(self._docket.ListTrials, request, timeout)
             yield from page.trials
             if not page.next_page_token:
                 return
-            asked.page_token = page.next_page_token
+            request.page_token = page.next_page_token
 
     def export(self, which: wire.TrialFilter | None = None) -> Generator[wire.Trial, None, None]:
         """Trials with all of their events, the first opened first; each once, also where connections break."""
@@ -253,13 +253,13 @@ class Client:
             CallError: They can't be watched: no or another token, say, or (OUT_OF_RANGE) the log ends before
                 ``from_entry``.
         """
-        asked = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
+        request = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
         # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
-        for response in self._resumed(self._docket.WatchReviews, lambda: asked, attempts):
+        for response in self._resumed(self._docket.WatchReviews, lambda: request, attempts):
             # Also from a response without a review: it says how far the log was read, so none of it is read again.
-            asked.from_entry = response.next_entry
+            request.from_entry = response.next_entry
             if response.HasField("reviewed"):
                 attempts.progress()
                 yield response
@@ -330,13 +330,13 @@ class Client:
                 yield from call
                 return
             except grpc.RpcError as error:
-                told = CallError.of(error)
+                failure = CallError.of(error)
             finally:
                 # Also where the caller stops reading: the server would keep the stream open.
                 call.cancel()
             if self._closed:
-                raise told  # it looks like what a proxy does, but who closed the client has had enough
-            self._wait_for_next(attempts, told)
+                raise failure  # it looks like what a proxy does, but who closed the client has had enough
+            self._wait_for_next(attempts, failure)
 
     def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
         """Waits until the next attempt, for a server first where none can be reached.
@@ -378,8 +378,8 @@ class Client:
                 # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
                 return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
-                told = error.of(failed)
-            self._wait_for_next(attempts, told)
+                failure = error.of(failed)
+            self._wait_for_next(attempts, failure)
 
 
 class _Stream:
@@ -494,9 +494,9 @@ class _Stream:
             if self._stopped:
                 call.cancel()
         try:
-            said = call.initial_metadata()
+            initial = call.initial_metadata()
             with self._changed:
-                self._book.set_limit_from(said)
+                self._book.set_limit_from(initial)
                 self._changed.notify_all()
             for response in call:
                 with self._changed:

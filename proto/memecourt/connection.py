@@ -110,8 +110,8 @@ class Connection:
         token = self.token() if callable(self.token) else self.token
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("the token holds a character that no header may hold, such as a line break at its end")
-        said = (("authorization", f"Bearer {token}"),) if token is not None else ()
-        return (*said, *(self.further() if self.further else ()))
+        pairs = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        return (*pairs, *(self.further() if self.further else ()))
 
     def open(self) -> grpc.Channel:
         """A channel for threads."""

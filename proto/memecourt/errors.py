@@ -44,7 +44,7 @@ class CallError(Exception):
     @classmethod
     def of(cls, error: grpc.RpcError) -> Self:
         """The error that a call ended in, with its google.rpc details."""
-        told = cls(error.code(), error.details() or "")
+        made = cls(error.code(), error.details() or "")
         try:
             status = rpc_status.from_call(error)
         except (
@@ -58,14 +58,14 @@ class CallError(Exception):
                 error_details_pb2.RetryInfo(),
             )
             if packed.Unpack(info):
-                told.reason, told.metadata = info.reason, dict(info.metadata)
+                made.reason, made.metadata = info.reason, dict(info.metadata)
                 # In whatever order the details come, the field of BadRequest goes first.
-                told.field = told.field or told.metadata.get("field", "")
+                made.field = made.field or made.metadata.get("field", "")
             elif packed.Unpack(request) and request.field_violations:
-                told.field = request.field_violations[0].field
+                made.field = request.field_violations[0].field
             elif packed.Unpack(retry):
-                told.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
-        return told
+                made.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+        return made
 
 
 class JudgeError(CallError):
@@ -75,18 +75,18 @@ class JudgeError(CallError):
     def of_failure(cls, failure: wire.Failure) -> Self:
         """Builds the error from a failure that came as a value in a stream."""
         # A number that this version does not know is still a failure, and never a verdict.
-        told = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
-        told.reason, told.field = failure.reason, failure.field
+        made = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
+        made.reason, made.field = failure.reason, failure.field
         if failure.HasField("retry_delay"):
-            told.retry_after = failure.retry_delay.ToTimedelta().total_seconds()
+            made.retry_after = failure.retry_delay.ToTimedelta().total_seconds()
         if failure.trial_id:
-            told.metadata["trial_id"] = failure.trial_id
-        return told
+            made.metadata["trial_id"] = failure.trial_id
+        return made
 
     @classmethod
     def like(cls, error: CallError) -> Self:
         """Builds the error of one request from that of the stream that the request was in."""
-        told = cls(error.code, error.message)
-        told.reason, told.field = error.reason, error.field
-        told.retry_after, told.metadata = error.retry_after, dict(error.metadata)
-        return told
+        made = cls(error.code, error.message)
+        made.reason, made.field = error.reason, error.field
+        made.retry_after, made.metadata = error.retry_after, dict(error.metadata)
+        return made

@@ -107,7 +107,7 @@ class Book:
 
         At once: a server keeps memory for what may still come. What fails in passing later is asked again in another.
         """
-        return self.closed and all(asked.sent for asked in self._asked.values())
+        return self.closed and all(pending.sent for pending in self._asked.values())
 
     def room(self) -> bool:
         """True if another request may be taken."""
@@ -123,8 +123,8 @@ class Book:
 
         More in flight would wait there, while their time passes. A server that does not say leaves it to the caller.
         """
-        said = next((value for key, value in metadata or () if key == AT_ONCE), "")
-        self._bound = int(said) if isinstance(said, str) and said.isdecimal() and int(said) > 0 else self._at_once
+        limit = next((value for key, value in metadata or () if key == AT_ONCE), "")
+        self._bound = int(limit) if isinstance(limit, str) and limit.isdecimal() and int(limit) > 0 else self._at_once
 
     def take(self, request: wire.JudgeRequest) -> None:
         """Takes a request.
@@ -137,9 +137,9 @@ class Book:
             raise ValueError("a request has no request_id; in a stream each needs one, by which its outcome is known")
         if name in self._asked:
             raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
-        asked = _PendingRequest(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
+        pending = _PendingRequest(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
         error = None if self.refused is None else JudgeError.like(self.refused)  # since it was asked for
-        if asked.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
+        if pending.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
             # Sent, it would end the stream and with it all the others.
             error = JudgeError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"The request is larger than {MESSAGE_BYTES:,} bytes; not sent."
@@ -155,7 +155,7 @@ class Book:
             self.outcomes.append((name, error))
             return
         # Only now: what has an outcome already must not be sent, nor count in the budget.
-        self._asked[name] = asked
+        self._asked[name] = pending
         self._ready.append(name)
         self._budget.call()
 
@@ -178,20 +178,20 @@ class Book:
 
     def send(self, stream: int) -> wire.JudgeStreamRequest:
         """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
-        asked = self._asked[self._ready.popleft()]
+        pending = self._asked[self._ready.popleft()]
         # From here the stream owes the answer: `cut` finds by this number what has to be sent again.
-        asked.sent = stream
-        asked.attempts += 1
+        pending.sent = stream
+        pending.attempts += 1
         # What is left now, not at the taking: a request may wait here or be sent several times. At least 1 ms:
         # the server refuses 0.
-        asked.message.timeout.FromMilliseconds(max(1, round(1000 * (asked.deadline - self._clock()))))
-        return asked.message
+        pending.message.timeout.FromMilliseconds(max(1, round(1000 * (pending.deadline - self._clock()))))
+        return pending.message
 
     def wait_s(self) -> float | None:
         """Seconds until something is due by itself: a request to be sent again, a stream to be opened, or a deadline;
         None if nothing is."""  # noqa: D205, D209
         # Deadlines come too, so that a caller gets its outcome in time even if nothing else happens.
-        times = [asked.deadline for asked in self._asked.values()]
+        times = [pending.deadline for pending in self._asked.values()]
         if self._later:
             times.append(self._later[0][0])
         if self._asked and self._not_before > self._clock():
@@ -204,8 +204,8 @@ class Book:
         self._cuts = 0
         self._endings.clear()
         name = response.request_id
-        asked = self._asked.get(name)
-        if asked is None or not asked.sent:
+        pending = self._asked.get(name)
+        if pending is None or not pending.sent:
             return  # its outcome was told: its time was up
         if response.HasField("verdict"):
             self._tell(name, response.verdict)
@@ -213,12 +213,12 @@ class Book:
         if not response.HasField("failure"):
             self._tell(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
             return
-        asked.sent = 0
-        asked.failure = error = JudgeError.of_failure(response.failure)
+        pending.sent = 0
+        pending.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
         # Asking again needs a stream, and after a refusal there is none.
-        if self.refused is None and asked.attempts < self._retries.attempts and passing(error):
-            wait = self._retries.wait_s(asked.attempts, error.retry_after, asked.deadline - now, self._chance)
+        if self.refused is None and pending.attempts < self._retries.attempts and passing(error):
+            wait = self._retries.wait_s(pending.attempts, error.retry_after, pending.deadline - now, self._chance)
             if wait is not None and self._budget.repeat():
                 heapq.heappush(self._later, (now + wait, name))
                 return
@@ -232,7 +232,7 @@ class Book:
             error: Error that ended the stream; None for a regular end.
         """
         self.given_up.discard(stream)
-        again = [name for name, asked in self._asked.items() if asked.sent == stream]
+        again = [name for name, pending in self._asked.items() if pending.sent == stream]
         if error is None:
             if not again:
                 return
@@ -265,8 +265,8 @@ class Book:
         """No other stream is to be had: what is in none has that error. What is in another may still be answered."""
         self.refused = self.refused or error
         # A copy: `_tell` takes requests out.
-        for name, asked in tuple(self._asked.items()):
-            if not asked.sent:
+        for name, pending in tuple(self._asked.items()):
+            if not pending.sent:
                 self._tell(name, JudgeError.like(error))
 
     def expire(self) -> None:
@@ -274,18 +274,18 @@ class Book:
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[1])
-        for name, asked in tuple(self._asked.items()):
-            if asked.deadline > now:
+        for name, pending in tuple(self._asked.items()):
+            if pending.deadline > now:
                 continue
             # It waits to be sent again: the last answer explains more than that its time is up.
-            if asked.failure is not None and not asked.sent:
-                self._tell(name, asked.failure)
+            if pending.failure is not None and not pending.sent:
+                self._tell(name, pending.failure)
                 continue
-            if asked.sent:
-                self.given_up.add(asked.sent)
+            if pending.sent:
+                self.given_up.add(pending.sent)
             message = f"There was no verdict within {self._timeout:g} s."
-            if asked.failure is not None:
-                message += f" It was answered before with {asked.failure}"
+            if pending.failure is not None:
+                message += f" It was answered before with {pending.failure}"
             message += self._endings.describe("Streams")
             self._tell(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 

@@ -62,21 +62,23 @@ class Retries:
         if self.attempts < 1 or self.most_s < self.first_s or least < 0:
             raise ValueError("attempts is 1 or more, first_s at most most_s, and nothing is negative")
 
-    def wait_s(self, attempt: int, told: float | None, left: float | None, chance: Callable[[], float]) -> float | None:
+    def wait_s(
+        self, attempt: int, server_s: float | None, left: float | None, chance: Callable[[], float]
+    ) -> float | None:
         """Seconds to wait after so many attempts, counted from 1; None where there is no time for another.
 
         Args:
             attempt: The one that failed.
-            told: Seconds that the server wants to be left alone, if it said so.
+            server_s: Seconds that the server wants to be left alone, if it said so.
             left: Seconds until the caller's deadline, if there is one.
             chance: Uniform in [0, 1).
         """
         # Doubling a float for ever ends in an error; nobody waits for the thousandth attempt.
         spread = min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 60))
-        if told is not None:
+        if server_s is not None:
             # Many were told the same, at the same time: they come back spread over as long as they were sent away.
-            spread = max(spread, min(told, self.most_s))
-        least = told or 0.0
+            spread = max(spread, min(server_s, self.most_s))
+        least = server_s or 0.0
         if left is not None:
             if least >= left or least > self.longest_told_s:
                 return None
@@ -126,9 +128,9 @@ class Endings:
 
     def add(self, error: CallError) -> None:
         """One more."""
-        said = str(error)
+        text = str(error)
         # To the end again, so that what is dropped below is what came longest ago.
-        self._ended[said] = self._ended.pop(said, 0) + 1
+        self._ended[text] = self._ended.pop(text, 0) + 1
         if len(self._ended) > _MOST_ENDINGS:
             del self._ended[next(iter(self._ended))]
 
@@ -141,7 +143,7 @@ class Endings:
         if not self._ended:
             return ""
         return f" {what} before ended in " + ", then ".join(
-            said if times == 1 else f"{said} ({times} times)" for said, times in self._ended.items()
+            text if times == 1 else f"{text} ({times} times)" for text, times in self._ended.items()
         )
 
 

@@ -212,9 +212,9 @@ def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, tria
     # By keys of this docket alone: another docket that is trusted too must not count its entries.
     lines = _open_note(note, _keys_of(checkpoint.origin, keys)).split("\n")
     root = base64.b64encode(checkpoint.root).decode()
-    said = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
+    expected = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
     # Seven, for the text ends with a line break. Size and root tie the count to this one state of the log.
-    if lines[:5] != said or len(lines) != 7 or not lines[5].startswith("entries "):
+    if lines[:5] != expected or len(lines) != 7 or not lines[5].startswith("entries "):
         raise Violated("The signed count is of another trial or another log.")
     if lines[5] != f"entries {entries}":
         raise Violated(f"The docket signed {lines[5].removeprefix('entries ')} entries; the bundle has {entries}.")
@@ -238,8 +238,8 @@ def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
         raise Violated(f"The body of entry {logged.number} is not the one that was logged.")
     value = _object(body)
     # The commitment covers the body alone: a genuine body could be put under the header of another kind or trial.
-    told = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
-    if told != (logged.kind, logged.trial_id, logged.seq):
+    place = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
+    if place != (logged.kind, logged.trial_id, logged.seq):
         raise Violated(f"The body of entry {logged.number} tells of something else than its header.")
     return Logged(
         number=logged.number,
@@ -383,8 +383,8 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
     trusted = [_key(key) for key in keys]
     signed = False
     for line in below[:-1].split("\n"):
-        dash, space, rest = line.partition(" ")
-        name, gap, encoded = rest.partition(" ")
+        dash, space, remainder = line.partition(" ")
+        name, gap, encoded = remainder.partition(" ")
         if dash != "—" or not space or not gap:
             raise Violated("A signed note is malformed.")
         signature = _base64(encoded)
@@ -594,11 +594,11 @@ def _bundle_lines(trial: Trial) -> Iterator[str]:
     if trial.hidden:
         kinds = ", ".join(_shown(kind) for kind in sorted(set(trial.kinds_hidden)))
         yield f"hidden    {trial.hidden} bodies, erased or withheld: {kinds}"
-    given, reviewed = trial.last("VerdictGiven"), trial.last("VerdictReviewed")
-    if given:
-        verdict = given.get("verdict")
+    ruling, reviewed = trial.last("VerdictGiven"), trial.last("VerdictReviewed")
+    if ruling:
+        verdict = ruling.get("verdict")
         label = verdict.get("label") if isinstance(verdict, dict) else "?"
-        yield f"verdict   {_shown(label)}, given {_shown(given.get('at'))}"
+        yield f"verdict   {_shown(label)}, given {_shown(ruling.get('at'))}"
     if reviewed:
         outcome, label, at = (_shown(reviewed.get(name)) for name in ("outcome", "label", "at"))
         yield f"review    {outcome} as {label}, {at}"
@@ -636,20 +636,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--anchor", metavar="FILE", help="checkpoints kept elsewhere that the bundle's log must continue"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        keys = [line for line in _read(given.key).splitlines() if line.strip()]
-        text = _read(given.file)
+        keys = [line for line in _read(options.key).splitlines() if line.strip()]
+        text = _read(options.file)
         # By the format that stands in it, and not by the name of the file.
         if _is_bundle(text):
             trial = verify_bundle(text, keys)
-            agreed = _against_receipts(trial, _read(given.receipt), keys) if given.receipt else 0
+            agreed = _against_receipts(trial, _read(options.receipt), keys) if options.receipt else 0
             print(*_bundle_lines(trial), sep="\n")
-            if given.receipt:
+            if options.receipt:
                 print(f"receipts  {agreed} agree")
-            if given.anchor:
-                print(f"anchors   {_against_anchor(trial, _read(given.anchor), keys)} agree")
-        elif given.receipt or given.anchor:
+            if options.anchor:
+                print(f"anchors   {_against_anchor(trial, _read(options.anchor), keys)} agree")
+        elif options.receipt or options.anchor:
             raise CantCheck("--receipt and --anchor are what a bundle is held against, and this file is none.")
         else:
             for fields in _receipts(text):

@@ -131,7 +131,7 @@ async def find_leaks(
         OSError: The disk will not have it.
     """
     await asyncio.to_thread(beside.mkdir, parents=True, exist_ok=True)
-    seen, _ = await embed_pictures_of(
+    imported, _ = await embed_pictures_of(
         [Wanted(row, pictures) for row in judged],
         reader,
         encoder=encoder,
@@ -145,15 +145,15 @@ async def find_leaks(
             await asyncio.to_thread(encoder.embed_texts, part)
         ).vectors
         tell("judged texts", start + len(part), len(judged))
-    for place, one in seen.items():
+    for place, one in imported.items():
         vectors[place, encoder.identity.text_dim :] = one.vector
-    return await asyncio.to_thread(_find_copies, library, judged, seen=seen, vectors=vectors, nearness=nearness)
+    return await asyncio.to_thread(_find_copies, library, judged, pictures=imported, vectors=vectors, nearness=nearness)
 
 
 def _find_copies(
     whole: Library,
     judged: Sequence[Row],
-    seen: Mapping[int, ImportedPicture],
+    pictures: Mapping[int, ImportedPicture],
     vectors: NDArray[np.float32],
     nearness: LeakThresholds,
 ) -> Leaks:
@@ -162,15 +162,15 @@ def _find_copies(
     Args:
         whole: All precedents.
         judged: Memes to be judged.
-        seen: Their pictures, by place; without those that can't be had.
+        pictures: Their pictures, by place; without those that can't be had.
         vectors: float32 of shape (judged, text_dim + picture_dim).
         nearness: From where on a precedent is too near.
     """
     dim = whole.manifest.encoder.text_dim
     same: tuple[tuple[dict[str, int], Callable[[LabelledMeme], str]], ...] = (
         (_first((meme.id, place) for place, meme in enumerate(judged)), lambda meme: meme.id),
-        (_first((one.bytes_sha256, place) for place, one in seen.items()), lambda meme: meme.bytes_sha256),
-        (_first((one.pixels_sha256, place) for place, one in seen.items()), lambda meme: meme.pixels_sha256),
+        (_first((one.bytes_sha256, place) for place, one in pictures.items()), lambda meme: meme.bytes_sha256),
+        (_first((one.pixels_sha256, place) for place, one in pictures.items()), lambda meme: meme.pixels_sha256),
         (
             _first((text_key(meme.text), place) for place, meme in enumerate(judged) if nearness.same_text),
             lambda meme: text_key(meme.text),
@@ -202,12 +202,12 @@ def _find_copies(
             if not why:
                 pictured = has_picture & meme.has_picture
                 both = np.flatnonzero(close_picture & (close_text | textless) & pictured)
-                alike = np.flatnonzero(_on_one_template(looks[row], nearness) & pictured)
+                similar = np.flatnonzero(_on_one_template(looks[row], nearness) & pictured)
                 if both.size:
                     # Of several, the nearest: a copy's original rather than another meme on the same template.
                     why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
-                elif alike.size:
-                    why, place = "same template", int(alike[np.argmax(looks[row, alike])])
+                elif similar.size:
+                    why, place = "same template", int(similar[np.argmax(looks[row, similar])])
                 else:
                     # Counted all the same, so that a report says how much it could not see.
                     text_alone += bool((close_text & ~pictured).any())
@@ -222,7 +222,7 @@ def _find_copies(
                 )
             )
     shared = _shared_templates(judged, vectors[:, dim:], nearness)
-    return Leaks(tuple(leaks), text_alone, len(judged) - len(seen), shared)
+    return Leaks(tuple(leaks), text_alone, len(judged) - len(pictures), shared)
 
 
 def _shared_templates(judged: Sequence[Row], looks: NDArray[np.float32], nearness: LeakThresholds) -> dict[str, str]:

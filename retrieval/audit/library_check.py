@@ -113,13 +113,13 @@ def check_library(
     for meme, key in zip(memes, keys, strict=True):
         if key is not None:
             groups.setdefault(key, []).append(meme.id)
-    conflicts, near_empty = _compared(library, memes, progress)
+    conflicts, nearly_empty = _compared(library, memes, progress)
     return LibraryCheck(
         memes=len(memes),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         conflicts=conflicts,
         suspicious=_suspicious(library, memes, sure),
-        near_empty=near_empty,
+        near_empty=nearly_empty,
         leaks=leaks,
     )
 
@@ -127,7 +127,7 @@ def check_library(
 def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) -> tuple[Suspicion, ...]:
     """Every meme tried before the rest of the library, without its twins, as in calibration."""
     tuning = library.manifest.tuning
-    (near,) = leave_one_out_neighbours(
+    (neighbours,) = leave_one_out_neighbours(
         library.rows,
         memes,
         library.manifest.encoder.text_dim,
@@ -136,14 +136,16 @@ def _suspicious(library: Library, memes: Sequence[LabelledMeme], sure: float) ->
         limit=len(memes),
         safeguards=tuning.safeguards,
     )
-    if not near.labels.size:
+    if not neighbours.labels.size:
         return ()
-    probabilities = probabilities_of(shares(near.similarities, near.harmful, tuning.vote), tuning.vote)
-    own = np.where(near.labels, probabilities, 1 - probabilities)
+    probabilities = probabilities_of(shares(neighbours.similarities, neighbours.harmful, tuning.vote), tuning.vote)
+    own = np.where(neighbours.labels, probabilities, 1 - probabilities)
     # Stable, so that equally doubtful labels come in the library's order.
     doubtful = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= sure]
     return tuple(
-        Suspicion(memes[int(near.rows[place])].id, bool(near.labels[place]), round(float(probabilities[place]), 4))
+        Suspicion(
+            memes[int(neighbours.rows[place])].id, bool(neighbours.labels[place]), round(float(probabilities[place]), 4)
+        )
         for place in doubtful
     )
 
@@ -170,15 +172,15 @@ def _compared(
         without = ~has_picture[block, None] & ~has_picture
         textless = ~has_text[block, None] & ~has_text
         same = (same_words & (same_pixels | without)) | (same_pixels & textless)
-        near = (looks >= NEAR.picture) & ((texts >= NEAR.text) | textless) & has_picture[block, None] & has_picture
+        close = (looks >= NEAR.picture) & ((texts >= NEAR.text) | textless) & has_picture[block, None] & has_picture
         # Each pair once: the harmful one is in the row, the other in the column.
-        for i, j in np.argwhere((same | near) & (harmful[block, None] & ~harmful)).tolist():
+        for i, j in np.argwhere((same | close) & (harmful[block, None] & ~harmful)).tolist():
             conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
         # Of its twins a meme learns nothing of its surroundings.
-        twin = same_words | same_pixels
+        identical = same_words | same_pixels
         # Also itself, where it has neither words nor pixels to know it by.
-        twin[np.arange(block.size), block] = True
-        by_text, by_picture = np.where(twin, -1, texts).max(axis=1), np.where(twin, -1, looks).max(axis=1)
+        identical[np.arange(block.size), block] = True
+        by_text, by_picture = np.where(identical, -1, texts).max(axis=1), np.where(identical, -1, looks).max(axis=1)
         alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))
         # As court.summary.Coverage has it: what is near enough must carry half of the weight.
         weight = alpha * (by_text >= text_floors[block]) + (1 - alpha) * (by_picture >= tuning.floors.picture)

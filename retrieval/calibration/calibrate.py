@@ -166,13 +166,15 @@ def _calibrate(
         safeguards=guarded,
         groups=groups,
     )
-    for number, (alpha, near) in enumerate(zip(alphas, found, strict=True)):
-        if min(near.labels.sum(), (~near.labels).sum()) < FEWEST_OF_A_LABEL:
+    for number, (alpha, neighbours) in enumerate(zip(alphas, found, strict=True)):
+        if min(neighbours.labels.sum(), (~neighbours.labels).sum()) < FEWEST_OF_A_LABEL:
             return defaults  # many memes, but most of them nearly the same
-        tried[alpha] = near
-        logits, settings = _grid(near, prior)
+        tried[alpha] = neighbours
+        logits, settings = _grid(neighbours, prior)
         for left in (None, *range(_FOLDS)):
-            choice = _best(alpha, logits, settings=settings, labels=near.labels, chosen_by=folds[near.rows] != left)
+            choice = _best(
+                alpha, logits, settings=settings, labels=neighbours.labels, chosen_by=folds[neighbours.rows] != left
+            )
             # More likely, not as likely: of equals the first, which is preferred, stays.
             if left not in chosen or choice.likelihood > chosen[left].likelihood:
                 chosen[left] = choice
@@ -188,18 +190,18 @@ def _calibrate(
 
     def judged(fold: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Probabilities of harm of a fold's memes by what was chosen without it, and their labels."""
-        choice, held = chosen[fold], held_out[chosen[fold].alpha]
-        part = held.fold == fold
-        p = safeguarded_votes(held.near.similarities[part], held.near.harmful[part], choice.settings, guarded)
+        choice, left_out = chosen[fold], held_out[chosen[fold].alpha]
+        part = left_out.fold == fold
+        p = safeguarded_votes(left_out.near.similarities[part], left_out.near.harmful[part], choice.settings, guarded)
         strength, intercept, slope = scales[fold]
-        z = intercept + slope * held.regression[strength, part]
+        z = intercept + slope * left_out.regression[strength, part]
         # Bounded: the vote is 1 where no precedent is left to vote, and the log-odds of 1 are infinite.
-        return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), held.near.labels[part]
+        return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), left_out.near.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]
     p, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-    said = p >= best.settings.threshold
-    accuracy, macro_f1 = _scores(labels[None], said[None])
+    predicted = p >= best.settings.threshold
+    accuracy, macro_f1 = _scores(labels[None], predicted[None])
     settles = choose_sure_range(p, labels, best.settings.threshold, error)
     settled_share, settled_error = _settling(parts, best.settings.threshold, error)
     return Tuning(
@@ -225,7 +227,7 @@ def _calibrate(
         regression=_regression(
             x_of[best.alpha], memes, text_dim=text_dim, alpha=best.alpha, scale=scales[None], safeguards=guarded
         ),
-        risk=risk_curve(p, said != labels),
+        risk=risk_curve(p, predicted != labels),
     )
 
 
@@ -239,8 +241,8 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
     risk = np.minimum(p, 1 - p)
     order = np.argsort(risk, kind="stable")
     # Rounded down: no more memes go to a person than the rate says.
-    kept = [len(p) - int(rate * len(p)) for rate in _RATES]
-    missed = [int(wrong[order[:n]].sum()) for n in kept]
+    counts = [len(p) - int(rate * len(p)) for rate in _RATES]
+    missed = [int(wrong[order[:n]].sum()) for n in counts]
     return RiskCurve(
         n=len(p),
         points=tuple(
@@ -251,7 +253,7 @@ def risk_curve(p: NDArray[np.float64], wrong: NDArray[np.bool_]) -> RiskCurve:
                 risk=(errors + 1) / (len(p) + 1),
                 error=min((errors + 1) / (n + 1), 1.0),
             )
-            for rate, n, errors in zip(_RATES.tolist(), kept, missed, strict=True)
+            for rate, n, errors in zip(_RATES.tolist(), counts, missed, strict=True)
         ),
     )
 
@@ -286,18 +288,18 @@ def _features(rows: NDArray[np.float32], text_dim: int, alpha: float) -> NDArray
 def _left_out(
     x: NDArray[np.float64],
     memes: Sequence[LabelledMeme],
-    near: Neighbours,
+    neighbours: Neighbours,
     *,
     safeguards: Safeguards,
     folds: NDArray[np.int64],
 ) -> _LeftOut:
-    sample, heard = _sample(memes, safeguards, near.rows)
+    sample, learnable = _sample(memes, safeguards, neighbours.rows)
     labels = np.array([memes[row].harmful for row in sample.tolist()])
     # A half without weight is columns of zeros, which only make the system larger.
     used = x[sample][:, x.any(axis=0)]
     # The sample holds every meme that was tried, in order: searchsorted finds the place of each.
-    z = cross_validated_log_odds(used, labels, folds[sample], heard)
-    return _LeftOut(near, folds[near.rows], z[:, np.searchsorted(sample, near.rows)])
+    z = cross_validated_log_odds(used, labels, folds[sample], learnable)
+    return _LeftOut(neighbours, folds[neighbours.rows], z[:, np.searchsorted(sample, neighbours.rows)])
 
 
 def _sample(
@@ -310,10 +312,10 @@ def _sample(
     return sample, ~silent[sample]
 
 
-def _scale(held: _LeftOut, left: int | None) -> tuple[int, float, float]:
+def _scale(left_out: _LeftOut, left: int | None) -> tuple[int, float, float]:
     """Number of the likeliest strength, and intercept and slope that calibrate it, chosen without a fold."""
-    others = held.fold != left
-    z, labels = held.regression[:, others], held.near.labels[others]
+    others = left_out.fold != left
+    z, labels = left_out.regression[:, others], left_out.near.labels[others]
     intercept, slope = fit_logistic(z, labels)
     p = _sigmoid(intercept[:, None] + slope[:, None] * z)
     best = int(np.argmax(_likelihood(p, labels)))
@@ -329,8 +331,8 @@ def _regression(
     safeguards: Safeguards,
 ) -> Regression:
     """The regression over the whole library, its calibration and the weights of the halves folded in."""
-    sample, heard = _sample(memes, safeguards, np.empty(0, dtype=np.int64))
-    learnt = sample[heard]
+    sample, learnable = _sample(memes, safeguards, np.empty(0, dtype=np.int64))
+    learnt = sample[learnable]
     number, intercept, slope = scale
     used = x.any(axis=0)
     fitted = fit(x[learnt][:, used], np.array([memes[row].harmful for row in learnt.tolist()]), STRENGTHS[number])
@@ -372,20 +374,20 @@ def safeguarded_votes(
     if not safeguards.no_sole_acquittal or not acquitted.size:
         return p
     # One column more, of nobody: so there is always one that moves up.
-    near = np.pad(similarities[acquitted, : settings.k + 1], ((0, 0), (0, 1)), constant_values=-np.inf)
+    nearest = np.pad(similarities[acquitted, : settings.k + 1], ((0, 0), (0, 1)), constant_values=-np.inf)
     harm = np.pad(harmful[acquitted, : settings.k + 1], ((0, 0), (0, 1)))
-    voters = min(settings.k, near.shape[1] - 1)
-    weights = np.exp((near - near[:, :1]) / settings.tau)
+    voters = min(settings.k, nearest.shape[1] - 1)
+    weights = np.exp((nearest - nearest[:, :1]) / settings.tau)
     moved_up = weights[:, voters]
     for_harm = (weights * harm)[:, :voters].sum(axis=1) + moved_up * harm[:, voters]
-    benign = ~harm[:, :voters] & np.isfinite(near[:, :voters])
+    benign = ~harm[:, :voters] & np.isfinite(nearest[:, :voters])
     for_any = (weights[:, :voters].sum(axis=1) + moved_up)[:, None] - np.where(benign, weights[:, :voters], 0.0)
     m = settings.prior_weight
     without = probabilities_of((for_harm[:, None] + m * settings.prior) / (for_any + m), settings)
     # Without the nearest, all is weighed by the next; and where nobody is left to speak, that is no acquittal.
-    speaks = np.isfinite(near[:, 1])
-    rest = np.where(speaks[:, None], near[:, 1:], 0.0)
-    without[:, 0] = np.where(speaks, probabilities_of(shares(rest, harm[:, 1:], settings), settings), 1.0)
+    speaks = np.isfinite(nearest[:, 1])
+    others = np.where(speaks[:, None], nearest[:, 1:], 0.0)
+    without[:, 0] = np.where(speaks, probabilities_of(shares(others, harm[:, 1:], settings), settings), 1.0)
     most = np.where(benign, without, 0.0).max(axis=1)
     p[acquitted] = np.where(most >= settings.threshold, most, p[acquitted])
     return p
@@ -431,16 +433,16 @@ def _defaults(
     )
 
 
-def _grid(near: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
+def _grid(neighbours: Neighbours, prior: float) -> tuple[NDArray[np.float64], list[VoteSettings]]:
     """Computes for all settings the logit of the share of each meme, shape (settings, q)."""
-    depth = min(near.similarities.shape[1], max(_KS))
+    depth = min(neighbours.similarities.shape[1], max(_KS))
     ks = [k for k in _KS if k <= depth] or [depth]
     logits, settings = [], []
     for tau in _TAUS:
         # A neighbour that is not there has -inf, and so no weight.
-        weights = np.exp((near.similarities - near.similarities[:, :1]) / tau)
+        weights = np.exp((neighbours.similarities - neighbours.similarities[:, :1]) / tau)
         # Cumulated: all numbers of voters cost no more than the largest.
-        for_harm, for_any = (weights * near.harmful).cumsum(axis=1), weights.cumsum(axis=1)
+        for_harm, for_any = (weights * neighbours.harmful).cumsum(axis=1), weights.cumsum(axis=1)
         for k in ks:
             # The prior weighs as much as the nearest precedent, which also keeps the share off 0 and 1, whose logits
             # are infinite.
@@ -501,11 +503,14 @@ def fit_logistic(
     return np.clip(a, -5, 5), np.clip(b, 0.05, 10)
 
 
-def _scores(truth: NDArray[np.bool_], said: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Accuracy and macro-F1 of each row of ``said``, shape (m, q), against ``truth``, shape (1, q)."""
-    right = (truth & said).sum(axis=1), (~truth & ~said).sum(axis=1)
-    wrong = (truth != said).sum(axis=1)
-    f1 = [np.divide(2 * hits, 2 * hits + wrong, out=np.zeros(len(said)), where=2 * hits + wrong > 0) for hits in right]
+def _scores(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Accuracy and macro-F1 of each row of ``predicted``, shape (m, q), against ``truth``, shape (1, q)."""
+    right = (truth & predicted).sum(axis=1), (~truth & ~predicted).sum(axis=1)
+    wrong = (truth != predicted).sum(axis=1)
+    f1 = [
+        np.divide(2 * hits, 2 * hits + wrong, out=np.zeros(len(predicted)), where=2 * hits + wrong > 0)
+        for hits in right
+    ]
     return (right[0] + right[1]) / truth.shape[1], (f1[0] + f1[1]) / 2
 
 

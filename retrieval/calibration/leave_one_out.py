@@ -92,8 +92,8 @@ def leave_one_out_neighbours(
     sources = group_numbers(f"={meme.source}" for meme in memes)
     groups = np.arange(n) // GROUP if groups is None else groups
 
-    near = np.empty((len(alphas), tried.size, depth))
-    harm = np.empty(near.shape, dtype=np.bool_)
+    similarities = np.empty((len(alphas), tried.size, depth))
+    harm = np.empty(similarities.shape, dtype=np.bool_)
     for start in range(0, tried.size, _BLOCK):
         block = tried[start : start + _BLOCK]
         by_text = rows[block, :text_dim] @ rows[:, :text_dim].T
@@ -111,8 +111,8 @@ def leave_one_out_neighbours(
         # Where the first of some clones is the one that is tried, the next speaks for the rest.
         next_ = following[block]
         if not twins_too:
-            heard = np.flatnonzero(next_ >= 0)
-            left_out[heard, next_[heard]] = False
+            active = np.flatnonzero(next_ >= 0)
+            left_out[active, next_[active]] = False
         # Itself in any case, whichever of the above are off.
         left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):
@@ -125,11 +125,11 @@ def leave_one_out_neighbours(
             nearest = np.sort(np.argpartition(-fused, depth - 1, axis=1)[:, :depth], axis=1)
             by_nearness = np.argsort(-np.take_along_axis(fused, nearest, axis=1), axis=1, kind="stable")
             order = np.take_along_axis(nearest, by_nearness, axis=1)
-            near[number, start : start + _BLOCK] = np.take_along_axis(fused, order, axis=1)
+            similarities[number, start : start + _BLOCK] = np.take_along_axis(fused, order, axis=1)
             harm[number, start : start + _BLOCK] = labels[order]
     for number in range(len(alphas)):
-        found = np.isfinite(near[number, :, 0])
-        yield Neighbours(near[number, found], harm[number, found], labels[tried][found], tried[found])
+        found = np.isfinite(similarities[number, :, 0])
+        yield Neighbours(similarities[number, found], harm[number, found], labels[tried][found], tried[found])
 
 
 def repeated_memes(rows: NDArray[np.float32], memes: Sequence[LabelledMeme], text_dim: int, limit: int) -> float:
@@ -194,5 +194,5 @@ def _cap(fused: NDArray[np.float32], sources: NDArray[np.int64], most: int) -> N
 
 def group_numbers(keys: Iterable[Hashable]) -> NDArray[np.int64]:
     """A number for each key, equal for equal ones; -1 for an empty one, which is equal to none."""
-    seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) if key else -1 for key in keys], dtype=np.int64)
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) if key else -1 for key in keys], dtype=np.int64)

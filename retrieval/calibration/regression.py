@@ -67,7 +67,7 @@ def cross_validated_log_odds(
     x: NDArray[np.float64],
     y: NDArray[np.bool_],
     folds: NDArray[np.int64],
-    heard: NDArray[np.bool_],
+    learnable: NDArray[np.bool_],
     strengths: Sequence[float] = STRENGTHS,
 ) -> NDArray[np.float64]:
     """Log-odds of each meme by regressions that saw neither its fold nor what is nearly the same, shape (strengths, n).
@@ -78,14 +78,14 @@ def cross_validated_log_odds(
         x: Vectors, shape (n, dim); what is nearly the same is found by their cosine.
         y: Labels, shape (n,).
         folds: Fold of each meme, shape (n,).
-        heard: True where a meme may be learnt from, shape (n,); clones of others may not.
+        learnable: True where a meme may be learnt from, shape (n,); clones of others may not.
         strengths: Penalties that are tried.
     """
     z = np.zeros((len(strengths), len(y)))
     length = np.linalg.norm(x, axis=1, keepdims=True)
     unit = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
     for fold in np.unique(folds):
-        test, train = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & heard)
+        test, train = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & learnable)
         train = train[(unit[train] @ unit[test].T).max(axis=1) <= NEARLY]
         if len(np.unique(y[train])) < 2:
             # As if one more of each label had been seen, so that the log-odds are finite.

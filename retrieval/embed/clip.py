@@ -262,12 +262,12 @@ def _builtin_texts(threads: int | None) -> TextHalf:
     from retrieval.embed.builtin import BuiltinEncoder
 
     encoder = BuiltinEncoder(threads=threads)
-    said = encoder.identity
+    identity = encoder.identity
     return TextHalf(
-        name=said.name,
+        name=identity.name,
         digest=encoder.text_digest,
-        dim=said.text_dim,
-        tokens=said.text_tokens,
+        dim=identity.text_dim,
+        tokens=identity.text_tokens,
         floor=encoder.floors.text,
         embed=encoder.embed_texts,
     )

@@ -236,10 +236,10 @@ def _published(open_clip: Any, model: str) -> dict[str, Any]:
 
 def _no_such_model(model: str, models: list[str]) -> BadRequest:
     folded = {name.casefold(): name for name in models}
-    near = [folded[name] for name in difflib.get_close_matches(model.casefold(), folded, n=_SHOWN, cutoff=0.5)]
+    candidates = [folded[name] for name in difflib.get_close_matches(model.casefold(), folded, n=_SHOWN, cutoff=0.5)]
     return _no_such(
         f"open_clip has no model {model!r}."
-        + (f" The nearest names are {_listed(near)}." if near else "")
+        + (f" The nearest names are {_listed(candidates)}." if candidates else "")
         + " python -c 'import open_clip; print(open_clip.list_pretrained())' lists all models and weights."
     )
 

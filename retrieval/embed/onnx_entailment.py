@@ -86,13 +86,13 @@ class OnnxEntailment(Entailment):
             premise = _without_last_tokens(self._tokenizer, premise, spare)
             pair = self._tokenizer.encode(premise, hypothesis)
         ids = pair.ids[: self._most_tokens]
-        given = {
+        inputs = {
             "input_ids": np.array([ids], dtype=np.int64),
             "attention_mask": np.ones((1, len(ids)), dtype=np.int64),
             "token_type_ids": np.array([pair.type_ids[: len(ids)]], dtype=np.int64),
         }
         try:
-            (found,) = self._session.run(["logits"], {name: given[name] for name in self._inputs})
+            (found,) = self._session.run(["logits"], {name: inputs[name] for name in self._inputs})
         except Exception:  # onnxruntime raises nothing narrower
             # Of a court's own kind: a document that can't be weighed costs no trial.
             raise Unavailable("The model fails on a pair of texts.", reason="ENTAILMENT_FAILED") from None

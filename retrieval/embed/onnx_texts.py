@@ -107,8 +107,8 @@ class OnnxTextEncoder(DescribedPictures):
         cut = len(ids) > self._most_tokens
         read = [*ids[: self._most_tokens - 1], ids[-1]] if cut else ids
         tokens = np.array([read], dtype=np.int64)
-        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
-        (found,) = self._session.run([self._output], {name: given[name] for name in self._inputs})
+        inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+        (found,) = self._session.run([self._output], {name: inputs[name] for name in self._inputs})
         if self._pooling == "given":
             vector = found[0]
         else:

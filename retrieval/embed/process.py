@@ -144,15 +144,15 @@ class EncoderProcess:
             self._closed = True
             self._child.end()
 
-    def _ask(self, method: str, *asked: object, items: int = 1) -> Any:
+    def _ask(self, method: str, *arguments: object, items: int = 1) -> Any:
         within_s = self._call_s * max(1, items)
         child = self._child
         try:
-            return child.ask(method, asked, within_s)
+            return child.ask(method, arguments, within_s)
         except _Ended:
             again = self._after(child)
         try:
-            return again.ask(method, asked, within_s)
+            return again.ask(method, arguments, within_s)
         # Two processes ended while this call ran: it may be what ends them, and gets no third.
         except _Ended as error:
             raise error.unavailable() from None
@@ -254,7 +254,7 @@ class _Child:
         """In what way it ended."""
         return ending(self._process.wait())
 
-    def ask(self, method: str, asked: tuple[object, ...], within_s: float) -> Any:
+    def ask(self, method: str, arguments: tuple[object, ...], within_s: float) -> Any:
         """Calls a method of the encoder in the process, which is ended if that takes longer.
 
         Raises:
@@ -271,7 +271,7 @@ class _Child:
             # Before it is sent: the answer may be here before send() returns.
             self._waiting[number] = answer
             try:
-                self._connection.send((number, method, asked))
+                self._connection.send((number, method, arguments))
             except OSError as error:
                 self._waiting.pop(number, None)
                 self.end()
@@ -364,15 +364,15 @@ class _Answering:
         else:
             self._send((self._encoder.identity, self._encoder.floors))
 
-    def answer(self, number: int, method: str, asked: tuple[object, ...]) -> None:
+    def answer(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
         """Makes one call."""
         if hasattr(time, "pthread_getcpuclockid"):  # macOS has none
-            items = 1 if method == "embed_meme" else len(asked[0])  # type: ignore[arg-type]
+            items = 1 if method == "embed_meme" else len(arguments[0])  # type: ignore[arg-type]
             # The pool keeps its threads until the process ends, so that no clock outlives the thread it is of.
             clock = time.pthread_getcpuclockid(threading.get_ident())
             self._until[number] = clock, time.clock_gettime(clock) + self._call_cpu_s * max(1, items)
         try:
-            failed, got = False, getattr(self._encoder, method)(*asked)
+            failed, got = False, getattr(self._encoder, method)(*arguments)
         except Exception as error:
             failed, got = True, _sendable(error)
         self._until.pop(number, None)
@@ -389,10 +389,10 @@ class _Answering:
                     self._send((number, True, _stuck()))
                     os._exit(1)
 
-    def _send(self, said: object) -> None:
+    def _send(self, message: object) -> None:
         try:
             with self._sending:
-                self._connection.send(said)
+                self._connection.send(message)
         except Exception:
             os._exit(1)  # whoever waits for it learns that it will not come
 

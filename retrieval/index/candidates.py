@@ -71,9 +71,9 @@ class _Sidecar(BaseModel):
 
     def digest(self, path: Path) -> str:
         """Returns the expected SHA-256 of a file together with this sidecar. Raises OSError."""
-        said = hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode())
+        hashed = hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode())
         with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: said).hexdigest()
+            return hashlib.file_digest(file, lambda: hashed).hexdigest()
 
 
 class CandidateIndex:
@@ -142,7 +142,7 @@ class CandidateIndex:
 
         # Whatever stood there is not vouched for any more.
         _sidecar_path(path).unlink(missing_ok=True)
-        said = _Sidecar(
+        content = _Sidecar(
             format=FORMAT,
             faiss=faiss.__version__,
             vectors=vectors_digest,
@@ -156,7 +156,7 @@ class CandidateIndex:
                 faiss.write_index(self._index, str(temporary))
             except RuntimeError as error:
                 raise OSError("the fast stage of the search can't be written") from error
-            sidecar = said.model_copy(update={"sha256": said.digest(temporary)})
+            sidecar = content.model_copy(update={"sha256": content.digest(temporary)})
         # The sidecar last: without it the file is not read.
         with _replacing(_sidecar_path(path)) as temporary:
             temporary.write_text(sidecar.model_dump_json(indent=2) + "\n", "utf-8")

@@ -156,14 +156,14 @@ class FusedIndex:
         if k == 0:
             return _none()
 
-        asked = _QueryVector(query_text, query_picture, alpha)
+        query = _QueryVector(query_text, query_picture, alpha)
         hits = None
         if allowed is not None and available <= self.plan.few:
-            hits = self._scored(np.flatnonzero(allowed), asked).ranked()
+            hits = self._scored(np.flatnonzero(allowed), query).ranked()
         elif self.fast is not None and available > self.plan.scanned_share * len(self):
-            hits = self._by_candidates(self.fast, asked, k=k, allowed=allowed, available=available)
+            hits = self._by_candidates(self.fast, query, k=k, allowed=allowed, available=available)
         if hits is None:
-            hits = self._by_scan(asked, k, allowed, available)
+            hits = self._by_scan(query, k, allowed, available)
         return hits.first(k)
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -205,7 +205,7 @@ class FusedIndex:
         return allowed
 
     def _by_candidates(
-        self, fast: CandidateIndex, asked: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int
+        self, fast: CandidateIndex, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int
     ) -> Hits | None:
         """The best ``k`` and more, or None if the fast stage does not show which they are."""
         for least in self.plan.candidates:
@@ -213,32 +213,32 @@ class FusedIndex:
             n = math.ceil(max(least, _CANDIDATES_PER_HIT * k) * len(self) / available)
             if n > self.plan.asked_share * len(self):
                 return None
-            rows, rough = fast.candidates(asked.query, n)
-            kept = np.arange(rows.size) if allowed is None else np.flatnonzero(allowed[rows])
+            rows, rough = fast.candidates(query.query, n)
+            places = np.arange(rows.size) if allowed is None else np.flatnonzero(allowed[rows])
             # Too few to take the best from, and to measure the error by.
-            if rows.size < n or kept.size < k + _SPARE:
+            if rows.size < n or places.size < k + _SPARE:
                 continue
-            hits = self._scored(rows[kept], asked)
+            hits = self._scored(rows[places], query)
             # By how much the rough scores are off near the edge: at the top they are off by more and one-sidedly.
-            edge = slice(kept.size // 2, None)
-            errors = hits.scores[edge] - rough[kept[edge]]
+            edge = slice(places.size // 2, None)
+            errors = hits.scores[edge] - rough[places[edge]]
             # A row that was not named has no rough score above the least of those that were.
-            reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + rounding_slack(asked.query)
+            reach = float(rough.min() + errors.mean() + self.plan.sure * errors.std()) + rounding_slack(query.query)
             hits = hits.ranked()
             # Not equal to it: a tie goes by row, and the row that was not named may be the lower one.
             if hits.scores[k - 1] > reach:
                 return hits
         return None
 
-    def _by_scan(self, asked: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
+    def _by_scan(self, query: _QueryVector, k: int, allowed: NDArray[np.bool_] | None, available: int) -> Hits:
         """The best ``k`` and more."""
         fetch = min(k + _SPARE, available)
-        candidates, last = self._scan(asked.query, fetch, allowed)
-        hits = self._scored(candidates, asked).ranked()
-        slack = rounding_slack(asked.query)
+        candidates, last = self._scan(query.query, fetch, allowed)
+        hits = self._scored(candidates, query).ranked()
+        slack = rounding_slack(query.query)
         if fetch < available and last >= hits.scores[k - 1] - slack:
             # A row that was not fetched may tie with, or by float32's rounding beat, one that was: look at all such.
-            hits = self._scored(self._scan_above(asked.query, hits.scores[k - 1] - slack, allowed), asked).ranked()
+            hits = self._scored(self._scan_above(query.query, hits.scores[k - 1] - slack, allowed), query).ranked()
         return hits
 
     def _scan(
@@ -293,7 +293,7 @@ class FusedIndex:
         found: NDArray[np.int64] = faiss.rev_swig_ptr(result.labels, count).copy()
         return found
 
-    def _scored(self, rows: NDArray[np.int64], asked: _QueryVector) -> Hits:
+    def _scored(self, rows: NDArray[np.int64], query: _QueryVector) -> Hits:
         """Scores these rows exactly, in their order."""
         texts, pictures = np.empty(rows.size), np.empty(rows.size)
         for start in range(0, rows.size, _BLOCK):
@@ -302,9 +302,9 @@ class FusedIndex:
             block = self.rows[rows[part]].astype(np.float64)
             # Sums along rows, not a matrix product: BLAS may sum equal rows in unequal ways, which would break ties.
             # Clipped: rounding may carry the cosine of equal vectors a hair beyond 1.
-            texts[part] = np.clip((block[:, : self.text_dim] * asked.text).sum(axis=1), -1, 1)
-            pictures[part] = np.clip((block[:, self.text_dim :] * asked.picture).sum(axis=1), -1, 1)
-        return Hits(rows, asked.alpha * texts + (1 - asked.alpha) * pictures, texts, pictures)
+            texts[part] = np.clip((block[:, : self.text_dim] * query.text).sum(axis=1), -1, 1)
+            pictures[part] = np.clip((block[:, self.text_dim :] * query.picture).sum(axis=1), -1, 1)
+        return Hits(rows, query.alpha * texts + (1 - query.alpha) * pictures, texts, pictures)
 
 
 def rounding_slack(query: NDArray[np.float32]) -> float:

@@ -102,8 +102,8 @@ def add_precedent(
         who=who,
     )
     vector = np.concatenate([texts.vectors[0], looks])
-    kept = shrink(picture.frames[0]) if picture else None
-    return writer.add(meme, vector, kept, who=who, why=why), texts.cut[0]
+    thumbnail = shrink(picture.frames[0]) if picture else None
+    return writer.add(meme, vector, thumbnail, who=who, why=why), texts.cut[0]
 
 
 T = TypeVar("T")

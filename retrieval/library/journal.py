@@ -89,11 +89,11 @@ def append(path: Path, size: int, frames: bytes) -> None:
             raise damaged(f"{JOURNAL} is shorter than it was when written")
         # Else the bytes of a crashed writer would lie between what holds and what is written now.
         os.ftruncate(handle, size)
-        rest, place = memoryview(frames), size
-        while rest:
+        remaining, place = memoryview(frames), size
+        while remaining:
             # It may write less than it is given, as where the disk is nearly full.
-            written = os.pwrite(handle, rest, place)
-            rest, place = rest[written:], place + written
+            written = os.pwrite(handle, remaining, place)
+            remaining, place = remaining[written:], place + written
         os.fsync(handle)
     finally:
         os.close(handle)

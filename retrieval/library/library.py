@@ -168,8 +168,8 @@ class Library:
         known = {row: meme for row in rows if (meme := self._described(row)) is not None}
         if len(known) == len(rows):
             return [known[row] for row in rows]
-        rest = [row for row in rows if row not in known]
-        known |= zip(rest, self.base.table.read(rest), strict=True)
+        missing = [row for row in rows if row not in known]
+        known |= zip(missing, self.base.table.read(missing), strict=True)
         return [known[row] for row in rows]
 
     def row_of(self, id_: str) -> int | None:

@@ -85,7 +85,7 @@ class MemeWriter:
 
     def append(self, meme: LabelledMeme) -> None:
         """One more row. Raises OSError."""
-        kept = meme.kept
+        picture = meme.kept
         self._rows.append(
             (
                 len(self.flags),
@@ -101,12 +101,12 @@ class MemeWriter:
                 None if meme.added is None else (meme.added - _EPOCH) // timedelta(microseconds=1),
                 _packed(meme.bytes_sha256),
                 _packed(meme.pixels_sha256),
-                *((None, None, None) if kept is None else (kept.offset, kept.size, _packed(kept.sha256))),
+                *((None, None, None) if picture is None else (picture.offset, picture.size, _packed(picture.sha256))),
             )
         )
         self.flags.append(meme.flags)
         self.sources[meme.source] += 1
-        self.kept_bytes += 0 if kept is None else kept.size
+        self.kept_bytes += 0 if picture is None else picture.size
         if len(self._rows) >= _BLOCK:
             self._flush()
 
@@ -247,9 +247,9 @@ class MemeTable:
         """All changes with what they took out."""
         # One at a time: each may bring a picture, and all of them together need not fit into memory.
         for (number,) in self.ask("SELECT number FROM changes ORDER BY number"):
-            kept = self.change(number)
-            assert kept is not None
-            yield kept
+            change = self.change(number)
+            assert change is not None
+            yield change
 
     def choose(self, where: Filter, size: int) -> NDArray[np.bool_]:
         """Which of the rows, of which there are ``size``, the filter lets through. Raises BadLibrary."""
@@ -285,9 +285,9 @@ class MemeTable:
         last, end = -1, 0
         statement = "SELECT row, flags, kept_offset, kept_size FROM memes WHERE row > ? ORDER BY row LIMIT ?"
         while answers := self.ask(statement, (last, 50_000)):
-            for row, said, offset, size in answers:
+            for row, flag, offset, size in answers:
                 # Rows run from 0 without a gap: by them the vectors and the flags are found.
-                if row != last + 1 or row >= flags.size or said != flags[row]:
+                if row != last + 1 or row >= flags.size or flag != flags[row]:
                     return f"{MEMES} and the flags beside it are not of the same memes"
                 if size is not None:
                     # Pictures lie one behind the other without a gap, so that no two memes can share one, and none

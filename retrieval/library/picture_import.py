@@ -86,7 +86,7 @@ async def embed_pictures_of(
     # One for all batches: several are under way at once.
     gate = asyncio.Semaphore(_AT_ONCE)
     places = [place for place, item in enumerate(wanted) if item.row.scene or (item.row.image and item.folder)]
-    seen: dict[int, ImportedPicture] = {}
+    imported: dict[int, ImportedPicture] = {}
     problems: dict[int, Problem] = {}
 
     async def fetch(item: Wanted) -> Picture | EmbeddedPicture | str:
@@ -126,14 +126,14 @@ async def embed_pictures_of(
                 begun.append(asyncio.create_task(embed_batch(later)))
             found = await begun.popleft()
             # In order, so that the same memes make the same file of pictures.
-            seen |= await asyncio.to_thread(_keep, found, spool)
+            imported |= await asyncio.to_thread(_keep, found, spool)
             progress(min((number + 1) * _BATCH, len(places)), len(places))
     finally:
         for task in begun:
             task.cancel()
         # Waited for as well: what was cancelled may still be using the reader.
         await asyncio.gather(*begun, return_exceptions=True)
-    return seen, problems
+    return imported, problems
 
 
 def _embed(pictures: Sequence[Picture], encoder: Encoder, remembered: EmbeddingCache | None) -> list[EmbeddedPicture]:

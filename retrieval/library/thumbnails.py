@@ -62,7 +62,7 @@ def frame_of(data: bytes) -> Frame:
 class ThumbnailStore(Protocol):
     """Store of the library's pictures."""
 
-    def read(self, kept: StoredPicture) -> bytes:
+    def read(self, stored: StoredPicture) -> bytes:
         """The picture that stands there. Raises BadLibrary if it is not what it was; OSError if it can't be read."""
         ...
 
@@ -89,7 +89,7 @@ class PictureFile:
         """In bytes."""
         return os.fstat(self._handle).st_size
 
-    def read(self, kept: StoredPicture) -> bytes:
+    def read(self, stored: StoredPicture) -> bytes:
         """The picture that stands there.
 
         Raises:
@@ -97,9 +97,9 @@ class PictureFile:
             OSError: The picture can't be read.
         """
         # Not seek and read: threads would move each other's position.
-        data = os.pread(self._handle, kept.size, kept.offset)
+        data = os.pread(self._handle, stored.size, stored.offset)
         # A read that came up short, where the file was cut, has another digest too.
-        if hashlib.sha256(data).hexdigest() != kept.sha256:
+        if hashlib.sha256(data).hexdigest() != stored.sha256:
             raise damaged("a picture in it is not what it was when written")
         return data
 
@@ -121,13 +121,13 @@ class JoinedPictures:
         self._journal = journal
         self._size = file.size
 
-    def read(self, kept: StoredPicture) -> bytes:
+    def read(self, stored: StoredPicture) -> bytes:
         """Reads a picture as :meth:`PictureFile.read`."""
-        if kept.offset < self._size:
-            return self._file.read(kept)
+        if stored.offset < self._size:
+            return self._file.read(stored)
         if self._journal is None:
             raise damaged("a picture in it is not where it is said to be")
-        return self._journal.read(kept.model_copy(update={"offset": kept.offset - self._size}))
+        return self._journal.read(stored.model_copy(update={"offset": stored.offset - self._size}))
 
 
 class ThumbnailWriter(PictureFile):
@@ -145,10 +145,10 @@ class ThumbnailWriter(PictureFile):
         """Appends a picture and returns its place. Raises OSError."""
         if len(data) > MAX_KEPT_BYTES:
             raise ValueError(f"a picture of {len(data)} bytes is larger than any that is kept")
-        rest = memoryview(data)
+        remaining = memoryview(data)
         # pwrite may write less than it is given, as where the disk is nearly full.
-        while rest:
-            rest = rest[os.pwrite(self._handle, rest, self._end + len(data) - len(rest)) :]
-        kept = StoredPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        while remaining:
+            remaining = remaining[os.pwrite(self._handle, remaining, self._end + len(data) - len(remaining)) :]
+        stored = StoredPicture(offset=self._end, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         self._end += len(data)
-        return kept
+        return stored

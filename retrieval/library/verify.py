@@ -70,8 +70,8 @@ def read_manifest(directory: Path, pointer: Pointer) -> Manifest:
         raise damaged(f"{MANIFEST} of generation {pointer.generation} is not what it was when written")
     try:
         # The format before the rest: another has other fields, and would otherwise be called damaged.
-        said = json.loads(raw)
-        stated = said.get("format") if isinstance(said, dict) else None
+        content = json.loads(raw)
+        stated = content.get("format") if isinstance(content, dict) else None
         if isinstance(stated, int) and stated != FORMAT:
             raise _other_format(stated)
         manifest = Manifest.model_validate_json(raw)

@@ -242,9 +242,9 @@ class LibraryWriter:
                 frame = journal.frame_of(planned.change, planned.vector, planned.picture)
                 # Places of pictures are counted as if the journal lay behind the generation's own (JoinedPictures).
                 start = library.pictures_end + pointer.journal_size + len(frames)
-                kept = journal.picture_of_frame(frame, start, planned.picture)
+                stored = journal.picture_of_frame(frame, start, planned.picture)
                 # By the rules of reading: nothing is written that could not be read back.
-                draft.apply(JournalEntry(planned.change, planned.vector, kept))
+                draft.apply(JournalEntry(planned.change, planned.vector, stored))
             except (CourtError, ValueError) as error:
                 # Of this one alone; the others don't suffer for it.
                 outcome.set_exception(error)

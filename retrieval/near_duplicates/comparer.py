@@ -91,8 +91,8 @@ class GuardedComparer:
             nearness: Thresholds of the comparison.
             agreement: Agreement of the texts.
         """
-        asked = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
-        reply = await self._run(asked, [*known, *(frame.png for frame in picture.frames)])
+        job = {"known": len(known), "nearness": dataclasses.asdict(nearness), "agreement": agreement.value}
+        reply = await self._run(job, [*known, *(frame.png for frame in picture.frames)])
         try:
             return _Compared.model_validate(reply.body).same
         except ValidationError as error:
@@ -106,9 +106,9 @@ class GuardedComparer:
         """Ends the processes."""
         await self._workers.aclose()
 
-    async def _run(self, asked: Mapping[str, Any], frames: Sequence[bytes]) -> Reply:
+    async def _run(self, job: Mapping[str, Any], frames: Sequence[bytes]) -> Reply:
         try:
-            return await self._workers.run(asked, frames)
+            return await self._workers.run(job, frames)
         except WorkerDied as died:
             # Not the picture's doing, such as a machine short of memory: it may be asked again.
             if died.death is Death.KILLED:

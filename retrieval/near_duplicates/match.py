@@ -232,12 +232,12 @@ def _differing(
     for one, other in zip(known.frames, new.frames, strict=True):
         # Bounded, since each try compares all pixels, and a stranger chooses how many views there are.
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
-        seen = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
-        yield None if any(each.seen is TileOutcome.SAME for each in seen) else _why(seen)
+        comparisons = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
+        yield None if any(each.seen is TileOutcome.SAME for each in comparisons) else _why(comparisons)
 
 
-def _why(seen: Sequence[Comparison]) -> Difference:
-    return Difference(seen[0].seen) if seen else Difference.FRAMES_DIFFER
+def _why(comparisons: Sequence[Comparison]) -> Difference:
+    return Difference(comparisons[0].seen) if comparisons else Difference.FRAMES_DIFFER
 
 
 def _ways(

@@ -49,10 +49,10 @@ class PdqIndex:
 
     def without_below(self, row: int) -> PdqIndex:
         """Another index, without the rows below a number: a copy of all that is left."""
-        kept = [(block.hashes[block.rows >= row], block.rows[block.rows >= row]) for block in self._blocks]
+        blocks = [(block.hashes[block.rows >= row], block.rows[block.rows >= row]) for block in self._blocks]
         return PdqIndex(
-            np.concatenate([np.empty((0, BYTES), np.uint8), *(hashes for hashes, _ in kept)]),
-            np.concatenate([np.empty(0, np.int64), *(rows for _, rows in kept)]),
+            np.concatenate([np.empty((0, BYTES), np.uint8), *(hashes for hashes, _ in blocks)]),
+            np.concatenate([np.empty(0, np.int64), *(rows for _, rows in blocks)]),
         )
 
     def within(self, hashes: NDArray[np.uint8], radius: int) -> dict[int, int]:
@@ -69,11 +69,11 @@ class PdqIndex:
             raise ValueError(f"PDQ hashes are uint8 of shape (n, 32), not {hashes.dtype} of shape {hashes.shape}")
         if not 0 <= radius <= BITS:
             raise ValueError(f"a radius is 0 to {BITS} bits, not {radius}")
-        near: dict[int, int] = {}
+        distances: dict[int, int] = {}
         for block in self._blocks if len(hashes) else ():
             for row, bits in block.within(hashes, radius):
-                near[row] = min(bits, near.get(row, bits))
-        return near
+                distances[row] = min(bits, distances.get(row, bits))
+        return distances
 
 
 class _Block:

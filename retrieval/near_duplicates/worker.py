@@ -20,25 +20,25 @@ from retrieval.near_duplicates.tiles import Tolerance
 _NO_TEXT = MemeText("", read=False)
 
 
-def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """Hashes the frames in the payloads; or, where there are frames of a known meme, tells whether they are the same.
 
     Args:
-        asked: ``known``, how many of the payloads are frames of the known meme; none to hash. For a comparison
+        job: ``known``, how many of the payloads are frames of the known meme; none to hash. For a comparison
             ``nearness``, the fields of a :class:`~retrieval.near_duplicates.match.MatchThresholds`, and ``agreement``.
         payloads: Frames as PNG files, those of the known meme first.
     """
-    known = asked["known"]
+    known = job["known"]
     if not known:
         frames = fingerprint(payloads, _NO_TEXT).frames
         return {}, [b"".join(view.hashes.tobytes() for frame in frames for view in frame)]
-    nearness = asked["nearness"]
+    nearness = job["nearness"]
     tiles = {name: Tolerance(**nearness[name]) for name in ("tiles", "tiles_if_misread")}
     differ = pictures_differ(
         fingerprint(payloads[:known], _NO_TEXT),
         fingerprint(payloads[known:], _NO_TEXT),
         MatchThresholds(**{**nearness, **tiles}),
-        Agreement(asked["agreement"]),
+        Agreement(job["agreement"]),
     )
     return {"same": differ is None}, []
 

@@ -142,8 +142,8 @@ class _Snapshot:
     def picture(self, id_: str) -> Frame | None:
         """Returns the picture of a meme; None if there is none. Raises BadLibrary or OSError."""
         row = self.library.row_of(id_)
-        kept = None if row is None else self.library.picture_of(self.library.read([row])[0])
-        return None if kept is None else frame_of(kept)
+        stored = None if row is None else self.library.picture_of(self.library.read([row])[0])
+        return None if stored is None else frame_of(stored)
 
 
 class _IssuedIds:

@@ -166,19 +166,19 @@ class _ClusterCap:
     def scan(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
         """Takes the next run: vectors of shape (n, text_dim) and (n, picture_dim)."""
         # Only what was chosen stays: what was passed over counts against nobody.
-        kept = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
-        before = [half[kept] for half in self._halves] or [half[:0] for half in (texts, pictures)]
+        chosen = [place for place, harmful in enumerate(self._chosen) if harmful is not None]
+        before = [half[chosen] for half in self._halves] or [half[:0] for half in (texts, pictures)]
         self._halves = tuple(map(np.concatenate, zip(before, (texts, pictures), strict=True)))
-        self._chosen = [*(self._chosen[place] for place in kept), *[None] * len(texts)]
-        self._first = len(kept)
-        alike = np.ones((len(texts), len(self._chosen)), dtype=np.bool_)
+        self._chosen = [*(self._chosen[place] for place in chosen), *[None] * len(texts)]
+        self._first = len(chosen)
+        same = np.ones((len(texts), len(self._chosen)), dtype=np.bool_)
         for mine, all_ in zip((texts, pictures), self._halves, strict=True):
             # What neither has, tells nobody apart.
             neither = ~np.logical_or.outer(mine.any(axis=1), all_.any(axis=1))
             # Not by a matrix product, whose threads would spin at the expense of whatever else is done.
-            alike &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
+            same &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
         self._alike = [[] for _ in range(len(texts))]
-        for row, place in zip(*map(np.ndarray.tolist, np.nonzero(alike)), strict=True):
+        for row, place in zip(*map(np.ndarray.tolist, np.nonzero(same)), strict=True):
             self._alike[row].append(place)
 
     def full(self, row: int, harmful: bool) -> bool:
@@ -192,8 +192,8 @@ class _ClusterCap:
 
 
 def _acquits(findings: Findings) -> bool:
-    held = vote_if_close(findings)
-    return held is not None and held.probability < held.settings.threshold
+    current = vote_if_close(findings)
+    return current is not None and current.probability < current.settings.threshold
 
 
 def _perhaps_sole(findings: Findings) -> list[str]:
@@ -207,23 +207,24 @@ def _perhaps_sole(findings: Findings) -> list[str]:
     without = {id_: [entry for entry in findings.tally if entry.id != id_] for id_ in benign}
     # Where nobody is left to vote, that is no acquittal.
     probability = {
-        id_: vote(rest, settings, findings.regression).probability if rest else 1.0 for id_, rest in without.items()
+        id_: vote(others, settings, findings.regression).probability if others else 1.0
+        for id_, others in without.items()
     }
     # Without any one of these the vote would tip; the one that matters most stands for them.
     weighty = [id_ for id_ in benign if probability[id_] >= settings.threshold]
     shown = (*findings.exhibits, *filter(None, [findings.nearest_benign]))
-    near = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
-    return list(dict.fromkeys([*sorted(weighty, key=lambda id_: -probability[id_])[:1], *near]))
+    benign_ids = [one.id for one in shown if one.label is Label.NOT_HARMFUL]
+    return list(dict.fromkeys([*sorted(weighty, key=lambda id_: -probability[id_])[:1], *benign_ids]))
 
 
 def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced: _LeftOut | None = None) -> Findings:
     tuning = shelf.tuning.for_query(text=query.text is not None, picture=query.picture is not None)
     exhibits = wanted.exhibits
     # Not `or`: a weight of 0 is a search by picture alone.
-    asked = tuning.alpha if wanted.alpha is None else wanted.alpha
+    alpha = tuning.alpha if wanted.alpha is None else wanted.alpha
     # The vote was calibrated with this many.
     tally = max(wanted.tally, tuning.vote.k)
-    used, notes = _weights(shelf.counts, query, asked)
+    used, notes = _weights(shelf.counts, query, alpha)
     excluded = shelf.rows_of(wanted.exclude) if wanted.exclude else []
     if excluded:
         notes.append(f"{len(excluded)} precedents were left out on purpose.")
@@ -280,8 +281,8 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
     return Findings(
         library=shelf.identity,
         search=Search(
-            alpha_asked=asked,
-            alpha=asked if used is None else used,
+            alpha_asked=alpha,
+            alpha=alpha if used is None else used,
             has_text=query.text is not None,
             has_picture=query.picture is not None,
             exhibits=exhibits,
@@ -367,7 +368,7 @@ class _Ranking:
         places: list[int] = []
         memes: list[LabelledMeme] = []
         passed_over: Counter[str] = Counter()
-        heard: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         seen: set[DuplicateKey] = set()
         crowds = None if self._per_cluster is None else _ClusterCap(self._per_cluster)
         silenced = self._silenced.crowd if self._silenced is not None else None
@@ -389,7 +390,7 @@ class _Ranking:
                     continue
                 if key is not None and key in seen:
                     passed_over["clone"] += 1
-                elif self._cap is not None and heard[meme.source] >= self._cap:
+                elif self._cap is not None and counts[meme.source] >= self._cap:
                     passed_over["source"] += 1
                 elif crowds is not None and crowds.full(place - start, meme.harmful):
                     passed_over["cluster"] += 1
@@ -398,7 +399,7 @@ class _Ranking:
                         crowds.join(place - start, meme.harmful)
                     places.append(place)
                     memes.append(meme)
-                    heard[meme.source] += 1
+                    counts[meme.source] += 1
                     if len(places) == k:
                         break
                 if key is not None:
@@ -412,7 +413,7 @@ class _Ranking:
         return out is not None and (meme.id == out.id or (key is not None and key == out.key))
 
 
-def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, list[str]]:
+def _weights(counts: Counts, query: Query, alpha: float) -> tuple[float | None, list[str]]:
     """The weight of the text that can be used, None where nothing can be compared; and what to say of it."""
     notes = []
     if query.text_not_understood:
@@ -428,7 +429,7 @@ def _weights(counts: Counts, query: Query, asked: float) -> tuple[float | None, 
     by_text = query.text is not None and counts.with_text > 0
     by_picture = query.picture is not None and counts.with_picture > 0
     if by_text and by_picture:
-        return asked, notes
+        return alpha, notes
     if by_text:
         return 1.0, notes
     if by_picture:
@@ -452,9 +453,9 @@ def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[i
                 break
             k *= 4
         # By one half first, which the index finds quickly; both halves are compared below.
-        near = np.flatnonzero(hits.scores >= floor)
-        memes = shelf.read(hits.rows[near].tolist())
-        for place, meme in zip(near.tolist(), memes, strict=True):
+        close = np.flatnonzero(hits.scores >= floor)
+        memes = shelf.read(hits.rows[close].tolist())
+        for place, meme in zip(close.tolist(), memes, strict=True):
             both = hits.text[place] >= NEAR.text and hits.picture[place] >= NEAR.picture
             # Where neither has a text, nothing but the pictures can tell them apart.
             textless = not query.text_key and not meme.has_text and hits.picture[place] >= NEAR.picture

@@ -50,7 +50,7 @@ async def follow_files(
         every_s: Seconds between two looks.
     """
     handed_on: Contents | str = in_use
-    seen: Contents | str = in_use
+    contents: Contents | str = in_use
     while True:
         await asyncio.sleep(every_s)
         try:
@@ -58,7 +58,7 @@ async def follow_files(
         except BadRequest as error:
             # What can't be read is treated like another content, so that this is logged once as well.
             found = error.message
-        if found == seen and found != handed_on:
+        if found == contents and found != handed_on:
             # Also where it can't be used: that is logged once, and not at every look.
             handed_on = found
             try:
@@ -68,4 +68,4 @@ async def follow_files(
                 _log.info("%s has changed and is in use", what)
             except BadRequest as error:
                 _log.error("%s has changed and can't be used, what was in use stays: %s", what, error.message)
-        seen = found
+        contents = found

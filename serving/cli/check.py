@@ -68,7 +68,7 @@ def check(
         raise click.UsageError("--pictures are those of --against: give that too.")
     try:
         # Not by `run`, whose exit code for errors means findings here.
-        found = asyncio.run(_check(place, against=against, pictures=pictures, sure=sure, asked=encoder))
+        found = asyncio.run(_check(place, against=against, pictures=pictures, sure=sure, requested=encoder))
     except (CourtError, OSError) as error:
         message = error.message if isinstance(error, CourtError) else f"It can't be checked: {error.strerror}."
         click.echo(f"Error: {message}", err=True)
@@ -81,7 +81,7 @@ def check(
 
 
 async def _check(
-    place: Path, *, against: Path | None, pictures: Path | None, sure: float, asked: str | None
+    place: Path, *, against: Path | None, pictures: Path | None, sure: float, requested: str | None
 ) -> LibraryCheck:
     from tempfile import TemporaryDirectory
 
@@ -104,7 +104,7 @@ async def _check(
             raise BadRequest("No row of the file to check against can be used.")
         if rows.problems:
             tell(f"{len(rows.problems):,} rows of the file can't be used and were not compared.")
-        settings = settings_of(encoder=asked)
+        settings = settings_of(encoder=requested)
         tell("Loading the encoder …")
         encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)
         library = await asyncio.to_thread(Library.open, place, encoder.identity)

@@ -155,10 +155,10 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         wanted = tls or server_ca or server_name or certificate or key
         try:
-            given = Tls(server_ca, certificate, key, server_name=server_name) if wanted else None
+            own_tls = Tls(server_ca, certificate, key, server_name=server_name) if wanted else None
         except ValueError as error:
             raise click.UsageError(f"{error}".capitalize() + ".") from None
-        return command(*args, tls=given, **others)
+        return command(*args, tls=own_tls, **others)
 
     options = (
         click.option("--tls", is_flag=True, help="Connect with TLS; implied by the options below."),
@@ -247,13 +247,13 @@ def trial_settings(
     # Absent ones are left out and not set to a default: it would overrule the file and the environment.
     trial: dict[str, Any] = dict.fromkeys(without, False)
     trial |= {name: value for name, value in named.items() if value is not None}
-    asked = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
-    llm = {name: value for name, value in asked.items() if value is not None}
-    given = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
-    return {name: value for name, value in given.items() if value}
+    llm_options = {"url": llm_url, "model": model, "max_tokens": max_tokens, "thinking": thinking}
+    llm = {name: value for name, value in llm_options.items() if value is not None}
+    values = {"procedure": procedure.upper() if procedure else None, "policy": policy, "trial": trial, "llm": llm}
+    return {name: value for name, value in values.items() if value}
 
 
-def settings_of(**given: Any) -> Settings:
+def settings_of(**values: Any) -> Settings:
     """Settings from the file and the environment, overruled by what was given as options."""
     from pydantic import ValidationError
 
@@ -261,7 +261,7 @@ def settings_of(**given: Any) -> Settings:
     from serving.settings import Settings
 
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in values.items() if value is not None})
     except BadRequest as error:
         raise click.ClickException(error.message) from None
     except ValidationError as error:

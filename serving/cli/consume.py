@@ -103,7 +103,7 @@ def consume(
 
     settings = settings_of()
     set_up(settings.log_format)
-    asked = QueueSettings(
+    queue_settings = QueueSettings(
         address=queue,
         stream=stream,
         group=group,
@@ -115,7 +115,7 @@ def consume(
     run(
         _consume(
             settings,
-            asked,
+            queue_settings,
             (server, tls, token, timeout),
             at_once=at_once,
             deliveries=deliveries,
@@ -127,7 +127,7 @@ def consume(
 
 async def _consume(
     settings: Settings,
-    asked: QueueSettings,
+    queue: QueueSettings,
     court_at: tuple[str, Tls | None, str | None, float],
     *,
     at_once: int,
@@ -155,7 +155,7 @@ async def _consume(
             stack.push_async_callback(asyncio.to_thread, served.close)
         await stack.enter_async_context(court)
         fetch = await stack.enter_async_context(open_remote_pictures(settings.http_fetch_hosts))
-        source = await stack.enter_async_context(open_queue(asked))
+        source = await stack.enter_async_context(open_queue(queue))
         # Four signs in the time after which another consumer gets a message: one that is lost does no harm.
         consumer = QueueConsumer(
             source,
@@ -163,12 +163,12 @@ async def _consume(
             fetch=fetch,
             at_once=at_once,
             deliveries=deliveries,
-            hold_s=asked.again_after_s / 4,
+            hold_s=queue.again_after_s / 4,
             metrics=metrics,
         )
         if not await court.is_serving():
             tell(f"The court at {address} does not serve now; memes wait in the queue until it does.")
-        click.echo(f"consuming {asked.stream}")
+        click.echo(f"consuming {queue.stream}")
         try:
             await consumer.run(stopping, grace_s=grace_s)
         finally:

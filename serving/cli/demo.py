@@ -34,11 +34,11 @@ def demo(docket: Path | Address | None) -> None:
 
     One meme is harmful, one is harmless, and one resembles nothing in the library of precedents.
     """
-    kept = settings_of(docket=docket).docket_place
+    place = settings_of(docket=docket).docket_place
     with _server(docket) as address, Client(address) as court:
         for scene, caption in _MEMES:
             response = court.judge(_draw(scene, caption), timeout=120)
-            show_verdict(f"a drawn {scene}, sent to {address}", response, docket=kept)
+            show_verdict(f"a drawn {scene}, sent to {address}", response, docket=place)
 
 
 def _draw(scene: str, caption: str) -> bytes:
@@ -60,16 +60,16 @@ def _server(docket: Path | Address | None) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = ""
+            output = ""
             address = ""
             # It listens before it can judge: models and library are still being loaded.
-            while said != "ready":
+            while output != "ready":
                 line = process.stdout.readline()
                 if not line:
                     raise click.ClickException("The server did not start; what it said stands above.")
-                said = line.strip()
-                if said.startswith("listening on "):
-                    address = said.removeprefix("listening on ")
+                output = line.strip()
+                if output.startswith("listening on "):
+                    address = output.removeprefix("listening on ")
             yield address
         finally:
             process.terminate()

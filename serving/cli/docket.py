@@ -263,9 +263,9 @@ async def _verified(place: Path | Address | None, keys: Path, anchors: Sequence[
 
     # Keys and anchors first: what can't be read there is said before a long check begins.
     verifiers = read_keys(keys)
-    kept_outside = [read_anchor(path) for path in anchors]
+    anchored = [read_anchor(path) for path in anchors]
     async with docket_in(settings_of(docket=place)) as store:
-        return await store.auditor.audit(verifiers, kept_outside, progress=_progress)
+        return await store.auditor.audit(verifiers, anchored, progress=_progress)
 
 
 async def _bundled(place: Path | Address | None, trial_id: str, with_access: bool, anchors: Sequence[Path]) -> str:

@@ -53,13 +53,13 @@ def drift(
     settings = settings_of(docket=docket)
     report = run(_measured(settings, weeks, risk or settings.trial.review_risk, namespace))
     if as_json:
-        told = {
+        figures = {
             "weeks": {str(monday): asdict(figure) for monday, figure in report.weeks.items()},
             "recent": asdict(report.recent),
             "drifted": report.recent.drifted,
             "proposed": report.proposed and asdict(report.proposed),
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(figures, indent=2))
     else:
         _tell(report, risk or settings.trial.review_risk)
     context.exit(EXIT_DRIFTED if report.recent.drifted else 0)

@@ -77,7 +77,7 @@ def add_one(
     """
     if not text and picture is None:
         raise click.UsageError("Give --text, --picture or both.")
-    change, cut = run(_add_one(place, id_, label=label, text=text, picture=picture, asked=encoder, **known))
+    change, cut = run(_add_one(place, id_, label=label, text=text, picture=picture, requested=encoder, **known))
     if cut:
         tell("The text is longer than the encoder reads; its end is not compared.")
     _print_change(change, as_json)
@@ -120,14 +120,14 @@ def revoke(place: Path | Address, number: int, who: str, why: str, as_json: bool
 @_json
 def history(place: Path | Address, id_: str | None, as_json: bool) -> None:
     """Lists every change of a LIBRARY, or of its precedent ID: who made it, why, when, and whether it is in force."""
-    told = _done(place, lambda writer: writer.history(id_))
+    changes = _done(place, lambda writer: writer.history(id_))
     if as_json:
-        click.echo(json.dumps([one.model_dump(mode="json") for one in told]))
+        click.echo(json.dumps([one.model_dump(mode="json") for one in changes]))
         return
-    for one in told:
+    for one in changes:
         click.echo(_line(one))
         click.echo(f"      “{excerpt(one.change.why, 90)}”")
-    if not told:
+    if not changes:
         tell("Nothing was changed one by one.")
 
 
@@ -173,7 +173,7 @@ async def _compact(place: Path, forget: bool) -> Library:
 
 
 async def _add_one(
-    place: Path | Address, id_: str, *, label: str, text: str, picture: Path | None, asked: str | None, **known: Any
+    place: Path | Address, id_: str, *, label: str, text: str, picture: Path | None, requested: str | None, **known: Any
 ) -> tuple[Change, bool]:
     import asyncio
 
@@ -183,7 +183,7 @@ async def _add_one(
     from retrieval.library.sources import Provenance
     from retrieval.open import load_encoder_for, open_writer
 
-    settings = settings_of(encoder=asked)
+    settings = settings_of(encoder=requested)
     tell("Loading the encoder …")
     # The encoder that made the library: vectors of another could not be compared with its own.
     encoder = await asyncio.to_thread(load_encoder_for, place, settings.encoder)

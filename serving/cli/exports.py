@@ -125,8 +125,8 @@ def export(
     options["fonts"] = options["fonts"] or settings.fonts
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
-        given, erased = run(_many(settings, form, _filter(options), to))
-        tell(f"{given:,} trials" + (f", {len(erased):,} more are erased: {_some(erased)}" if erased else ""))
+        exported, erased = run(_many(settings, form, _filter(options), to))
+        tell(f"{exported:,} trials" + (f", {len(erased):,} more are erased: {_some(erased)}" if erased else ""))
     else:
         assert trial_id is not None
         to = out or Path(file_name(trial_id, TrialForm(form)))
@@ -154,8 +154,8 @@ def _check(context: click.Context, trial_id: str | None, form: str) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         # By where the value comes from: a default of its own is no wish of the caller.
-        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
-        if given and form not in meant.get(name, (form,)):
+        is_set = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if is_set and form not in meant.get(name, (form,)):
             raise click.UsageError(f"{parameter.opts[0]} means nothing for {form}.")
 
 
@@ -195,16 +195,16 @@ async def _one(settings: Settings, trial_id: str, form: str, options: dict[str, 
     library = LibraryPictures((options["library"],)) if options["library"] else None
     async with docket_in(settings) as store:
         if form == "dsa":  # which needs no receipt, and so no key
-            kept = ExportSource(await store.trials.record(trial_id))
+            source = ExportSource(await store.trials.record(trial_id))
         else:
-            kept = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
+            source = await gather(trial_id, trials=store.trials, log=store.log, pictures=wanted, library=library)
         if wanted is Pictures.SHARP:
             # While the docket is open and before the file is written: what can't be noted must not go out.
             await _note(store.reviews, trial_id, form)
     filled = _filled(options["filled"])
     return await asyncio.to_thread(
         lambda: write_trial(
-            kept,
+            source,
             TrialForm(form),
             pictures=wanted,
             messages=options["messages"],

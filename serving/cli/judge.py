@@ -126,8 +126,8 @@ def judge(
     if text is not None and len(pictures) > 1:
         raise click.UsageError("--text is the text of one meme; give one picture with it.")
     procedure = options["procedure"]
-    given = {"reader": reader, "library": library, "docket": docket, **trial_settings(**options)}
-    if server and (watch or any(value for name, value in given.items() if name != "procedure")):
+    values = {"reader": reader, "library": library, "docket": docket, **trial_settings(**options)}
+    if server and (watch or any(value for name, value in values.items() if name != "procedure")):
         raise click.UsageError("With --server, everything but --procedure is the server's to choose; leave it out.")
     if tls and not server:
         raise click.UsageError("--tls and certificates are for asking a server: give --server too.")
@@ -146,7 +146,7 @@ def judge(
             namespace=namespace,
         )
 
-    judges = _there(server, timeout, tls, token) if server else _here(settings_of(**given), text, timeout, watch)
+    judges = _there(server, timeout, tls, token) if server else _here(settings_of(**values), text, timeout, watch)
     where = f"  (on the server's machine, {server})" if server else ""
     exits = [EXIT_NOT_HARMFUL]
     try:
@@ -256,8 +256,8 @@ async def _here(
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
-                asked = ask_of(request, default=settings.procedure)
-                return response_of(await asyncio.wait_for(courthouse.hear(asked, within_s=timeout), timeout))
+                trial_ask = ask_of(request, default=settings.procedure)
+                return response_of(await asyncio.wait_for(courthouse.hear(trial_ask, within_s=timeout), timeout))
             except TimeoutError:
                 return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:
@@ -342,8 +342,8 @@ def show_verdict(
         click.echo(paragraph(review.detail, "    "))
     for signal in response.signals:
         click.echo(paragraph(f"Less sure: {signal.detail}"))
-    kept = f" --docket {docket}" if docket else ""
-    click.echo(f"  record      {_this_command()} records show {response.verdict_id}{kept}{where}")
+    option = f" --docket {docket}" if docket else ""
+    click.echo(f"  record      {_this_command()} records show {response.verdict_id}{option}{where}")
     click.echo()
 
 

@@ -205,7 +205,7 @@ def build(
                 verified_only=verified_only,
                 no_sole_acquittal=not sole_acquittal,
             ),
-            asked=encoder,
+            requested=encoder,
             texts=text_encoder,
             max_lost=max_lost,
         )
@@ -272,7 +272,7 @@ def search(
             picture,
             most=most,
             alpha=alpha,
-            asked=encoder,
+            requested=encoder,
             where=_filter_of(**where),
             no_twins=no_twins,
         )
@@ -299,9 +299,9 @@ def info(library: Path | None, as_json: bool) -> None:
     """Describes a library after checking every byte: its contents, its vote, and the measured quality of that vote."""
     opened = run(_info(library))
     if as_json:
-        said = opened.manifest.model_dump(mode="json") | {"counts": opened.counts.model_dump(mode="json")}
+        content = opened.manifest.model_dump(mode="json") | {"counts": opened.counts.model_dump(mode="json")}
         since = len(opened.overlay.changes)
-        click.echo(json.dumps({"digest": opened.digest, **said, "changes_since_written": since}))
+        click.echo(json.dumps({"digest": opened.digest, **content, "changes_since_written": since}))
     else:
         _describe(opened)
 
@@ -398,7 +398,7 @@ async def _build(
     replace: bool,
     settle_error: float,
     safeguards: Safeguards,
-    asked: str | None,
+    requested: str | None,
     texts: Literal["builtin", "clip"] | None,
     max_lost: float,
 ) -> tuple[Library, BuildReport]:
@@ -406,7 +406,7 @@ async def _build(
     from retrieval.library.library import refuse_place
     from retrieval.open import BUILTIN, load_encoder, name_of
 
-    chosen = settings_of(encoder=asked).encoder or BUILTIN
+    chosen = settings_of(encoder=requested).encoder or BUILTIN
     _require_files(sources)
     # Before the encoder is loaded and every meme embedded, which can take hours.
     refuse_place(place, replace)
@@ -426,14 +426,16 @@ async def _build(
         )
 
 
-async def _add(place: Path, sources: list[Source], asked: str | None, max_lost: float) -> tuple[Library, BuildReport]:
+async def _add(
+    place: Path, sources: list[Source], requested: str | None, max_lost: float
+) -> tuple[Library, BuildReport]:
     from retrieval.build import add_to_library
     from retrieval.library.library import Library
     from retrieval.open import choose_encoder
 
     # First what is quick to check: loading the encoder takes seconds.
     _require_files(sources)
-    async with _tools(lambda: choose_encoder(place, settings_of(encoder=asked).encoder)) as (encoder, pictures):
+    async with _tools(lambda: choose_encoder(place, settings_of(encoder=requested).encoder)) as (encoder, pictures):
         # Refused where another encoder made it: vectors of two can't be compared.
         library = Library.open(place, encoder.identity)
         return await add_to_library(
@@ -448,7 +450,7 @@ async def _search(
     *,
     most: int,
     alpha: float | None,
-    asked: str | None,
+    requested: str | None,
     where: Filter,
     no_twins: bool,
 ) -> Findings:
@@ -461,7 +463,7 @@ async def _search(
 
     # The bounds of a request hold for a text from the command line as well.
     check_text(text)
-    settings = settings_of(library=place, encoder=asked)
+    settings = settings_of(library=place, encoder=requested)
     async with _tools(lambda: choose_encoder(settings.library, settings.encoder)) as (encoder, pictures):
         finder = await open_finder(settings, encoder, pictures, tell)
         shown = None

@@ -57,12 +57,12 @@ async def _push(place: Path, database: str, replace: bool) -> Pushed:
     from retrieval.library.postgres.push import push_library
 
     address = Address(database)
-    told = 0
+    announced = 0
 
     def progress(step: str, done: int, total: int) -> None:
-        nonlocal told
-        if _STEP * done // total > told:
-            told = _STEP * done // total
+        nonlocal announced
+        if _STEP * done // total > announced:
+            announced = _STEP * done // total
             tell(f"{step}: {done:,} of {total:,}")
 
     def work() -> Pushed:

@@ -63,10 +63,10 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
             whose = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
             # Once somebody has looked, the verdict's own wish is met.
             asks = line.needs_human_review and line.review is None
-            look = "  erased" if line.erased else "  a person should look" if asks else ""
+            note = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
                 f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
-                f"{outcome:<12}{'  ' + whose if whose else ''}{look}"
+                f"{outcome:<12}{'  ' + whose if whose else ''}{note}"
             )
 
 

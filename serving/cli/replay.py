@@ -64,16 +64,16 @@ def replay_records(
         # Click's own errors end with 1, which means differences here.
         raise _NotReplayed(error.message) from None
     # A trial that was named is reported in any case.
-    told = [one for one in results if trial_ids or not one.without_outcome]
-    passed_over = len(results) - len(told)
-    if not told:
+    shown = [one for one in results if trial_ids or not one.without_outcome]
+    passed_over = len(results) - len(shown)
+    if not shown:
         raise _NotReplayed("There is no trial with an outcome to replay.")
-    for one in told:
+    for one in shown:
         click.echo("\n".join([json.dumps(_as_json(one))] if as_json else _lines(one)))
-    stuck, different = [one for one in told if one.obstacle], [one for one in told if one.differences]
+    stuck, different = [one for one in shown if one.obstacle], [one for one in shown if one.differences]
     if not as_json:
         click.echo(
-            f"{len(told) - len(stuck)} replayed, {len(different)} with differences; {len(stuck)} not replayable"
+            f"{len(shown) - len(stuck)} replayed, {len(different)} with differences; {len(stuck)} not replayable"
             + (f"; {passed_over} without an outcome passed over" if passed_over else "")
             + "."
         )

@@ -104,14 +104,14 @@ def serve(
     from serving.app import serve as serve_until_stopped
     from serving.telemetry.logs import set_up
 
-    given = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
-    if vllm and given.get("llm", {}).keys() & {"url", "model"}:
+    values = {**{name: options.pop(name) for name in _SERVING}, **trial_settings(**options)}
+    if vllm and values.get("llm", {}).keys() & {"url", "model"}:
         raise click.UsageError("--vllm starts a model server; leave --llm-url and --model out with it.")
 
     async def work() -> None:
         # Around the court, so that its model server ends after it: trials that finish within the grace still need
         # models.
-        async with _models(vllm, vllm_flag, given) as (settings, ended):
+        async with _models(vllm, vllm_flag, values) as (settings, ended):
             set_up(settings.log_format)
             await serve_until_stopped(
                 settings,
@@ -128,28 +128,28 @@ def serve(
 
 @asynccontextmanager
 async def _models(
-    model: str | None, flags: tuple[str, ...], given: dict[str, Any]
+    model: str | None, flags: tuple[str, ...], values: dict[str, Any]
 ) -> AsyncIterator[tuple[Settings, Callable[[], Awaitable[int]] | None]]:
     """The settings, with a vLLM behind them if one is to be started, and what tells of its end."""
     if model is None:
-        yield settings_of(**given), None
+        yield settings_of(**values), None
         return
     from court.errors import BadRequest
     from serving.models.connect import pictures_per_prompt
     from serving.models.presets import vllm_settings
     from serving.models.vllm import VllmFailed, VllmServer
 
-    settings = settings_of(**given)  # what is wrong with them is said before minutes are spent on a model
+    settings = settings_of(**values)  # what is wrong with them is said before minutes are spent on a model
     try:
-        asked = vllm_settings(model, tell=tell, flags=flags, images=pictures_per_prompt(settings.trial))
+        vllm = vllm_settings(model, tell=tell, flags=flags, images=pictures_per_prompt(settings.trial))
     except BadRequest as error:
         raise click.UsageError(f"--vllm: {error.message}") from None
-    tell(f"Starting vLLM with {asked.model}; this can take minutes, longer where the model must be fetched …")
+    tell(f"Starting vLLM with {vllm.model}; this can take minutes, longer where the model must be fetched …")
     try:
-        async with VllmServer(asked) as server:
-            llm = {**given.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}
+        async with VllmServer(vllm) as server:
+            llm = {**values.get("llm", {}), "url": server.base_url, "model": server.model, "api_key": server.api_key}
             # Settings once more: port and key of the server are known only now.
-            yield settings_of(**{**given, "llm": llm}), server.ended
+            yield settings_of(**{**values, "llm": llm}), server.ended
     except VllmFailed as error:
         for line in error.log:
             tell(line)

@@ -50,7 +50,7 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
     Exit code: 0 if nothing is left to do, 1 if something is, 2 if something can't be read.
     """
     settings = settings_of(docket=docket, library=library)
-    findings = [_finding(what, look, settings) for what, look in _LOOKS.items()]
+    findings = [_finding(what, inspect, settings) for what, inspect in _LOOKS.items()]
     if not check:
         findings = [
             # A docket of a later version is never touched: `readable` is false for it.
@@ -67,10 +67,10 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
     sys.exit(EXIT_TO_DO if any(finding.remedy for finding in findings) else 0)
 
 
-def _finding(what: str, look: Callable[[Settings], Iterator[str]], settings: Settings) -> _Inspection:
+def _finding(what: str, inspect: Callable[[Settings], Iterator[str]], settings: Settings) -> _Inspection:
     try:
         # Read whole within the try: a look is a generator, and raises only when it is run.
-        found, *remedies = look(settings)
+        found, *remedies = inspect(settings)
     except CourtError as error:
         return _Inspection(what, error.message, remedy="mend or replace it before a server is started", readable=False)
     return _Inspection(what, found, remedy=" ".join(remedies))

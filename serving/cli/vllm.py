@@ -108,7 +108,7 @@ def vllm(
         raise click.UsageError("Name what to start: either --model NAME or --preset NAME.")
     if preset is not None and preset not in (AUTO, *PRESETS):
         raise click.UsageError(f"There is no preset {preset!r}. There are: {', '.join(PRESETS)}, and {AUTO}.")
-    given = {
+    values = {
         "name": name,
         "port": port,
         "context": context,
@@ -120,9 +120,9 @@ def vllm(
         "flags": flags,
         "api_key": os.environ.get(KEY) or None,
     }
-    given = {key: value for key, value in given.items() if value is not None}
+    values = {key: value for key, value in values.items() if value is not None}
     try:
-        settings = vllm_settings(model or preset or "", tell=tell, **given)
+        settings = vllm_settings(model or preset or "", tell=tell, **values)
     except BadRequest as error:
         raise click.UsageError(error.message) from None
     except NotLoaded as error:
@@ -142,8 +142,8 @@ async def _hold(settings: VllmSettings, verbose: bool) -> None:
     server = VllmServer(settings, log=_show if verbose else lambda _: None)
     tell(f"starting vLLM with {settings.model}; this can take minutes, longer where the model must be fetched")
     work = asyncio.ensure_future(_serve(server))
-    told = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((work, told), return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         tell("stopping vLLM")
         # Leaves the server's block, which ends vLLM in order; waited for, so that nothing is left when this process
@@ -151,7 +151,7 @@ async def _hold(settings: VllmSettings, verbose: bool) -> None:
         work.cancel()
         await asyncio.wait((work,))
         return
-    told.cancel()
+    stopped.cancel()
     try:
         work.result()
     except VllmFailed as error:

@@ -191,8 +191,8 @@ def _about(name: str, hook: Hook | None, backlog: Backlog, *, size: int, url: st
 
 def _shown(line: dict[str, object]) -> str:
     place = "" if line["next_entry"] is None else f"  at entry {line['next_entry']} of {line['log_entries']}"
-    said = f"{line['name']}  {line['state']}{place}  {line['waiting']} waiting, {line['given_up']} given up"
+    text = f"{line['name']}  {line['state']}{place}  {line['waiting']} waiting, {line['given_up']} given up"
     for word in ("failing_since", "paused_until"):
-        said += f"  {word.replace('_', ' ')} {line[word]}" if line[word] else ""
+        text += f"  {word.replace('_', ' ')} {line[word]}" if line[word] else ""
     also = [line["url"], line["why"], *(line["public_keys"] if isinstance(line["public_keys"], list) else ())]
-    return "\n    ".join([said, *(printable(str(each)) for each in also if each)])
+    return "\n    ".join([text, *(printable(str(each)) for each in also if each)])

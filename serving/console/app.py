@@ -113,12 +113,12 @@ async def _refusal(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    said = {
+    message = {
         HTTPStatus.NOT_FOUND: "There is no such page.",
         HTTPStatus.INTERNAL_SERVER_ERROR: "Something went wrong here; the log of the console says what.",
     }.get(status, f"{status.phrase}.")
-    return _error_page(request, status, said)
+    return _error_page(request, status, message)
 
 
-def _error_page(request: Request, status: HTTPStatus, said: str) -> Response:
-    return render(request, "error.html", status=status, title=status.phrase, said=said)
+def _error_page(request: Request, status: HTTPStatus, message: str) -> Response:
+    return render(request, "error.html", status=status, title=status.phrase, said=message)

@@ -60,18 +60,18 @@ async def _file(request: Request, pictures: Pictures) -> Response:
     if form is TrialForm.DSA:
         # A draft has no picture in it, so no access to one is noted.
         pictures = Pictures.NONE
-    kept = await gather(
+    source = await gather(
         record.trial_id, trials=console.trials, log=console.log, pictures=pictures, library=console.pictures
     )
     # Before the file is written: what can't be noted must not go out.
     if pictures is Pictures.SHARP:
-        for what in ("meme", *(f"precedent:{id_}" for id_ in kept.precedents)):
+        for what in ("meme", *(f"precedent:{id_}" for id_ in source.precedents)):
             await note(request, record, what)
-    await note_verdict_shown(request, kept.record)  # who has read a verdict can't review it blind any more
+    await note_verdict_shown(request, source.record)  # who has read a verdict can't review it blind any more
     fonts = console.parts.get(FONTS, ())
     assert isinstance(fonts, Sequence)
     # A PDF with many pictures takes seconds; other pages are served meanwhile.
-    data = await asyncio.to_thread(lambda: write_trial(kept, form, pictures=pictures, fonts=fonts))
+    data = await asyncio.to_thread(lambda: write_trial(source, form, pictures=pictures, fonts=fonts))
     name = f"trial-{file_name(record.trial_id, form)}"
     return Response(data, media_type=_TYPES[form], headers=_attached(name))
 
@@ -99,11 +99,11 @@ async def many(request: Request) -> Response:
 
 def _chosen(request: Request) -> TrialFilter:
     """The filter that the address asks for. Raises BadRequest for what is no filter."""
-    asked = request.query_params
+    params = request.query_params
     try:
-        labels = frozenset(Label(label) for label in asked.getlist("label") if label)
-        states = frozenset(TrialState(state) for state in asked.getlist("state") if state)
-        since, until = (_midnight(asked.get(name, "")) for name in ("since", "until"))
+        labels = frozenset(Label(label) for label in params.getlist("label") if label)
+        states = frozenset(TrialState(state) for state in params.getlist("state") if state)
+        since, until = (_midnight(params.get(name, "")) for name in ("since", "until"))
     except ValueError:
         raise BadRequest("Trials can't be chosen by that.", reason="BAD_FILTER") from None
     return replace(
@@ -112,9 +112,9 @@ def _chosen(request: Request) -> TrialFilter:
         states=states,
         opened_from=since,
         opened_until=until,
-        namespace=asked["namespace"] if asked.get("namespace") else None,
-        reviewed={"yes": True, "no": False}.get(asked.get("reviewed", "")),
-        needs_review=True if asked.get("look") else None,
+        namespace=params["namespace"] if params.get("namespace") else None,
+        reviewed={"yes": True, "no": False}.get(params.get("reviewed", "")),
+        needs_review=True if params.get("look") else None,
     )
 
 

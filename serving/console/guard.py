@@ -160,8 +160,8 @@ def _to_sign_in(request: Request) -> Response:
     if request.method not in ("GET", "HEAD"):
         # Not back to where a form was sent: its content is lost, and must not be sent again by itself.
         return RedirectResponse("/sign-in", status_code=303)
-    asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"/sign-in?next={quote(asked, safe='')}", status_code=303)
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/sign-in?next={quote(path, safe='')}", status_code=303)
 
 
 async def _checked_form(request: Request) -> Form:

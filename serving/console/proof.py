@@ -175,7 +175,7 @@ def _looked(entry: Entry) -> tuple[str, str]:
         return "", ""
     try:
         # An altered body may be anything: the page that shows it as wrong has to open all the same.
-        told = parse(entry.body)
+        content = parse(entry.body)
     except ValueError:
         return "", ""
-    return (str(told.get("who", "")), str(told.get("what", ""))) if isinstance(told, dict) else ("", "")
+    return (str(content.get("who", "")), str(content.get("what", ""))) if isinstance(content, dict) else ("", "")

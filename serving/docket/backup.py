@@ -214,9 +214,9 @@ async def _checked(database: Path, folder: Path, pictures: Path | None = None) -
         await copy.close()
     # A check that could not be made counts as well: nothing is passed off as checked that is not.
     if report.violated or report.unchecked:
-        told = [finding.text for finding in report.findings[:3]] + report.unchecked[:1]
+        findings = [finding.text for finding in report.findings[:3]] + report.unchecked[:1]
         raise DocketError(
-            f"The copy is not clean: {' '.join(told)} `memecourt docket verify` tells whether the docket is.",
+            f"The copy is not clean: {' '.join(findings)} `memecourt docket verify` tells whether the docket is.",
             reason="BACKUP_NOT_CLEAN",
         )
     return report

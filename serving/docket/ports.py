@@ -707,7 +707,7 @@ class DeliveryStore(Protocol):
         ...
 
     async def settle(
-        self, before: Hook, after: Hook, *, gone: Collection[Delivery], kept: Collection[Delivery]
+        self, before: Hook, after: Hook, *, gone: Collection[Delivery], remaining: Collection[Delivery]
     ) -> bool:
         """Stores the outcome of some attempts: all of it or none.
 
@@ -715,7 +715,7 @@ class DeliveryStore(Protocol):
             before: The receiver as it was read.
             after: The receiver as it is to be, with the same owner.
             gone: Messages that wait no longer.
-            kept: Messages that wait, or were given up.
+            remaining: Messages that wait, or were given up.
 
         Returns:
             False where another server sends meanwhile, or somebody had it begin elsewhere: then nothing is stored.

@@ -23,17 +23,17 @@ from serving.views.messages import PictureShown, messages_of
 FORMAT = "memecourt-trial/1"
 
 
-def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
+def document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> dict[str, Any]:
     """A trial, fit to be written as JSON.
 
     Args:
-        kept: The trial.
+        source: The trial.
         pictures: Form of the picture's frames in the document, in Base64.
         messages: True to include the messages sent to models.
     """
-    record = kept.record
+    record = source.record
     verdict, review = record.verdict, record.last(VerdictReviewed)
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "trial_id": record.trial_id,
         "state": str(record.state),
@@ -42,17 +42,17 @@ def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages
         "reviewed": None if review is None else str(review.outcome),
         "events": [event.model_dump(mode="json") for event in record.events],
     }
-    if kept.receipt is not None:
+    if source.receipt is not None:
         # As a JudgeResponse carries it: `python -m memecourt.verify` checks this file.
-        told["verdict_id"] = record.trial_id
-        told["receipt"] = {
-            "checkpoint": kept.receipt.checkpoint,
-            "entry": kept.receipt.number,
-            "header": _base64(kept.receipt.header),
-            "proof": [_base64(step) for step in kept.receipt.proof],
+        content["verdict_id"] = record.trial_id
+        content["receipt"] = {
+            "checkpoint": source.receipt.checkpoint,
+            "entry": source.receipt.number,
+            "header": _base64(source.receipt.header),
+            "proof": [_base64(step) for step in source.receipt.proof],
         }
     if messages:
-        told["messages"] = [
+        content["messages"] = [
             {
                 "event": event.seq,
                 "role": str(made.call.role),
@@ -68,17 +68,17 @@ def document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages
             for made in messages_of(record, event)
         ]
     if pictures is not Pictures.NONE:
-        told["pictures"] = [
+        content["pictures"] = [
             _picture(png, index, pictures)
             # Not strict: there are no frames where the picture is not stored.
-            for png, index in zip(kept.frames, record.opened.meme.frames_used, strict=False)
+            for png, index in zip(source.frames, record.opened.meme.frames_used, strict=False)
         ]
-    return told
+    return content
 
 
-def write_document(kept: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
+def write_document(source: ExportSource, *, pictures: Pictures = Pictures.NONE, messages: bool = False) -> str:
     """Writes the document as indented text with a line break at its end."""
-    return json.dumps(document(kept, pictures=pictures, messages=messages), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(document(source, pictures=pictures, messages=messages), indent=1, ensure_ascii=False) + "\n"
 
 
 def read_document(text: str | bytes) -> TrialRecord:
@@ -88,10 +88,10 @@ def read_document(text: str | bytes) -> TrialRecord:
         BadRequest: The text is no document of a trial.
     """
     try:
-        told = json.loads(text)
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("no document")
-        return TrialRecord.of(parse_event(json.dumps(event)) for event in told["events"])
+        return TrialRecord.of(parse_event(json.dumps(event)) for event in content["events"])
     # The file may be anybody's: whatever is wrong with it is one and the same refusal.
     except (ValueError, KeyError, TypeError, ValidationError):
         raise BadRequest(f"This is no trial in the form {FORMAT}.", reason="NOT_A_TRIAL") from None

@@ -86,8 +86,8 @@ def draft(record: TrialRecord, filled: Mapping[str, Any] | None = None) -> dict[
         NotDecided: The trial has no verdict, or found no harm: there is nothing to give reasons for.
         BadRequest: A given value is not as the database takes it.
     """
-    given, review = record.last(VerdictGiven), record.last(VerdictReviewed)
-    if given is None or record.label_in_force is not Label.HARMFUL:
+    verdict, review = record.last(VerdictGiven), record.last(VerdictReviewed)
+    if verdict is None or record.label_in_force is not Label.HARMFUL:
         raise NotDecided(
             "A statement of reasons is owed for content that is restricted; this trial did not end in harmful.",
             reason="NOT_HARMFUL",
@@ -212,12 +212,12 @@ def _facts(record: TrialRecord) -> str:
         f"{opened.at:%Y-%m-%d} {how}."
     ]
     if text is not None and pictured:
-        told = {
+        facts = {
             TextSource.CALLER: "The words were given by the platform.",
             TextSource.OCR: "The words were read off the image by optical character recognition.",
             TextSource.NONE: "No words were found on it.",
         }
-        sentences.append(told[text.source])
+        sentences.append(facts[text.source])
     if verdict.strengths:
         strengths = verdict.strengths
         sentences.append(
@@ -264,8 +264,8 @@ def _puid(trial_id: str) -> str:
 
 
 def _language(record: TrialRecord) -> str:
-    told = record.text.language if record.text else ""
-    found = _LANGUAGE.match(told)
+    language = record.text.language if record.text else ""
+    found = _LANGUAGE.match(language)
     return found[1].upper() if found else ""
 
 

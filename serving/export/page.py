@@ -22,18 +22,18 @@ from serving.views.trial_view import view_of
 
 
 def page(
-    kept: ExportSource, *, pictures: Pictures = Pictures.VEILED, messages: bool = True, now: datetime | None = None
+    source: ExportSource, *, pictures: Pictures = Pictures.VEILED, messages: bool = True, now: datetime | None = None
 ) -> str:
     """The file's text, to be written as UTF-8.
 
     Args:
-        kept: The trial.
+        source: The trial.
         pictures: Form of its pictures. Only with SHARP does the file contain anything by which they can be made out.
         messages: True to include the messages sent to models, each behind a click.
         now: Time of the export, UTC.
     """
     style = (files(__package__) / "templates" / "page.css").read_text("utf-8")
-    record = kept.record
+    record = source.record
     sent = [(event, call) for event in record.events for call in messages_of(record, event)] if messages else []
     return (
         environment(__package__)
@@ -44,13 +44,13 @@ def page(
             style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii"),
             view=view_of(record),
             record=record,
-            receipt=kept.receipt,
+            receipt=source.receipt,
             sides=tuple(Side),
-            frames=[] if pictures is Pictures.NONE else [_shown(frame, pictures) for frame in kept.frames],
+            frames=[] if pictures is Pictures.NONE else [_shown(frame, pictures) for frame in source.frames],
             precedent_pictures={}
             if pictures is Pictures.NONE
-            else {id_: _shown(png, pictures) for id_, png in kept.precedents.items()},
-            changed=kept.changed,
+            else {id_: _shown(png, pictures) for id_, png in source.precedents.items()},
+            changed=source.changed,
             sharp=pictures is Pictures.SHARP,
             asked=pictures is not Pictures.NONE,
             sent=sent,

@@ -42,7 +42,7 @@ _INK, _SOFT, _MARK = (29, 27, 25), (93, 88, 82), (150, 90, 0)
 
 
 def pdf(
-    kept: ExportSource,
+    source: ExportSource,
     *,
     pictures: Pictures = Pictures.VEILED,
     messages: bool = False,
@@ -52,7 +52,7 @@ def pdf(
     """The file.
 
     Args:
-        kept: The trial.
+        source: The trial.
         pictures: Form of its pictures. With SHARP they stand veiled in their places, and sharp on pages of their own at
             the end: nobody comes upon them unasked.
         messages: True to include the messages sent to models, at the end.
@@ -65,13 +65,13 @@ def pdf(
     """
     # All of it within the block: fonts are cut to the used glyphs when the file is put out, and read once more for it.
     with font_files(fonts) as (main, bold, others):
-        paper = _Paper(_open(main, bold, others, title=kept.record.trial_id, now=now or datetime.now(UTC)))
-        _tell(paper, kept, view_of(kept.record), pictures=pictures, now=now or datetime.now(UTC))
+        paper = _Paper(_open(main, bold, others, title=source.record.trial_id, now=now or datetime.now(UTC)))
+        _tell(paper, source, view_of(source.record), pictures=pictures, now=now or datetime.now(UTC))
         if messages:
-            _messages(paper, kept)
+            _messages(paper, source)
         # Behind everything else, so that the record can be read without coming upon them.
         if pictures is Pictures.SHARP:
-            _sharp(paper, kept)
+            _sharp(paper, source)
         return bytes(paper.pdf.output())
 
 
@@ -181,8 +181,8 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictures, now: datetime) -> None:
-    record, opened = kept.record, kept.record.opened
+def _tell(paper: _Paper, exported: ExportSource, view: TrialView, *, pictures: Pictures, now: datetime) -> None:
+    record, opened = exported.record, exported.record.opened
     paper.heading(view.outcome.title, 0)
     paper.fact("Trial", record.trial_id)
     paper.fact("Opened", f"{opened.at:%Y-%m-%d %H:%M:%S} UTC")
@@ -198,9 +198,9 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
     paper.heading("The meme")
     if not opened.meme.picture_given:
         paper.line("No picture was sent: the text was judged alone.", soft=True)
-    for png in () if pictures is Pictures.NONE else kept.frames:
+    for png in () if pictures is Pictures.NONE else exported.frames:
         paper.picture(blurred(png), 40)
-    if pictures is Pictures.VEILED and kept.frames:
+    if pictures is Pictures.VEILED and exported.frames:
         paper.line("Veiled: small, grey, without detail. The file holds no more of it than this.", soft=True)
     source = {"CALLER": "given by the caller", "OCR": "read off the picture", "NONE": "there is none"}
     paper.heading(f"Text, {source[view.transcript.source]}" if view.transcript.source else "Text", 2)
@@ -212,7 +212,7 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
     paper.heading("Precedents")
     for event in record.events:
         if isinstance(event, PrecedentsCited | NearDuplicatesFound):
-            paper.events(event, pictures={} if pictures is Pictures.NONE else kept.precedents)
+            paper.events(event, pictures={} if pictures is Pictures.NONE else exported.precedents)
     if view.transcript.claims_found:
         paper.heading("Claims of fact, checked by an expert witness")
         paper.events(view.transcript.claims_found, *(one.settled for one in view.claims))
@@ -221,12 +221,12 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
         paper.events(view.transcript.guard)
     if view.transcript.ruling:
         paper.heading("The Judge")
-        for name, said in (
+        for name, text in (
             ("Evidence of harm", view.transcript.ruling.harmful_evidence),
             ("Evidence of none", view.transcript.ruling.harmless_evidence),
         ):
             paper.heading(name, 2)
-            _messages_page(paper, said)
+            _messages_page(paper, text)
         for id_, reading in view.readings.items():
             paper.fact(f"Precedent {id_} supports", reading)
     for ruled in view.transcript.panel:
@@ -239,10 +239,10 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
     _costs(paper, view)
     paper.heading("What it was held with")
     paper.events(opened)
-    if kept.receipt is not None:
+    if exported.receipt is not None:
         paper.heading("Where it stands in the docket")
-        paper.line(f"The verdict is entry {kept.receipt.number} of a log that the docket signed:")
-        paper.quote(kept.receipt.checkpoint, 8)
+        paper.line(f"The verdict is entry {exported.receipt.number} of a log that the docket signed:")
+        paper.quote(exported.receipt.checkpoint, 8)
     paper.pdf.ln(4)
     paper.line(
         f"Exported {now:%Y-%m-%d %H:%M} UTC from a docket of MemeCourt. This is a copy: the record is the docket's.",
@@ -250,9 +250,9 @@ def _tell(paper: _Paper, kept: ExportSource, view: TrialView, *, pictures: Pictu
     )
 
 
-def _messages_page(paper: _Paper, said: Iterable[str]) -> None:
+def _messages_page(paper: _Paper, lines: Iterable[str]) -> None:
     empty = True
-    for one in said:
+    for one in lines:
         paper.quote(one)
         empty = False
     if empty:
@@ -294,11 +294,11 @@ def _costs(paper: _Paper, view: TrialView) -> None:
         paper.line(f"{step.seq:>3}  {step.name}: at {step.begin:.1f} s for {seconds(step.seconds)}{tokens}", soft=True)
 
 
-def _messages(paper: _Paper, kept: ExportSource) -> None:
+def _messages(paper: _Paper, source: ExportSource) -> None:
     paper.pdf.add_page()
     paper.heading("The messages sent to models")
-    for event in kept.record.events:
-        for made in messages_of(kept.record, event):
+    for event in source.record.events:
+        for made in messages_of(source.record, event):
             exact = "exactly as sent" if made.exact else "not shown to be as sent"
             paper.heading(f"Event {event.seq}: {word(made.call.role)}, {made.call.prompt_id} – {exact}", 2)
             if made.why:
@@ -316,10 +316,10 @@ def _picture(shown: PictureShown) -> str:
     return f"(picture of {whose}, sha256:{shown.sha256 or 'not kept'})"
 
 
-def _sharp(paper: _Paper, kept: ExportSource) -> None:
+def _sharp(paper: _Paper, source: ExportSource) -> None:
     """Prints each judged picture unveiled, on a page of its own behind one that says so."""
-    shown = [("the meme", png) for png in kept.frames]
-    shown += [(f"precedent {id_}", png) for id_, png in kept.precedents.items()]
+    shown = [("the meme", png) for png in source.frames]
+    shown += [(f"precedent {id_}", png) for id_, png in source.precedents.items()]
     if not shown:
         return
     paper.pdf.add_page()

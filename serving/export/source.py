@@ -52,8 +52,8 @@ class ExportSource:
 
     def changed(self, precedent: str) -> bool:
         """True if a precedent's picture differs now from the one that the Judge was shown."""
-        given = self.record.last(VerdictGiven)
-        readings = given.ruling.precedents if given and given.ruling else ()
+        verdict = self.record.last(VerdictGiven)
+        readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
         shown = {reading.id: reading.picture for reading in readings}
         png = self.precedents.get(precedent)
         then = shown.get(precedent, "")

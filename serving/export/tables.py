@@ -118,15 +118,15 @@ class Selection:
         sink = _Sink()
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             rows: list[dict[str, Any]] = []
-            held = 0
+            buffered = 0
             async for record in self.records():
                 rows.append(row_of(record))
                 # Bounded by size as well: a thousand long trials would not fit in memory.
-                held += len(rows[-1]["events"])
-                if len(rows) >= _GROUP_ROWS or held >= _GROUP_BYTES:
+                buffered += len(rows[-1]["events"])
+                if len(rows) >= _GROUP_ROWS or buffered >= _GROUP_BYTES:
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
                     # Before it is handed on: the receiver may be slow, and the rows need not wait in memory.
-                    rows, held = [], 0
+                    rows, buffered = [], 0
                     yield sink.taken()
             if rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -135,7 +135,7 @@ class Selection:
 
 def row_of(record: TrialRecord) -> dict[str, Any]:
     """A row of Parquet; see :func:`schema_of`."""
-    opened, given = record.opened, record.last(VerdictGiven)
+    opened, found = record.opened, record.last(VerdictGiven)
     verdict, text, cited = record.verdict, record.text, record.precedents
     review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
     calls = _calls(record)
@@ -164,7 +164,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "rationale": verdict.rationale if verdict else None,
         "review_reasons": [str(review.reason) for review in verdict.review] if verdict else [],
         "reviewed": str(review.outcome) if review else None,
-        "failure_reason": failed.reason if failed and given is None else None,
+        "failure_reason": failed.reason if failed and found is None else None,
         "text": text.text if text else None,
         "text_source": str(text.source) if text else None,
         "precedents": [exhibit.id for exhibit in cited.findings.exhibits] if cited else [],
@@ -218,15 +218,15 @@ def schema_of(pa: Any) -> pyarrow.Schema:
 def _calls(record: TrialRecord) -> list[tuple[ModelCall, int]]:
     """Returns each recorded call with the number of requests: two where a reply was requested again, or odds were."""
     ahead = {(event.side, event.round) for event in record.all(SummarisedAhead)}
-    told: list[tuple[ModelCall, int]] = []
+    calls: list[tuple[ModelCall, int]] = []
     for event in record.events:
         # Its call is counted with SummarisedAhead, which came first.
         if isinstance(event, Summarised) and (event.side, event.round) in ahead:
             continue
-        told += [(call, 2 if call.fault else 1) for call in calls_in(event)]
+        calls += [(call, 2 if call.fault else 1) for call in calls_in(event)]
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-            told.append((event.odds.call, len(event.odds.harmful)))
-    return told
+            calls.append((event.odds.call, len(event.odds.harmful)))
+    return calls
 
 
 class _Sink(io.RawIOBase):

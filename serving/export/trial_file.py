@@ -22,7 +22,7 @@ class TrialForm(StrEnum):
 
 
 def write_trial(
-    kept: ExportSource,
+    source: ExportSource,
     form: TrialForm,
     *,
     pictures: Pictures,
@@ -40,19 +40,19 @@ def write_trial(
         case TrialForm.HTML:
             from serving.export.page import page
 
-            return page(kept, pictures=pictures, messages=messages).encode()
+            return page(source, pictures=pictures, messages=messages).encode()
         case TrialForm.JSON:
             from serving.export.document import write_document
 
-            return write_document(kept, pictures=pictures, messages=messages).encode()
+            return write_document(source, pictures=pictures, messages=messages).encode()
         case TrialForm.PDF:
             from serving.export.pdf import pdf
 
-            return pdf(kept, pictures=pictures, messages=messages, fonts=fonts)
+            return pdf(source, pictures=pictures, messages=messages, fonts=fonts)
         case TrialForm.DSA:
             from serving.export.dsa import draft
 
-            return (json.dumps(draft(kept.record, filled or {}), indent=1, ensure_ascii=False) + "\n").encode()
+            return (json.dumps(draft(source.record, filled or {}), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def file_name(trial_id: str, form: TrialForm) -> str:

@@ -27,9 +27,9 @@ def own_names(host: str, origin: str = "") -> frozenset[str] | None:
 
 def host_of(scope: Scope) -> str:
     """The name in the Host header, without the port; empty where there is none."""
-    given = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
     try:
-        return urlsplit(f"//{given}").hostname or ""
+        return urlsplit(f"//{host}").hostname or ""
     # Such as of half a bracket: it is no name of ours, and is refused as one.
     except ValueError:
         return ""

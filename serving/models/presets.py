@@ -127,9 +127,9 @@ class FittingPreset:
 
     def settings(self) -> dict[str, Any]:
         """Returns what the choice sets of :class:`~serving.models.vllm.VllmSettings`."""
-        seen = ",".join(str(gpu.index) for gpu in self.gpus)
+        visible = ",".join(str(gpu.index) for gpu in self.gpus)
         # Numbers as nvidia-smi counts: CUDA's own order is another where GPUs differ.
-        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": seen}
+        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
         return {**self.preset.settings(), "tensor_parallel": len(self.gpus), "environment": environment}
 
 
@@ -156,21 +156,21 @@ def largest_that_fits(gpus: Sequence[Gpu]) -> FittingPreset:
                 return FittingPreset(preset, tuple(idle[:count]), why.replace(" on each of 1 GPUs", ""))
         passed_over = f"; {preset.name} would need {preset.memory_gib():.1f} GiB"
     smallest = next(iter(PRESETS.values()))
-    seen = "; ".join(f"{gpu}, {gpu.free_gib:.1f} GiB of it free" for gpu in gpus) or "none"
+    found = "; ".join(f"{gpu}, {gpu.free_gib:.1f} GiB of it free" for gpu in gpus) or "none"
     raise NotLoaded(
-        f"No preset fits the GPUs here ({seen}): the smallest, {smallest.name}, needs {smallest.memory_gib():.1f} GiB "
+        f"No preset fits the GPUs here ({found}): the smallest, {smallest.name}, needs {smallest.memory_gib():.1f} GiB "
         "of a GPU that nothing else uses. Free one, or name a smaller or quantised model with --model.",
         reason="GPU_TOO_SMALL",
     )
 
 
-def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None, **given: Any) -> VllmSettings:
+def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None, **values: Any) -> VllmSettings:
     """Returns settings of a vLLM for a preset, or for a model that none names.
 
     Args:
         name: Name of a preset, ``auto`` for the largest that fits this machine, a model's name on the hub, or a folder.
         tell: Is told which preset was chosen, and why.
-        **given: Further settings, which go before those of the preset; its flags stay, and those given come after.
+        **values: Further settings, which go before those of the preset; its flags stay, and those given come after.
 
     Raises:
         BadRequest: A setting is none.
@@ -184,9 +184,9 @@ def vllm_settings(name: str, /, *, tell: Callable[[str], None] = lambda _: None,
     elif name in PRESETS:
         set_up = PRESETS[name].settings()
     # vLLM takes the last of a flag that is given twice: those of the caller win.
-    flags = (*set_up.pop("flags", ()), *given.pop("flags", ()))
+    flags = (*set_up.pop("flags", ()), *values.pop("flags", ()))
     try:
-        return VllmSettings.model_validate({**set_up, **given, "flags": flags})
+        return VllmSettings.model_validate({**set_up, **values, "flags": flags})
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"

@@ -76,8 +76,8 @@ async def rehearse(prompts: PromptSet, settings: TrialSettings) -> Rehearsal:
             f"A trial of an invented meme with these prompts came to no verdict: {aborted.message}",
             reason="PROMPTS_UNUSABLE",
         ) from None
-    asked = [call.request for call in model.asked]
-    return Rehearsal(len(asked), max(map(_length, asked)))
+    requests = [call.request for call in model.asked]
+    return Rehearsal(len(requests), max(map(_length, requests)))
 
 
 def shortest(schema: Mapping[str, Any]) -> Any:

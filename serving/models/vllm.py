@@ -134,10 +134,10 @@ class VllmServer:
         code = "import importlib.util, sys; sys.path = [p for p in sys.path if p]; "
         code += "sys.exit(not importlib.util.find_spec('vllm'))"
         try:
-            asked = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 self.settings.python, "-c", code, stdin=subprocess.DEVNULL, env=self._environment()
             )
-            found = await asked.wait() == 0
+            found = await process.wait() == 0
         except OSError:
             found = False
         if not found:
@@ -149,9 +149,9 @@ class VllmServer:
 
     def _environment(self) -> dict[str, str]:
         """Ours, without our own settings: some are secrets, and none is vLLM's business."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
         # The key goes this way because anyone on the machine can read a command line.
-        return {**kept, **_TOLD, **self.settings.environment, "VLLM_API_KEY": self.api_key}
+        return {**environment, **_TOLD, **self.settings.environment, "VLLM_API_KEY": self.api_key}
 
     def _start(self) -> None:
         settings = self.settings
@@ -159,7 +159,7 @@ class VllmServer:
         # Chosen as late as can be: until vLLM listens, another process may take it.
         self._port = settings.port or free_port(settings.host)
         try:
-            kept = settings.log_file.open("w", encoding="utf-8") if settings.log_file else None
+            log = settings.log_file.open("w", encoding="utf-8") if settings.log_file else None
         except OSError:
             raise BadRequest("The file for vLLM's log can't be written.", field="log_file") from None
         self._group = ProcessGroup(
@@ -168,7 +168,7 @@ class VllmServer:
             self._environment(),
             secret=self.api_key,
             tell=self._tell,
-            log_file=kept,
+            log_file=log,
         )
 
     async def _until_it_answers(self) -> None:
@@ -301,7 +301,7 @@ class VllmSettings(BaseModel):
 
     def arguments(self, port: int) -> list[str]:
         """Command line after ``vllm serve``. The key is not in it: anyone on the machine can read that."""
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "--served-model-name": self.served_name,
             "--host": self.host,
             "--port": port,
@@ -321,10 +321,10 @@ class VllmSettings(BaseModel):
         if self.images and self.max_pixels:
             # Areas, despite their names. transformers 5.23 drops "max_pixels".
             size = {"longest_edge": self.max_pixels, "shortest_edge": min(self.min_pixels, self.max_pixels)}
-            given["--mm-processor-kwargs"] = json.dumps({"size": size})
+            options["--mm-processor-kwargs"] = json.dumps({"size": size})
         if self.tensor_parallel > 1:
-            given["--tensor-parallel-size"] = self.tensor_parallel
+            options["--tensor-parallel-size"] = self.tensor_parallel
             if self.images:
-                given["--mm-encoder-tp-mode"] = "data"
+                options["--mm-encoder-tp-mode"] = "data"
         switches = ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-        return [self.model, *(str(part) for pair in given.items() for part in pair), *switches, *self.flags]
+        return [self.model, *(str(part) for pair in options.items() for part in pair), *switches, *self.flags]

@@ -59,11 +59,11 @@ class Preset(_Table):
         """SHA-256 of all of it, as ``sha256:…``."""
         return digest(self.model_dump(mode="json"))
 
-    def settings(self, **given: Any) -> dict[str, Any]:
+    def settings(self, **overrides: Any) -> dict[str, Any]:
         """The values as arguments of :class:`serving.settings.Settings`.
 
         Args:
-            given: Settings that go before the preset's: plain ones replace them, tables are merged.
+            overrides: Settings that go before the preset's: plain ones replace them, tables are merged.
         """
         values: dict[str, Any] = {}
         for each in self.values:
@@ -72,7 +72,7 @@ class Preset(_Table):
                 values.setdefault(table, {})[name] = each.value
             else:
                 values[table] = policy_named(str(each.value)) if table == "policy" else each.value
-        for name, value in given.items():
+        for name, value in overrides.items():
             if value is not None:
                 values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
         return values

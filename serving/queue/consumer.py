@@ -235,8 +235,8 @@ class QueueConsumer:
             except JudgeError as error:
                 await self._without_verdict(meme, request_id, error)
             else:
-                said = orjson.dumps(response_json(verdict))
-                answer = QueueAnswer(meme.id, verdict.request_id, decision_of(verdict), said)
+                body = orjson.dumps(response_json(verdict))
+                answer = QueueAnswer(meme.id, verdict.request_id, decision_of(verdict), body)
                 # Not counted where another consumer was faster: it has answered with the same verdict.
                 if await self._source.answer(meme, answer):
                     self.answered += 1
@@ -263,9 +263,9 @@ class QueueConsumer:
                     raise
                 _log.warning("the court can't judge now, and messages wait: %s", error.reason or error.code.name)
                 # Never sooner than the court asks for, within that bound: that delay spreads its callers (RE-4).
-                told_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
+                wait_s = min(error.retry_after or 0.0, _LONGEST_BUSY_S)
                 # Those that were told the same do not come back at the same moment.
-                delay_s = max(pause, told_s) + random.uniform(0.0, pause)
+                delay_s = max(pause, wait_s) + random.uniform(0.0, pause)
                 if error.reason == QuotaExceeded.default_reason and self._over_quota.has_room:
                     raise OverQuota(request.content.namespace, delay_s) from None
                 await asyncio.sleep(delay_s)
@@ -327,13 +327,13 @@ async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], No
         )
     if not meme.parts:
         raise BadRequest("The message has no parts.", reason="MALFORMED_REQUEST")
-    given = loaded(meme.parts["request"]) if "request" in meme.parts else {}
+    fields = loaded(meme.parts["request"]) if "request" in meme.parts else {}
     picture = meme.parts.get(PICTURE)
     # Taken out: the message on the wire has no field for an address.
-    url = given.pop("image_url", None)
-    if (picture is not None) + (url is not None) + (PICTURE in given) > 1:
+    url = fields.pop("image_url", None)
+    if (picture is not None) + (url is not None) + (PICTURE in fields) > 1:
         raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)
-    message = message_of(JUDGE.request, given, _text_of(meme.parts))
+    message = message_of(JUDGE.request, fields, _text_of(meme.parts))
     assert isinstance(message, wire.JudgeRequest)
     # The same for each delivery, so that the court knows the request again and tries nothing twice.
     message.request_id = message.request_id or meme.request_id

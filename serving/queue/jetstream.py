@@ -66,12 +66,12 @@ class JetStreamQueue(QueueSource):
             BadRequest: There is no such stream, or none that keeps answers or dead letters.
             Unavailable: The server can't be reached.
         """
-        asked = self._settings
+        settings = self._settings
         try:
             with _errors():
                 # Few attempts at first: with as many as later, it would wait for ever for what never was there.
                 first = await nats.connect(
-                    asked.address,
+                    settings.address,
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0.1,
                     connect_timeout=_REPLY_S,
@@ -79,27 +79,29 @@ class JetStreamQueue(QueueSource):
                 )
                 # It has shown that the server is there; the lasting connection then reconnects for as long as it takes.
                 await first.close()
-                self._nats = await nats.connect(asked.address, max_reconnect_attempts=-1, error_cb=_ignore)
+                self._nats = await nats.connect(settings.address, max_reconnect_attempts=-1, error_cb=_ignore)
                 self._jetstream = self._nats.jetstream(timeout=_REPLY_S)
                 # At the start: otherwise each answer would fail after its meme was tried.
-                for subject in (asked.answers, asked.dead):
+                for subject in (settings.answers, settings.dead):
                     await self._find_stream(subject)
                 config = ConsumerConfig(
                     # One name for all of them: they share the messages, and the server remembers how far they are.
-                    durable_name=asked.group,
+                    durable_name=settings.group,
                     ack_policy=AckPolicy.EXPLICIT,
-                    ack_wait=asked.again_after_s,
+                    ack_wait=settings.again_after_s,
                     # The consumer counts deliveries itself, and buries with a reason. JetStream would only stop
                     # delivering.
                     max_deliver=-1,
                 )
                 try:
-                    await self._jetstream.add_consumer(asked.stream, config)
+                    await self._jetstream.add_consumer(settings.stream, config)
                 except NotFoundError:
-                    raise _refused(f"there is no stream {asked.stream}") from None
+                    raise _refused(f"there is no stream {settings.stream}") from None
                 except APIError as error:
                     raise _refused(f"{error.description}") from None
-                self._pulled = await self._jetstream.pull_subscribe_bind(consumer=asked.group, stream=asked.stream)
+                self._pulled = await self._jetstream.pull_subscribe_bind(
+                    consumer=settings.group, stream=settings.stream
+                )
         # Also where the start is cancelled: a connection that is left open goes on reconnecting.
         except BaseException:
             await self.aclose()
@@ -150,8 +152,8 @@ class JetStreamQueue(QueueSource):
     @override
     async def answer(self, meme: QueuedMeme, answer: QueueAnswer) -> bool:
         # The verdict is JSON already, and goes in as it is.
-        said = {**asdict(answer), "verdict": orjson.Fragment(answer.verdict)}
-        return await self._settle(meme, self._settings.answers, orjson.dumps(said), {})
+        body = {**asdict(answer), "verdict": orjson.Fragment(answer.verdict)}
+        return await self._settle(meme, self._settings.answers, orjson.dumps(body), {})
 
     @override
     async def bury(self, meme: QueuedMeme, letter: DeadLetter) -> bool:

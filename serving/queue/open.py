@@ -100,11 +100,11 @@ class RemoteCourt:
     async def is_serving(self) -> bool:
         """See :class:`serving.queue.consumer.JudgingCourt`."""
         try:
-            said = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
+            health = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
         # Whatever the reason: messages wait, and the next look finds out.
         except grpc.RpcError:
             return False
-        return bool(said.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def __aenter__(self) -> Self:
         return self

@@ -106,7 +106,7 @@ class RedisStreams(QueueSource):
                 return found
             try:
                 streams = {self._settings.stream: ">"}
-                said = await self._redis.xreadgroup(
+                answer = await self._redis.xreadgroup(
                     self._settings.group, self._name, streams, count=most, block=_BLOCK_MS
                 )
             except ResponseError as error:
@@ -114,7 +114,7 @@ class RedisStreams(QueueSource):
                     raise
                 await self._make_group()  # somebody emptied the database
                 return ()
-        return [self._meme(id_, parts) for _, entries in said for id_, parts in entries]
+        return [self._meme(id_, parts) for _, entries in answer for id_, parts in entries]
 
     @override
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
@@ -181,12 +181,12 @@ class RedisStreams(QueueSource):
     async def aclose(self) -> None:
         try:
             with _errors():
-                asked = self._settings
+                settings = self._settings
                 # With a consumer, Redis forgets what is pending for it: one that has something stays.
                 if not await self._redis.xpending_range(
-                    asked.stream, asked.group, min="-", max="+", count=1, consumername=self._name
+                    settings.stream, settings.group, min="-", max="+", count=1, consumername=self._name
                 ):
-                    await self._redis.xgroup_delconsumer(asked.stream, asked.group, self._name)
+                    await self._redis.xgroup_delconsumer(settings.stream, settings.group, self._name)
         except Unavailable:
             pass
         finally:
@@ -205,14 +205,14 @@ class RedisStreams(QueueSource):
         # The first look comes at once: what a consumer left that is no more has waited long enough.
         if self._looked and now < self._looked + self._look_s:
             return ()
-        asked, first = self._settings, "-"
+        settings, first = self._settings, "-"
         found: list[QueuedMeme] = []
         # Not XAUTOCLAIM: it would take what this consumer itself holds where its signs came late, and count that as a
         # delivery, until a message is put aside that is being judged.
         while len(found) < most:
             try:
                 pending = await self._redis.xpending_range(
-                    asked.stream, asked.group, min=first, max="+", count=_PAGE, idle=self._again_after_ms
+                    settings.stream, settings.group, min=first, max="+", count=_PAGE, idle=self._again_after_ms
                 )
             except ResponseError as error:
                 if not str(error).startswith("NOGROUP"):
@@ -230,7 +230,7 @@ class RedisStreams(QueueSource):
             if ids := list(left)[: most - len(found)]:
                 # Only what is still idle: another consumer may have been faster.
                 entries = await self._redis.xclaim(
-                    asked.stream, asked.group, self._name, min_idle_time=self._again_after_ms, message_ids=ids
+                    settings.stream, settings.group, self._name, min_idle_time=self._again_after_ms, message_ids=ids
                 )
                 # Before Redis 7, a message that was deleted has no id.
                 found += [self._meme(id_, parts, left[id_] + 1) for id_, parts in entries if id_ is not None]
@@ -239,11 +239,11 @@ class RedisStreams(QueueSource):
         return found
 
     async def _settled(self, meme: QueuedMeme, target: str, fields: Mapping[str, Any]) -> bool:
-        asked = self._settings
+        settings = self._settings
         flat = [part for field in fields.items() for part in field]
         with _errors():
             done = await self._settle(
-                keys=[asked.stream, target], args=[asked.group, meme.id, int(self._remove), *flat]
+                keys=[settings.stream, target], args=[settings.group, meme.id, int(self._remove), *flat]
             )
         return bool(done)
 

@@ -88,7 +88,7 @@ class Api:
         *,
         usual_s: float | None = USUAL_TIMEOUT_S,
         events: EventWriter | None = None,
-        seen: Callable[[Any], None] = lambda _: None,
+        observe: Callable[[Any], None] = lambda _: None,
     ) -> HttpCall:
         """The call of an operation that an HTTP request is.
 
@@ -97,7 +97,7 @@ class Api:
             request: HTTP request.
             usual_s: Seconds that the caller waits where its header does not say; None for as long as it takes.
             events: Takes the responses of a method with many.
-            seen: Is shown the message of the request, without a picture that came by itself, and may complete it.
+            observe: Is shown the message of the request, without a picture that came by itself, and may complete it.
 
         Raises:
             BadRequest: The header of the deadline is no number of seconds.
@@ -116,7 +116,7 @@ class Api:
         # Read when the method asks for it: by then there is memory for the body.
         async def message() -> bytes:
             found = await received(operation, request, self.fetch)
-            seen(found.message)
+            observe(found.message)
             return found.serialized()
 
         return HttpCall(
@@ -231,11 +231,11 @@ def error_response(error: CourtError) -> Response:
 
 def timeout_of(request: Request, usual: float | None) -> float | None:
     """Seconds that the caller waits. Raises BadRequest where its header is no such number."""
-    given = request.headers.get(TIMEOUT)
-    if given is None:
+    value = request.headers.get(TIMEOUT)
+    if value is None:
         return usual
     try:
-        seconds = float(given)
+        seconds = float(value)
     except ValueError:
         seconds = math.nan
     # Written so that NaN, for which no comparison holds, is refused too.

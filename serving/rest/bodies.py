@@ -32,11 +32,11 @@ _IN_FORM = frozenset({"request", "text"})
 
 def content_length(request: Request) -> int | None:
     """Bytes of a body as its head announces them, as many as are taken at most; None where it does not say."""
-    given = request.headers.get("content-length", "")
+    value = request.headers.get("content-length", "")
     # Then Content-Length does not count (RFC 9112, 6.3), and the largest body has to be reserved.
     if "transfer-encoding" in request.headers:
         return None
-    return min(int(given), BODY_BYTES) if given.isascii() and given.isdecimal() else 0
+    return min(int(value), BODY_BYTES) if value.isascii() and value.isdecimal() else 0
 
 
 async def pieces_of(request: Request) -> AsyncIterator[bytes]:
@@ -46,9 +46,9 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
         BadRequest: The body is too large; BODY_TOO_LARGE, before it is read where its head says so.
         CancelledError: The caller has gone.
     """
-    given, taken = request.headers.get("content-length", ""), 0
+    value, taken = request.headers.get("content-length", ""), 0
     # By the head alone: a caller that waits for "100 Continue" then sends nothing of its body.
-    if given.isdecimal() and int(given) > BODY_BYTES:
+    if value.isdecimal() and int(value) > BODY_BYTES:
         raise _too_large()
     while True:
         message = await request.receive()
@@ -183,10 +183,10 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
     if operation.takes_picture and media == _FORM:
         return await _of_form(operation, request, own)
     if media == _JSON:
-        given = loaded(await whole_body(request))
-        if operation is JUDGE and "image_url" in given:
-            return await _with_fetched(given, own, fetch)
-        return ReceivedRequest(message_of(operation.request, given, own))
+        fields = loaded(await whole_body(request))
+        if operation is JUDGE and "image_url" in fields:
+            return await _with_fetched(fields, own, fetch)
+        return ReceivedRequest(message_of(operation.request, fields, own))
     taken = ", ".join((_JSON, *((_FORM, "image/*") if operation.takes_picture else ())))
     raise BadRequest(f"The body's Content-Type is none that is taken here: {taken}.", reason="MEDIA_TYPE_NOT_TAKEN")
 
@@ -203,34 +203,34 @@ async def _of_form(operation: Operation, request: Request, own: Mapping[str, str
             reason="MALFORMED_REQUEST",
             field=name[:100],
         )
-    given = loaded(form.fields["request"]) if "request" in form.fields else {}
+    fields = loaded(form.fields["request"]) if "request" in form.fields else {}
     if "text" in form.fields:
         try:
             text = form.fields["text"].decode()
         except UnicodeDecodeError:
             raise BadRequest("The part text is not UTF-8.", reason="MALFORMED_REQUEST", field="text") from None
         # The same text twice is harmless. Two texts are refused, as nobody could know which one was judged.
-        if given.setdefault("text", text) != text:
+        if fields.setdefault("text", text) != text:
             raise BadRequest(
                 "The text stands in the form twice, and is not the same.", reason="MALFORMED_REQUEST", field="text"
             )
-    if form.picture is not None and PICTURE in given:
+    if form.picture is not None and PICTURE in fields:
         raise BadRequest("The picture stands in the form twice.", reason="MALFORMED_REQUEST", field=PICTURE)
-    return ReceivedRequest(message_of(operation.request, given, own), form.picture)
+    return ReceivedRequest(message_of(operation.request, fields, own), form.picture)
 
 
-async def _with_fetched(given: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
-    url = given.pop("image_url")
-    if PICTURE in given:
+async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch: Fetch) -> ReceivedRequest:
+    url = fields.pop("image_url")
+    if PICTURE in fields:
         raise BadRequest("Give image or image_url, not both.", reason="MALFORMED_REQUEST", field="image_url")
-    message = message_of(JUDGE.request, given, own)  # what is wrong with the rest is said first
+    message = message_of(JUDGE.request, fields, own)  # what is wrong with the rest is said first
     return ReceivedRequest(message, await picture_at(url, fetch))
 
 
 def idempotency_key(request: Request) -> str:
     """The id of a request that its header of that name gives, with or without the quotes of a structured field."""
-    given = request.headers.get("idempotency-key", "").strip()
-    return given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
+    key = request.headers.get("idempotency-key", "").strip()
+    return key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
 
 
 def _next_event(last: str, operation: Operation) -> str:

@@ -58,26 +58,26 @@ class JudgeEndpoint:
         """The verdict if it comes soon; else where it is to be had, once the trial has begun and is in the docket."""
         named: list[wire.JudgeRequest] = []
 
-        def name(asked: wire.JudgeRequest) -> None:
+        def name(request: wire.JudgeRequest) -> None:
             # Every request gets a name: 202 has to say under which the verdict will be found.
             # Before the trial sees the request, so that it is recorded under this name.
-            asked.request_id = asked.request_id or str(uuid.uuid4())
-            named.append(wire.JudgeRequest(request_id=asked.request_id, content=asked.content))
+            request.request_id = request.request_id or str(uuid.uuid4())
+            named.append(wire.JudgeRequest(request_id=request.request_id, content=request.content))
 
-        call = self._api.call_of(JUDGE, request, usual_s=None, seen=name)
+        call = self._api.call_of(JUDGE, request, usual_s=None, observe=name)
         trial = asyncio.create_task(self._api.methods.answer(JUDGE.full_name, call))
         # By the connection itself: ASGI's receive belongs to the trial, which reads the body with it.
         leaving = asyncio.create_task(connection_of(request).lost.wait())
         self._going_on.add(trial)
         trial.add_done_callback(self._over)
-        clock, look_s = asyncio.get_running_loop(), _FIRST_LOOK_S
+        clock, pause_s = asyncio.get_running_loop(), _FIRST_LOOK_S
         until = clock.time() + wait_s
         began = None
         try:
             # Not before the trial is in the docket, whatever the wait: until then, the address that 202 gives would
             # lead nowhere.
             while began is None or clock.time() < until:
-                pause = look_s if began is None else until - clock.time()
+                pause = pause_s if began is None else until - clock.time()
                 done, _ = await asyncio.wait((trial, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 if leaving in done or trial.cancelled():
                     raise CallerGone
@@ -85,7 +85,7 @@ class JudgeEndpoint:
                     verdict = parsed(JUDGE, trial.result())
                     assert verdict is not None
                     return json_response(response_json(verdict))
-                look_s = min(2 * look_s, _LATER_LOOK_S)
+                pause_s = min(2 * pause_s, _LATER_LOOK_S)
                 if began is None and named:
                     began = await self._stands(request, named[0])
         # Until 202 has been answered, the trial has this caller alone, and ends with it (RE-5).
@@ -98,12 +98,12 @@ class JudgeEndpoint:
         where = f"/v1/requests/{quote(named[0].request_id, safe='')}"
         if named[0].content.namespace:
             where += f"?{urlencode({'request.namespace': named[0].content.namespace})}"
-        said = {"request_id": named[0].request_id, **response_json(began)}
-        return json_response(said, 202, location=where, **{"preference-applied": "respond-async"})
+        body = {"request_id": named[0].request_id, **response_json(began)}
+        return json_response(body, 202, location=where, **{"preference-applied": "respond-async"})
 
-    async def _stands(self, request: Request, asked: wire.JudgeRequest) -> Message | None:
+    async def _stands(self, request: Request, judge_request: wire.JudgeRequest) -> Message | None:
         """Asks for the state of the trial for a request; None where it has not been opened."""
-        name = wire.RequestName(namespace=asked.content.namespace, request_id=asked.request_id)
+        name = wire.RequestName(namespace=judge_request.content.namespace, request_id=judge_request.request_id)
 
         async def message() -> bytes:
             return wire.GetVerdictRequest(request=name).SerializeToString()

@@ -62,12 +62,12 @@ def loaded(body: bytes | bytearray) -> dict[str, Any]:
     return found
 
 
-def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, str] | None = None) -> Message:
+def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str, str] | None = None) -> Message:
     """A request in JSON.
 
     Args:
         kind: Type of the request.
-        given: JSON object.
+        fields: JSON object.
         own: Fields that the address gives, which the object may repeat and not contradict.
 
     Raises:
@@ -75,23 +75,23 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
         BadPicture: The picture has no bytes.
     """
     # A copy, for bytes are taken out of it.
-    rest = dict(given)
+    remaining = dict(fields)
     files = {
         field.name: from_base64(value, field.name)
         for field in kind.DESCRIPTOR.fields
         if field.type == FieldDescriptor.TYPE_BYTES
         # json_format takes both spellings, so that both have to be taken out before it gets the rest.
         for name in {field.name, field.json_name}
-        if (value := rest.pop(name, None)) is not None
+        if (value := remaining.pop(name, None)) is not None
     }
     for name, value in (own or {}).items():
-        if rest.setdefault(name, value) != value:
+        if remaining.setdefault(name, value) != value:
             raise BadRequest(
                 f"{name} is another than the address's. Leave it out.", reason="ADDRESS_CONTRADICTS", field=name
             )
     message = kind()
     try:
-        json_format.ParseDict(rest, message)
+        json_format.ParseDict(remaining, message)
     except json_format.ParseError as error:
         # What the library says quotes the request, and can be as long as that.
         raise _no_request(kind, str(error).partition("\n")[0].strip()[:_LONGEST_FAULT]) from None
@@ -106,12 +106,12 @@ def message_of(kind: type[Message], given: Mapping[str, Any], own: Mapping[str, 
 
 def stream_request_of(line: bytes) -> wire.JudgeStreamRequest:
     """The request of a stream that a line of JSON is. Raises as :func:`message_of`."""
-    given = loaded(line)
-    request = given.pop("request", {})
+    fields = loaded(line)
+    request = fields.pop("request", {})
     if not isinstance(request, dict):
         raise BadRequest("request is a JSON object.", reason="MALFORMED_REQUEST", field="request")
     # The request by itself, so that its picture is read as strictly as elsewhere.
-    meme, message = message_of(wire.JudgeRequest, request), message_of(wire.JudgeStreamRequest, given)
+    meme, message = message_of(wire.JudgeRequest, request), message_of(wire.JudgeStreamRequest, fields)
     assert isinstance(meme, wire.JudgeRequest)
     assert isinstance(message, wire.JudgeStreamRequest)
     message.request.CopyFrom(meme)

@@ -71,8 +71,8 @@ class ModerationsEndpoint:
         inputs: list[ReceivedRequest] = []
 
         async def first() -> bytes:
-            given = loaded(await whole_body(request))
-            inputs.extend(await judge_requests(given, idempotency_key(request), self._api.fetch))
+            fields = loaded(await whole_body(request))
+            inputs.extend(await judge_requests(fields, idempotency_key(request), self._api.fetch))
             return inputs[0].serialized()
 
         call = HttpCall(
@@ -100,28 +100,28 @@ class ModerationsEndpoint:
         return verdict
 
 
-async def judge_requests(given: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
+async def judge_requests(fields: Mapping[str, Any], request_id: str, fetch: Fetch) -> Sequence[ReceivedRequest]:
     """The requests of Judge that a request for moderation is: one for each text, or one for parts that are one meme.
 
     Args:
-        given: The request.
+        fields: The request.
         request_id: The caller's id for it, or empty.
         fetch: Fetches a picture where a part names an address.
 
     Raises:
         BadRequest: The request has not OpenAI's shape, or has what is not taken.
     """
-    for name in given.keys() - _FIELDS:
+    for name in fields.keys() - _FIELDS:
         raise BadRequest(
             f"There is no {name[:100]} here; model, input and content are taken.",
             reason="MALFORMED_REQUEST",
             field=name[:100],
         )
-    if not isinstance(given.get("model", ""), str):
+    if not isinstance(fields.get("model", ""), str):
         raise BadRequest("model is a name; any will do.", reason="MALFORMED_REQUEST", field="model")
-    asked = given.get("input")
-    content = {"content": given["content"]} if "content" in given else {}
-    texts: Sequence[Any] = [asked] if isinstance(asked, str) else asked if isinstance(asked, list) else ()
+    inputs = fields.get("input")
+    content = {"content": fields["content"]} if "content" in fields else {}
+    texts: Sequence[Any] = [inputs] if isinstance(inputs, str) else inputs if isinstance(inputs, list) else ()
     if not 0 < len(texts) <= _MOST_INPUTS:
         raise _no_input(f"a text, or a list of 1 to {_MOST_INPUTS} texts or parts")
     if all(isinstance(text, str) for text in texts):

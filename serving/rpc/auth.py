@@ -80,15 +80,15 @@ class Access(grpc.aio.ServerInterceptor):
 def _caller(tokens: Tokens, details: grpc.HandlerCallDetails) -> tuple[Caller, Callable[[], Caller | None]]:
     """Returns the caller, and a function that returns the current caller of the same token."""
     metadata: Sequence[tuple[str, str | bytes]] = tuple(details.invocation_metadata or ())
-    given = [value for key, value in metadata if key == "authorization"]
-    if not given:
+    values = [value for key, value in metadata if key == "authorization"]
+    if not values:
         raise Unauthenticated(
             'This server wants to know who calls: send a token, as metadata "authorization: Bearer TOKEN".',
             reason="TOKEN_MISSING",
         )
-    scheme, _, token = str(given[0]).partition(" ")
+    scheme, _, token = str(values[0]).partition(" ")
     # Two headers are refused, or what counts would depend on who reads them, here or at a proxy.
-    if len(given) > 1 or scheme.lower() != "bearer" or not token:
+    if len(values) > 1 or scheme.lower() != "bearer" or not token:
         raise Unauthenticated(
             'One token is wanted, as metadata "authorization: Bearer TOKEN".', reason="TOKEN_MALFORMED"
         )

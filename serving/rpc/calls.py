@@ -148,11 +148,11 @@ def streaming(
         # Nothing is awaited since the comparison, so that no two calls take the last place.
         answering += 1
         try:
-            told = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
+            outgoing = Responses(context, memory.idle_s, "Read responses as they come; open the call again to go on.")
             # Closed here: left to the garbage collector, what it watches would stay registered until that comes.
             async with aclosing(method(request, context)) as responses:
                 async for response in responses:
-                    await told.send(response)
+                    await outgoing.send(response)
         finally:
             answering -= 1
 

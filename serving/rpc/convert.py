@@ -115,10 +115,10 @@ def answer_of(answer: Answer, ask: TrialRequest, *, client_token: bytes = b"") -
 def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
     """Builds the part of a response about the trial of its verdict, equal for every request that gets the verdict."""
     opened = record.opened
-    given, text, cited = record.last(VerdictGiven), record.text, record.precedents
-    assert given is not None and text is not None
-    verdict, findings = given.verdict, cited.findings if cited else None
-    near = record.last(NearDuplicatesFound)
+    ruled, text, cited = record.last(VerdictGiven), record.text, record.precedents
+    assert ruled is not None and text is not None
+    verdict, findings = ruled.verdict, cited.findings if cited else None
+    duplicates = record.last(NearDuplicatesFound)
     response = wire.JudgeResponse(
         verdict_id=record.trial_id,
         label=wire.Label.Value(f"LABEL_{verdict.label}"),
@@ -150,10 +150,10 @@ def verdict_of(record: TrialRecord) -> wire.JudgeResponse:
         )
         if opened.meme.picture_given
         else None,
-        near_duplicates=[_duplicate_message(duplicate) for duplicate in near.duplicates] if near else [],
+        near_duplicates=[_duplicate_message(duplicate) for duplicate in duplicates.duplicates] if duplicates else [],
         claims=list(map(_claim_message, verdict.claims)),
     )
-    response.decided_at.FromDatetime(given.at)
+    response.decided_at.FromDatetime(ruled.at)
     # Optional in the contract: a score of 0 is one, and must not read as none.
     if verdict.harm_score is not None and verdict.harm_score_meaning is not None:
         response.harm_score = verdict.harm_score
@@ -229,16 +229,16 @@ def _pins(pins: wire.Pins) -> RequiredVersions:
     )
 
 
-def _procedure(asked: wire.Procedure.ValueType, default: Procedure) -> Procedure:
-    if asked == wire.PROCEDURE_UNSPECIFIED:
+def _procedure(wanted: wire.Procedure.ValueType, default: Procedure) -> Procedure:
+    if wanted == wire.PROCEDURE_UNSPECIFIED:
         return default
     # Enums of proto3 are open: any number comes through.
-    if asked not in wire.Procedure.values():
+    if wanted not in wire.Procedure.values():
         known = ", ".join(name for name, _ in wire.Procedure.items() if not name.endswith("UNSPECIFIED"))
         raise BadRequest(
-            f"There is no procedure {asked}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
+            f"There is no procedure {wanted}. Ask for one of {known}.", reason="UNKNOWN_PROCEDURE", field="procedure"
         )
-    return Procedure(wire.Procedure.Name(asked).removeprefix("PROCEDURE_"))
+    return Procedure(wire.Procedure.Name(wanted).removeprefix("PROCEDURE_"))
 
 
 def _policy(policy: wire.PolicyReference) -> RequiredPolicy:
@@ -309,13 +309,13 @@ def few(values: Sequence[str], most: int, longest: int, field: str) -> tuple[str
     return tuple(within(value, longest, field) for value in values)
 
 
-def number(asked: int, default: int, most: int, field: str) -> int:
+def number(wanted: int, default: int, most: int, field: str) -> int:
     """Checks a requested number: 1 to ``most``, and 0 for ``default``. Raises BadRequest."""
-    if not 0 <= asked <= most:
+    if not 0 <= wanted <= most:
         raise BadRequest(
-            f"{field} is {asked}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
+            f"{field} is {wanted}; 1 to {most:,} are given, and {default} for 0.", reason="OUT_OF_RANGE", field=field
         )
-    return asked or default
+    return wanted or default
 
 
 def language(tag: str, field: str = "language") -> str:
@@ -341,23 +341,23 @@ def found_to_be(label: int, field: str = "label") -> PrecedentLabel:
     return known
 
 
-def time_of(given: Timestamp, field: str) -> datetime:
+def time_of(value: Timestamp, field: str) -> datetime:
     """The first microsecond that is not before this time, or the last there is: what is kept has no finer ones.
 
     Raises:
         BadRequest: The time lies outside the years 1 to 9999, or its nanoseconds outside a second.
     """
     try:
-        if not 0 <= given.nanos < 10**9:
+        if not 0 <= value.nanos < 10**9:
             raise ValueError
         # Rounded up: rounded down, a listing "from this time" would let in what lies before it.
-        second, micros = _EPOCH + timedelta(seconds=given.seconds), -(-given.nanos // 1000)
+        second, micros = _EPOCH + timedelta(seconds=value.seconds), -(-value.nanos // 1000)
         return min(second, _LAST - timedelta(microseconds=micros)) + timedelta(microseconds=micros)
     except (ValueError, OverflowError):
         raise BadRequest(f"{field} is no time between the years 1 and 9999.", reason="BAD_TIME", field=field) from None
 
 
-def signed(given: str, field: str) -> str:
+def signed(value: str, field: str) -> str:
     """Returns the person behind a call: the caller's own name, or the given one if the server knows no callers.
 
     Raises:
@@ -366,11 +366,11 @@ def signed(given: str, field: str) -> str:
     own = current().name
     # A name in a record is worth something only if it is the token's, and not whatever the caller writes.
     if own:
-        if given not in ("", own):
+        if value not in ("", own):
             raise BadRequest(
                 f"{field} is another name than the token's. Leave it out: the token says who you are.",
                 reason="NOT_THE_CALLER",
                 field=field,
             )
         return own
-    return required(given, MOST_WHO, field)
+    return required(value, MOST_WHO, field)

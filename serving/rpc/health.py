@@ -122,14 +122,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         """The status of one service, now and each time that it changes; SERVICE_UNKNOWN of one that there is not."""
-        told = None
+        last = None
         while True:
             # Before the status is read: a change in between sets this very event, and is not missed.
             over, changed = self._over, self._changed
             status = self._status.get(request.service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-            if status != told:
+            if status != last:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
+                last = status
             elif over:
                 return
             else:
@@ -153,19 +153,19 @@ class ModelProbe:
         # A busy server shows by its answers that it is there, and is not asked for more.
         if self._model.answered_at > began - EVERY_S:
             return
-        asked = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
+        replies = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(replies):
                 with contextlib.suppress(CourtError):
                     await answer
                     return
             if self._model.answered_at <= began:
-                await asked[0]  # has failed, like all others: says why
+                await replies[0]  # has failed, like all others: says why
         finally:
-            for one in asked:
+            for one in replies:
                 one.cancel()
             # Waited for, so that no probe is left that would fill a server which answers slowly.
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*replies, return_exceptions=True)
 
 
 async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[ReadinessCheck]]) -> None:
@@ -180,27 +180,27 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
     def tell() -> None:
         for service, looks in leans_on.items():
             # Until each was looked at once, a service keeps NOT_SERVING from its birth.
-            if all(look in there for look in looks):
-                health.say(service, all(there[look] for look in looks))
+            if all(check in there for check in looks):
+                health.say(service, all(there[check] for check in looks))
 
-    async def keep_looking(look: ReadinessCheck) -> None:
+    async def keep_looking(check: ReadinessCheck) -> None:
         while True:
             try:
-                await look()
+                await check()
                 now = True
             except Exception as error:
                 # Also where the fault is ours: a look that ended would leave SERVING standing for ever.
                 now = False
                 # Only when it changes: what is away for hours must not fill the log.
-                if there.get(look, True):
+                if there.get(check, True):
                     reason = error.reason if isinstance(error, CourtError) else type(error).__qualname__
                     _log.warning("what the court leans on is not there reason=%s", reason)
-            there[look] = now
+            there[check] = now
             tell()
             await asyncio.sleep(EVERY_S)
 
     tell()
     async with asyncio.TaskGroup() as group:
         # Each once, however many services depend on it.
-        for look in {look for looks in leans_on.values() for look in looks}:
-            group.create_task(keep_looking(look))
+        for one in {one for looks in leans_on.values() for one in looks}:
+            group.create_task(keep_looking(one))

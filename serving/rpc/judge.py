@@ -81,8 +81,8 @@ class CourtService:
         self._sitting: _Sitting | None = None
         self._verdicts: LRUCache[str, bytes] = LRUCache(_MOST_VERDICTS)
         self._repeats: LRUCache[bytes, CachedResponse] = LRUCache(_MOST_REPEATS)
-        held = self._memory
-        telemetry.observe(bytes=lambda: held.bytes_in_use + held.pictures)
+        budget = self._memory
+        telemetry.observe(bytes=lambda: budget.bytes_in_use + budget.pictures)
 
     @property
     def memory(self) -> ReceiveBudget:
@@ -193,8 +193,8 @@ class CourtService:
                 like = likeness(request)
                 # Before the request is looked at any closer: a repeat costs neither decoding nor a place.
                 repeat = self._repeats.get(like) if like else None
-                if repeat and (said := await self._repeated_response(sitting, repeat, request.request_id, began)):
-                    return said
+                if repeat and (repeated := await self._repeated_response(sitting, repeat, request.request_id, began)):
+                    return repeated
                 ask, token = self._request_of(request, context), request.client_token
                 del request
                 answer = await sitting.reception.answer(ask, within_s=time_left(context))
@@ -227,7 +227,7 @@ class CourtService:
                 most=self._settings.concurrent_trials,
                 worked_on=self._settings.worked_on_at_once,
                 idle_s=self._settings.idle,
-                told=self._telemetry.streamed,
+                on_sent=self._telemetry.streamed,
             )
 
     def _request_of(self, request: wire.JudgeRequest, context: ServiceCall) -> TrialRequest:
@@ -290,13 +290,13 @@ class CachedResponse:
     whose: str
 
     @classmethod
-    def of(cls, given: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:
+    def of(cls, cached: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:
         """Stores an answer, and the part of the response about its request."""
-        rest = wire.JudgeResponse()
-        rest.CopyFrom(own)
-        rest.ClearField("request_id")
-        rest.ClearField("timings")
-        return cls(given, rest.SerializeToString(), own.reused_from.content.namespace)
+        response = wire.JudgeResponse()
+        response.CopyFrom(own)
+        response.ClearField("request_id")
+        response.ClearField("timings")
+        return cls(cached, response.SerializeToString(), own.reused_from.content.namespace)
 
     def with_its_own(self, request_id: str, seconds: float) -> bytes:
         """Serialises the response to another such request, with its own id and timing."""

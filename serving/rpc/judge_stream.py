@@ -35,7 +35,7 @@ async def judge_stream(
     most: int,
     worked_on: int,
     idle_s: float,
-    told: Callable[[int], None] = lambda _: None,
+    on_sent: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Answers every request of a stream, until the caller ends it.
 
@@ -52,7 +52,7 @@ async def judge_stream(
             that it sends no more of them while their time passes.
         idle_s: Seconds in which the caller must take an answer. While it waits to be taken, an answer has the memory of
             its request, but no more of it than it needs itself.
-        told: Is told of each answer: the google.rpc code of a failure, or 0.
+        on_sent: Is told of each answer: the google.rpc code of a failure, or 0.
 
     Raises:
         BadRequest: A message is no request; or no request came, or no answer was taken, for as long as the server
@@ -60,7 +60,7 @@ async def judge_stream(
         Unauthenticated, Unavailable: The token is not what it was; as :func:`check_in_force`.
         Busy, Unavailable: As :meth:`serving.rpc.flow_control.ReceiveBudget.receive`.
     """
-    stream = _OpenStream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, told=told)
+    stream = _OpenStream(context, memory, of=of, tried=tried, most=most, idle_s=idle_s, on_sent=on_sent)
     end: CourtError | None = None
     try:
         await stream.begin(worked_on)
@@ -97,7 +97,7 @@ class _OpenStream:
         tried: Callable[[wire.JudgeRequest], Judging],
         most: int,
         idle_s: float,
-        told: Callable[[int], None],
+        on_sent: Callable[[int], None],
     ) -> None:
         self._context = context
         self._memory = memory
@@ -106,7 +106,7 @@ class _OpenStream:
         self._responses = Responses(
             context, idle_s, "Read them as they come; those that are left can be had by asking again."
         )
-        self._told = told
+        self._told = on_sent
         self._places = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
         self.not_taken: BadRequest | None = None

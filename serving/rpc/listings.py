@@ -34,9 +34,9 @@ LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label 
 
 def event_of(event: AnyEvent) -> wire.TrialEvent:
     """An event as it is kept."""
-    told = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
-    told.at.FromDatetime(event.at)
-    return told
+    event_ = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
+    event_.at.FromDatetime(event.at)
+    return event_
 
 
 def trial_of(record: TrialRecord) -> wire.Trial:
@@ -107,23 +107,23 @@ def reviewed_of(record: TrialRecord, event: VerdictReviewed) -> wire.ReviewedVer
     )
 
 
-def which_of(asked: wire.TrialFilter) -> TrialFilter:
+def which_of(wanted: wire.TrialFilter) -> TrialFilter:
     """Which trials are asked for, of those that the caller may see.
 
     Raises:
         BadRequest: A part of it is malformed, or of no meaning to this version.
         NotAllowed: The filter names a namespace that is not the caller's.
     """
-    if asked.HasField("namespace"):
-        check_namespace(within(asked.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
+    if wanted.HasField("namespace"):
+        check_namespace(within(wanted.namespace, _LONGEST_NAME, "filter.namespace"), "filter.namespace")
     return TrialFilter(
-        labels=frozenset(_known(label, LABELS, "filter.labels") for label in asked.labels),
-        states=frozenset(_known(state, _STATES, "filter.states") for state in asked.states),
-        opened_from=time_of(asked.opened_from, "filter.opened_from") if asked.HasField("opened_from") else None,
-        opened_until=time_of(asked.opened_until, "filter.opened_until") if asked.HasField("opened_until") else None,
-        reviewed=asked.reviewed if asked.HasField("reviewed") else None,
-        needs_review=asked.needs_review if asked.HasField("needs_review") else None,
-        namespace=asked.namespace if asked.HasField("namespace") else None,
+        labels=frozenset(_known(label, LABELS, "filter.labels") for label in wanted.labels),
+        states=frozenset(_known(state, _STATES, "filter.states") for state in wanted.states),
+        opened_from=time_of(wanted.opened_from, "filter.opened_from") if wanted.HasField("opened_from") else None,
+        opened_until=time_of(wanted.opened_until, "filter.opened_until") if wanted.HasField("opened_until") else None,
+        reviewed=wanted.reviewed if wanted.HasField("reviewed") else None,
+        needs_review=wanted.needs_review if wanted.HasField("needs_review") else None,
+        namespace=wanted.namespace if wanted.HasField("namespace") else None,
         # Whatever the filter says: no listing goes beyond what its caller may see (GR-1).
         namespaces=current().namespaces,
     )
@@ -136,9 +136,9 @@ def token_of(place: Place, which: TrialFilter) -> str:
     whatever its token says. So the seal needs no key, and a token is good at every server of the same docket.
     """
     micros = (place[0] - _EPOCH) // timedelta(microseconds=1)
-    said = canonical_json([micros, place[1]])
+    content = canonical_json([micros, place[1]])
     # Without the padding, which would have to be escaped in the address of a page.
-    return base64.urlsafe_b64encode(_seal(said, which) + said).decode().rstrip("=")
+    return base64.urlsafe_b64encode(_seal(content, which) + content).decode().rstrip("=")
 
 
 def place_of(token: str, which: TrialFilter) -> Place | None:
@@ -151,10 +151,10 @@ def place_of(token: str, which: TrialFilter) -> Place | None:
         return None
     try:
         sealed = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        seal, said = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
+        seal, content = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
         # Encoded again it must be the same: several tokens that decode alike would let an altered one through.
-        if seal == _seal(said, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
-            micros, trial_id = json.loads(said)
+        if seal == _seal(content, which) and base64.urlsafe_b64encode(sealed).decode().rstrip("=") == token:
+            micros, trial_id = json.loads(content)
             place = _EPOCH + timedelta(microseconds=micros), trial_id
             # Anybody can make a seal: what is within is not believed either.
             if isinstance(trial_id, str) and trial_id.isprintable():
@@ -169,7 +169,7 @@ def place_of(token: str, which: TrialFilter) -> Place | None:
     )
 
 
-def where_of(asked: wire.PrecedentFilter) -> Filter:
+def where_of(wanted: wire.PrecedentFilter) -> Filter:
     """Which precedents are asked for, of those that the caller may see.
 
     A caller that is kept to some namespaces finds what is of theirs, and what is of none: that is everybody's.
@@ -181,13 +181,13 @@ def where_of(asked: wire.PrecedentFilter) -> Filter:
     sources, splits, namespaces, policies = (
         few(names, _MOST_NAMES, _LONGEST_NAME, f"filter.{field}")
         for field, names in (
-            ("sources", asked.sources),
-            ("splits", asked.splits),
-            ("namespaces", asked.namespaces),
-            ("policies", asked.policies),
+            ("sources", wanted.sources),
+            ("splits", wanted.splits),
+            ("namespaces", wanted.namespaces),
+            ("policies", wanted.policies),
         )
     )
-    tags = few(asked.languages, _MOST_NAMES, _LONGEST_NAME, "filter.languages")
+    tags = few(wanted.languages, _MOST_NAMES, _LONGEST_NAME, "filter.languages")
     for namespace in filter(None, namespaces):
         check_namespace(namespace, "filter.namespaces")
     own = current().namespaces
@@ -199,15 +199,15 @@ def where_of(asked: wire.PrecedentFilter) -> Filter:
         namespaces=namespaces if namespaces or own is None else ("", *sorted(own - {""})),
         languages=tuple(language(tag, "filter.languages") for tag in tags),
         policies=policies,
-        since=time_of(asked.since, "filter.since") if asked.HasField("since") else None,
-        until=time_of(asked.until, "filter.until") if asked.HasField("until") else None,
-        verified=asked.verified,
+        since=time_of(wanted.since, "filter.since") if wanted.HasField("since") else None,
+        until=time_of(wanted.until, "filter.until") if wanted.HasField("until") else None,
+        verified=wanted.verified,
     )
 
 
-def _seal(said: bytes, which: TrialFilter) -> bytes:
+def _seal(content: bytes, which: TrialFilter) -> bytes:
     # Without the caller's namespaces: they apply to every page, whatever its token says, and may change between two.
-    asked = {
+    fields = {
         "labels": sorted(which.labels),
         "states": sorted(which.states),
         "from": _written(which.opened_from),
@@ -217,7 +217,10 @@ def _seal(said: bytes, which: TrialFilter) -> bytes:
         "namespace": which.namespace,
     }
     return hashlib.blake2b(
-        said, digest_size=_DIGEST_BYTES, key=hashlib.sha256(canonical_json(asked)).digest(), person=b"memecourt page"
+        content,
+        digest_size=_DIGEST_BYTES,
+        key=hashlib.sha256(canonical_json(fields)).digest(),
+        person=b"memecourt page",
     ).digest()
 
 

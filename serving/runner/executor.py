@@ -144,7 +144,7 @@ class TrialExecutor:
         self,
         record: TrialRecord,
         picture: Picture | None,
-        asked: QuestionBrief,
+        brief: QuestionBrief,
         *,
         within_s: float | None = None,
         batch: bool = False,
@@ -154,7 +154,7 @@ class TrialExecutor:
         Args:
             record: Record of the trial, which has a verdict.
             picture: Its picture, by :meth:`picture_of_trial`.
-            asked: The question.
+            brief: The question.
             within_s: Seconds until the caller's deadline; None where there is none.
             batch: True if nobody waits for it singly.
 
@@ -169,7 +169,7 @@ class TrialExecutor:
         storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
         # A namespace may have a policy or a library of its own, by which its trial was held.
         court = self.court_of(namespace)
-        ruled = await rule_on_question(court, record, picture, asked, keep=storing, within_s=within_s, batch=batch)
+        ruled = await rule_on_question(court, record, picture, brief, keep=storing, within_s=within_s, batch=batch)
         return TrialRecord.of((*record.events, ruled))
 
     async def picture_of_trial(self, record: TrialRecord) -> Picture | None:
@@ -180,10 +180,10 @@ class TrialExecutor:
         """
         if not record.opened.meme.picture_given:
             return None
-        kept = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
-        if not kept:
+        frames = await self.docket.trials.frames(record.opened.meme.pixels_sha256)
+        if not frames:
             raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-        return picture_of(record.opened.meme, kept)
+        return picture_of(record.opened.meme, frames)
 
     def _storing(
         self,

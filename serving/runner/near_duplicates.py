@@ -180,21 +180,21 @@ class _Shelf:
         numbers: list[int] = []
         rows: list[bytes] = []
         alone: list[tuple[bytes, int]] = []
-        for _, trial_id, look in looks:
-            if look[:1] != bytes([_FORMAT]):
+        for _, trial_id, fingerprint in looks:
+            if fingerprint[:1] != bytes([_FORMAT]):
                 continue
-            count = look[1] if len(look) > 1 else 0
+            count = fingerprint[1] if len(fingerprint) > 1 else 0
             end = 2 + BYTES * count
             # The length comes from the look itself, which may be damaged: one bad row must not hide all others.
-            if len(look) < end + _HEAD.size:
+            if len(fingerprint) < end + _HEAD.size:
                 _log.error("trial %s: its look is damaged and is passed over", trial_id)
                 continue
-            row, number = _Row(trial_id, look[end:]), self.first + self.size + len(rows)
+            row, number = _Row(trial_id, fingerprint[end:]), self.first + self.size + len(rows)
             # A picture with too little in it has no hashes, so no search could find it: it takes no memory.
             if not count and not row.text_alone:
                 continue
             if count:
-                hashes.append(np.frombuffer(look[2:end], np.uint8).reshape(-1, BYTES))
+                hashes.append(np.frombuffer(fingerprint[2:end], np.uint8).reshape(-1, BYTES))
                 numbers += [number] * count
             else:
                 alone.append((row.fingerprint, number))
@@ -402,8 +402,8 @@ class NearDuplicateIndex:
         if picture is not None:
             # Only the upright position is stored: a search compares it with all eight of the picture that is new.
             pixels, upright = picture.pixels_sha256, np.ascontiguousarray((await self._hashes_of(picture))[:, 0])
-        kept = StoredFingerprint(pixels, namespace, MemeText(text, text_read), upright)
-        keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, kept.to_bytes()))
+        stored = StoredFingerprint(pixels, namespace, MemeText(text, text_read), upright)
+        keeping = asyncio.ensure_future(self._fingerprints.put_fingerprint(trial_id, stored.to_bytes()))
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
         await asyncio.wait([keeping], timeout=_PATIENCE)
@@ -446,16 +446,16 @@ class NearDuplicateIndex:
 
     def _search(self, shelf: _Shelf, hashes: Hashes, words: MemeText, namespace: str) -> list[_Candidate]:
         """Finds trials with a near picture: equal texts first, then the nearest, then the latest."""
-        near = shelf.index.within(hashes.reshape(-1, BYTES), self._nearness.radius)
-        if not near:
+        close = shelf.index.within(hashes.reshape(-1, BYTES), self._nearness.radius)
+        if not close:
             return []
-        mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in near.items())
-        seen = [found for found in rows if self._everywhere or found[2].namespace == namespace]
+        mark, rows = _fingerprint(words.text), ((bits, -number, shelf.row(number)) for number, bits in close.items())
+        candidates = [found for found in rows if self._everywhere or found[2].namespace == namespace]
         # The very same letters go first: whoever floods the docket with other captions on a picture does not push the
         # match out of those that are weighed.
-        seen.sort(key=lambda found: (found[2].fingerprint != mark, *found[:2]))
+        candidates.sort(key=lambda found: (found[2].fingerprint != mark, *found[:2]))
         misread = self._nearness.misread
-        weighed = [(_agreement(row, words, mark, misread), bits, age, row) for bits, age, row in seen[:_WEIGHED]]
+        weighed = [(_agreement(row, words, mark, misread), bits, age, row) for bits, age, row in candidates[:_WEIGHED]]
         weighed.sort(key=lambda found: (found[0] is Agreement.OTHER, *found[1:3]))
         return [_Candidate(row.trial_id, row.pixels_sha256, bits, agreement) for agreement, bits, _, row in weighed]
 

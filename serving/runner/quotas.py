@@ -91,8 +91,8 @@ class Quota:
             per_day: Trials within 24 hours; None for any number.
             clock: Seconds.
         """
-        given = {_MINUTE_S: per_minute, _DAY_S: per_day}
-        self._windows = [_Window(most, seconds) for seconds, most in given.items() if most is not None]
+        limits = {_MINUTE_S: per_minute, _DAY_S: per_day}
+        self._windows = [_Window(most, seconds) for seconds, most in limits.items() if most is not None]
         self._clock = clock
 
     def check(self) -> None:

@@ -292,27 +292,27 @@ class TrialRequest:
         """
         if self.pins != ANY_VERSIONS:
             # Compared as records have them, by digests: names of models or libraries may mean something else tomorrow.
-            held = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
+            in_use = {name: getattr(versions, name) for name in ("prompts", "library", "encoder", "settings")}
             if library is not None:
-                held["library"] = library
-            wanted = {name: getattr(self.pins, name) for name in held}
+                in_use["library"] = library
+            wanted = {name: getattr(self.pins, name) for name in in_use}
             for role, model in self.pins.models.items():
-                wanted[f"models.{role}"], held[f"models.{role}"] = model, versions.models.get(role.upper(), "")
+                wanted[f"models.{role}"], in_use[f"models.{role}"] = model, versions.models.get(role.upper(), "")
             for name, version in wanted.items():
-                if version and version != held[name]:
+                if version and version != in_use[name]:
                     raise NotLoaded(
-                        f"The {name} asked for can't be had: {held[name] or 'none'} is loaded. Leave the pin out to "
+                        f"The {name} asked for can't be had: {in_use[name] or 'none'} is loaded. Leave the pin out to "
                         "have the meme tried with that.",
                         reason="PIN_NOT_LOADED",
                         field=f"pins.{name}",
                     )
-        asked = self.policy
-        if asked is not None and any(
+        own = self.policy
+        if own is not None and any(
             wanted not in ("", loaded)
             for wanted, loaded in (
-                (asked.id, policy.id),
-                (asked.version, policy.version),
-                (asked.digest, policy.digest),
+                (own.id, policy.id),
+                (own.version, policy.version),
+                (own.digest, policy.digest),
             )
         ):
             raise NotLoaded(

@@ -219,11 +219,11 @@ class TrialRunner:
                 raise
             raise Overrun("The time given for this trial is over.", reason="DEADLINE", retry_after=0.0) from None
 
-    async def again(self, given: CachedAnswer, request_id: str) -> TrialRecord | None:
+    async def again(self, cached: CachedAnswer, request_id: str) -> TrialRecord | None:
         """The trial whose verdict answers a request that asks what another has asked, id aside.
 
         Args:
-            given: From the :class:`Answer` to that one.
+            cached: From the :class:`Answer` to that one.
             request_id: The caller's own for this request; empty where there is none.
 
         Returns:
@@ -235,19 +235,19 @@ class TrialRunner:
             Unavailable: The docket is not there now, or the court is not in session.
         """
         # The same object means the same versions: this compares them all without a digest.
-        if not self._open or self._known.versions_in_use(given.ask) is not given.held:
+        if not self._open or self._known.versions_in_use(cached.ask) is not cached.held:
             return None
-        self._quarantine.require(given.file, text_given=given.ask.text is not None)
-        record = await self._known.at_hand(given.key)
+        self._quarantine.require(cached.file, text_given=cached.ask.text is not None)
+        record = await self._known.at_hand(cached.key)
         # The meme may have been tried anew meanwhile; what was prepared is for the earlier trial.
-        if record is None or record.trial_id != given.trial_id:
+        if record is None or record.trial_id != cached.trial_id:
             return None
         if request_id:
-            if (record.opened.meme.namespace, record.opened.request_id) == (given.ask.namespace, request_id):
+            if (record.opened.meme.namespace, record.opened.request_id) == (cached.ask.namespace, request_id):
                 return None  # the request that the trial was held for
-            name = RequestName(given.ask.namespace, request_id)
-            claim = await self._claims.claim(self._claims.wanted(name, given.payload, given.trial_id))
-            if claim.trial_id != given.trial_id:
+            name = RequestName(cached.ask.namespace, request_id)
+            claim = await self._claims.claim(self._claims.wanted(name, cached.payload, cached.trial_id))
+            if claim.trial_id != cached.trial_id:
                 return None
         self._telemetry.reused(near=False)
         return record
@@ -321,11 +321,11 @@ class TrialRunner:
         digest = self._digest_at_hand(call)
         if digest is None:
             return None
-        held, key = self._known.versions_in_use(call.ask), self._known.key(call.ask, digest)
+        in_use, key = self._known.versions_in_use(call.ask), self._known.key(call.ask, digest)
         record = await self._known.at_hand(key)
         if record is None or not _fits(call.ask, record) or await self._claim_for(call, record.trial_id) is not None:
             return None
-        return self._answered_again(call, record, key, held)
+        return self._answered_again(call, record, key, in_use)
 
     async def _claim_for(self, call: Call, trial_id: str) -> Lease | None:
         """Has the trial of a known meme answer a request; the claim to follow where another does already.
@@ -370,14 +370,14 @@ class TrialRunner:
         digest = await self._digest(call)
         await self._quarantine.require_meme(digest, call.ask.procedure)
         # Only after the picture is decoded: what is loaded may change while this call waits for that.
-        key, held = self._key(call, digest), self._known.versions_in_use(call.ask)
+        key, in_use = self._key(call, digest), self._known.versions_in_use(call.ask)
         if key and (earlier := await self._known.find(key) or await self._nearly(call)):
             call.ask.require_of(earlier)
             # The same request has come to another server first: both give the answer of the trial that is claimed.
             if (claim := await self._claim_for(call, earlier.trial_id)) is not None:
                 return await self._follow(call, claim)
             if self._known.answers(earlier, key):
-                return self._answered_again(call, earlier, key, held)
+                return self._answered_again(call, earlier, key, in_use)
             return self._answered(call, earlier, near=await self._differs_in_pixels(call, earlier))
         claim, answer = await self._join(call, key)
         return await self._due(call, claim, answer, digest=digest, key=key)
@@ -519,7 +519,7 @@ class TrialRunner:
             near=near,
         )
 
-    def _answered_again(self, call: Call, record: TrialRecord, key: str, held: object) -> Answer:
+    def _answered_again(self, call: Call, record: TrialRecord, key: str, versions: object) -> Answer:
         """The answer from the trial of a known meme, and what it takes to give it to others who ask the same."""
         answer = self._answered(call, record)
         if not answer.reused:
@@ -529,7 +529,7 @@ class TrialRunner:
             answer,
             # Without the file's bytes: the answer may stay in memory for long.
             given=CachedAnswer(
-                ask=ask, file=call.file, payload=call.payload, key=key, held=held, trial_id=record.trial_id
+                ask=ask, file=call.file, payload=call.payload, key=key, held=versions, trial_id=record.trial_id
             ),
         )
 

@@ -141,12 +141,12 @@ class VerdictCache:
         assert text is not None, "there is no verdict without"
         token = _token(opened.versions, opened.policy.digest, opened.procedure)
         # A text that was read is no part of the request: there the key says that it is to be read.
-        given = text.text if opened.meme.text_given else None
+        own_text = text.text if opened.meme.text_given else None
         return self._key(
             token=token,
             namespace=opened.meme.namespace,
             meme_digest=opened.meme.digest,
-            text=given,
+            text=own_text,
             language=text.language,
         )
 
@@ -196,11 +196,11 @@ class VerdictCache:
     async def _check(self, due: Mapping[str, _AtHand]) -> None:
         """Asks the docket whether trials still answer their keys. Raises Unavailable."""
         try:
-            asked = self._clock()
+            now = self._clock()
             # The age of what the docket says counts from before the question, which is the safe side.
             answering = await self._keys.get_many([*due])
             for known in due.values():
-                known.checked, known.asked_for = asked, False
+                known.checked, known.asked_for = now, False
         finally:
             for known in due.values():
                 known.checking = None
@@ -212,7 +212,7 @@ class VerdictCache:
         """The trial that answers a key, in memory or in the docket, or None."""
         if (record := await self.at_hand(key)) is not None:
             return record
-        asked = self._clock()
+        now = self._clock()
         trial_id = await self._keys.get(key)
         if trial_id is None:
             return None
@@ -222,7 +222,7 @@ class VerdictCache:
             return None
         if not self.answers(record, key):
             return None  # overruled just now; or whoever writes to that table put another trial there
-        self._at_hand.keep(key, _AtHand(record, asked))
+        self._at_hand.keep(key, _AtHand(record, now))
         return record
 
     async def learn(self, record: TrialRecord) -> None:
@@ -247,12 +247,12 @@ class VerdictCache:
         court, procedure = self._court_of(ask.namespace), ask.procedure
         library = court.finder.library.digest
         # By the object: most namespaces share a court, which lives as long as this does.
-        held = self._held.get((id(court), procedure))
-        if held is None or held.library != library:
+        current = self._held.get((id(court), procedure))
+        if current is None or current.library != library:
             versions = court.versions(procedure)
-            held = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
-            self._held[id(court), procedure] = held
-        return held
+            current = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
+            self._held[id(court), procedure] = current
+        return current
 
 
 def _run_versions(checking: asyncio.Task[None]) -> None:

@@ -211,20 +211,20 @@ class Telemetry:
             # From here: the time in which no server held it is no part of what it took.
             self._trials[event.trial_id].began = event.at
         # Unknown where its beginning was forgotten, or came before this server: it is counted all the same.
-        seen = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)
+        trial = self._trials.get(event.trial_id) or ObservedTrial.unknown(event)
         if self._logs:
-            seen.log(_trials_log, event)
-        calls = seen.calls(event)
+            trial.log(_trials_log, event)
+        calls = trial.calls(event)
         if self._metrics:
-            self._metrics.note(event, seen, calls)
+            self._metrics.note(event, trial, calls)
         if self._tracing:
-            self._tracing.note(event, seen, calls)
+            self._tracing.note(event, trial, calls)
         if isinstance(event, VerdictGiven | TrialFailed):
             # After metrics and spans, which need what came before.
             self._trials.pop(event.trial_id, None)
 
-    def _follow(self, seen: ObservedTrial) -> None:
-        self._trials[seen.trial_id] = seen
+    def _follow(self, trial: ObservedTrial) -> None:
+        self._trials[trial.trial_id] = trial
         while len(self._trials) > _MOST_TRIALS:
             # The one that was followed first, so the likeliest to have ended without a word.
             self._trials.popitem(last=False)

@@ -75,19 +75,19 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
         message, where = safe_parts(record)
-        told_of: dict[str, Any] = {
+        extra: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": message,
         }
         if _of(record, _OURS):
-            told_of |= {key: value for key, value in fields(record).items() if key not in _STANDARD}
+            extra |= {key: value for key, value in fields(record).items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
-            told_of["error"] = record.exc_info[0].__qualname__
+            extra["error"] = record.exc_info[0].__qualname__
         if where:
-            told_of["where"] = where
-        return _as_json(told_of)  # ASCII: no character of a caller ends a line
+            extra["where"] = where
+        return _as_json(extra)  # ASCII: no character of a caller ends a line
 
 
 @lru_cache(maxsize=4)
@@ -140,12 +140,12 @@ def _quoted(value: Any) -> Any:
 
 def _place(error: BaseException | None) -> str:
     """Kind and place of an exception and of those that it came from; what they say is left out."""
-    told: list[str] = []
+    places: list[str] = []
     # Bounded, for a chain of causes can be of any length.
-    while error is not None and len(told) < 10:
-        told.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
+    while error is not None and len(places) < 10:
+        places.append(type(error).__qualname__ + "\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip("\n"))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\nafter ".join(told)
+    return "\nafter ".join(places)
 
 
 def _visible(line: str) -> str:

@@ -59,8 +59,8 @@ class _WorkerDeaths(Collector):
     _name, _labelnames = "memecourt_worker_deaths", ("worker",)
 
     def describe(self) -> list[CounterMetricFamily]:
-        told = "Processes that worked on what strangers sent and died, or were ended because it took too long."
-        return [CounterMetricFamily(self._name, told, labels=self._labelnames)]
+        description = "Processes that worked on what strangers sent and died, or were ended because it took too long."
+        return [CounterMetricFamily(self._name, description, labels=self._labelnames)]
 
     def collect(self) -> list[CounterMetricFamily]:
         (family,) = self.describe()
@@ -93,14 +93,14 @@ class Metrics:
         prometheus_client.GCCollector(registry=registry)
         Info("memecourt_build", "The version that runs.", registry=registry).info({"version": SOFTWARE})
 
-        def counter(name: str, told: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"memecourt_{name}", told, labels, registry=registry)
+        def counter(name: str, description: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"memecourt_{name}", description, labels, registry=registry)
 
-        def gauge(name: str, told: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"memecourt_{name}", told, labels, registry=registry)
+        def gauge(name: str, description: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"memecourt_{name}", description, labels, registry=registry)
 
-        def histogram(name: str, told: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(f"memecourt_{name}", told, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, description: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+            return Histogram(f"memecourt_{name}", description, labels, buckets=buckets, registry=registry)
 
         # Calls of the wire.
         method = ("service", "method")
@@ -277,24 +277,24 @@ class Metrics:
         library: Callable[[], float] | None,
     ) -> None:
         """Registers the sources of current values."""
-        for gauge, look in (
+        for gauge, read in (
             (self._running, running),
             (self._waiting, waiting),
             (self._bytes, held_bytes),
             (self._library, library),
         ):
-            if look is not None:
-                gauge.set_function(look)
+            if read is not None:
+                gauge.set_function(read)
 
-    def note(self, event: AnyEvent, seen: ObservedTrial, asked: Sequence[ObservedModelCall]) -> None:
-        """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
-        for each in asked:
-            self._count_call(each, seen)
+    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
+        """An event of a trial was kept; ``calls`` are the calls that it is the first to tell of."""
+        for each in calls:
+            self._count_call(each, trial)
         match event:
             case TrialOpened():
-                self._opened.labels(seen.procedure).inc()
+                self._opened.labels(trial.procedure).inc()
             case TrialResumed():
-                self._resumed.labels(seen.procedure).inc()
+                self._resumed.labels(trial.procedure).inc()
             case TextRead():
                 self._texts.labels(event.source.value).inc()
                 if event.reader:
@@ -312,21 +312,21 @@ class Metrics:
                 if event.reason is not QuestioningEnd.NO_EXAMINATION:
                     self._rounds.labels(event.side.value).observe(event.rounds)
             case VerdictGiven():
-                self._end(event, seen, TrialState.DECIDED, event.verdict.label.value)
+                self._end(event, trial, TrialState.DECIDED, event.verdict.label.value)
                 if event.verdict.needs_human_review:
-                    self._for_review.labels(seen.procedure).inc()
+                    self._for_review.labels(trial.procedure).inc()
                 # A set: a verdict may give one reason several times, and counts once for each.
                 for reason in {review.reason for review in event.verdict.review}:
                     self._review_reasons.labels(reason.value).inc()
             case TrialFailed():
-                self._end(event, seen, TrialState.FAILED, "")
-                self._failures.labels(seen.procedure, event.step, event.reason).inc()
+                self._end(event, trial, TrialState.FAILED, "")
+                self._failures.labels(trial.procedure, event.step, event.reason).inc()
 
-    def _count_call(self, asked: ObservedModelCall, seen: ObservedTrial) -> None:
-        call = asked.call
+    def _count_call(self, model_call: ObservedModelCall, trial: ObservedTrial) -> None:
+        call = model_call.call
         # The name that it was asked by: what a server calls itself in its replies is not ours to bound.
-        labels = (call.role.value, seen.models.get(call.role.value, "unknown"))
-        self._calls.labels(*labels).inc(asked.calls)
+        labels = (call.role.value, trial.models.get(call.role.value, "unknown"))
+        self._calls.labels(*labels).inc(model_call.calls)
         if call.fault:
             self._repairs.labels(*labels).inc()
         self._call_s.labels(*labels).observe(call.latency_s)
@@ -334,11 +334,11 @@ class Metrics:
         self._tokens_cached.labels(*labels).inc(call.tokens_cached)
         self._tokens_out.labels(*labels).inc(call.tokens_out)
 
-    def _end(self, event: VerdictGiven | TrialFailed, seen: ObservedTrial, outcome: TrialState, label: str) -> None:
-        self._trials.labels(seen.procedure, outcome.value, label).inc()
-        if seen.began is not None:
-            seconds = max(0.0, (event.at - seen.began).total_seconds())  # the machine's clock may have been set back
-            self._trial_s.labels(seen.procedure, outcome.value).observe(seconds)
+    def _end(self, event: VerdictGiven | TrialFailed, trial: ObservedTrial, outcome: TrialState, label: str) -> None:
+        self._trials.labels(trial.procedure, outcome.value, label).inc()
+        if trial.began is not None:
+            seconds = max(0.0, (event.at - trial.began).total_seconds())  # the machine's clock may have been set back
+            self._trial_s.labels(trial.procedure, outcome.value).observe(seconds)
         if event.unused:
             self._unused_calls.inc(event.unused.calls)
             self._unused_in.inc(event.unused.tokens_in)

@@ -56,31 +56,31 @@ def of_call(record: TrialRecord, event: AnyEvent, call: ModelCall, console: str)
     """
     # A verdict's event tells of two calls, the ruling and the odds.
     made = next((each for each in messages_of(record, event) if each.call == call), None)
-    told: dict[str, Any] = {"memecourt.messages_exact": bool(made and made.exact)}
+    attributes: dict[str, Any] = {"memecourt.messages_exact": bool(made and made.exact)}
     if made is not None and made.requests:
-        told |= _request(made.requests[-1], record, console)
-    said = _reply_json(event, call)
-    finish = [{"role": "assistant", "parts": [{"type": "text", "content": said}], "finish_reason": "stop"}]
-    return told | {
+        attributes |= _request(made.requests[-1], record, console)
+    reply = _reply_json(event, call)
+    finish = [{"role": "assistant", "parts": [{"type": "text", "content": reply}], "finish_reason": "stop"}]
+    return attributes | {
         "gen_ai.output.messages": _json(finish),
         "llm.output_messages.0.message.role": "assistant",
-        "llm.output_messages.0.message.content": said,
-        "output.value": said,
+        "llm.output_messages.0.message.content": reply,
+        "output.value": reply,
         "output.mime_type": "application/json",
     }
 
 
 def of_search(event: PrecedentsCited) -> dict[str, Any]:
     """The precedents that were found, as the documents of a search."""
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for place, found in enumerate(event.findings.exhibits):
-        told |= {
+        attributes |= {
             f"retrieval.documents.{place}.document.id": found.id,
             f"retrieval.documents.{place}.document.score": found.similarity,
             f"retrieval.documents.{place}.document.content": found.text,
             f"retrieval.documents.{place}.document.metadata": _json({"label": str(found.label)}),
         }
-    return told
+    return attributes
 
 
 def of_trial(event: AnyEvent) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def link_of(picture: PictureShown, record: TrialRecord, console: str) -> str:
 
 def _request(request: Request, record: TrialRecord, console: str) -> dict[str, Any]:
     parts = list(_joined(request.parts))
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.system_instructions": _json([{"type": "text", "content": request.system}]),
         "llm.input_messages.0.message.role": "system",
         "llm.input_messages.0.message.content": request.system,
@@ -116,14 +116,14 @@ def _request(request: Request, record: TrialRecord, console: str) -> dict[str, A
         link = "" if isinstance(part, str) else link_of(part, record, console)
         if link:
             user.append({"type": "uri", "modality": "image", "mime_type": "image/png", "uri": link})
-            told |= {f"{at}.type": "image", f"{at}.image.image.url": link}
+            attributes |= {f"{at}.type": "image", f"{at}.image.image.url": link}
         else:
             # The digest stands in for it: no byte of a picture leaves with a trace.
             text = part if isinstance(part, str) else f"[{_NO_LINK.format(part.sha256 or 'not kept')}]"
             user.append({"type": "text", "content": text})
-            told |= {f"{at}.type": "text", f"{at}.text": text}
-    told["gen_ai.input.messages"] = _json([{"role": "user", "parts": user}])
-    return told
+            attributes |= {f"{at}.type": "text", f"{at}.text": text}
+    attributes["gen_ai.input.messages"] = _json([{"role": "user", "parts": user}])
+    return attributes
 
 
 def _joined(parts: Sequence[str | PictureShown]) -> Iterator[str | PictureShown]:

@@ -18,8 +18,8 @@ class StateMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         """Knows nothing yet."""
 
-        def gauge(name: str, told: str, labels: Iterable[str] = ()) -> Gauge:
-            return Gauge(f"memecourt_{name}", told, list(labels), registry=registry)
+        def gauge(name: str, description: str, labels: Iterable[str] = ()) -> Gauge:
+            return Gauge(f"memecourt_{name}", description, list(labels), registry=registry)
 
         self._serving = gauge("serving", "1 while a service is SERVING, 0 while it is not.", ["service"])
         self._entries = gauge("docket_entries", "Entries of the docket's log.")

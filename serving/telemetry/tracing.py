@@ -67,11 +67,11 @@ def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
         console: Address of the console whose veiled pictures are linked to then; empty for no links.
     """
     # What the operator names in the variable goes before what we would name.
-    told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in told:
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in attributes:
         own["service.name"] = "memecourt"
-    resource = Resource.create({name: value for name, value in own.items() if f"{name}=" not in told})
+    resource = Resource.create({name: value for name, value in own.items() if f"{name}=" not in attributes})
     # No exit handler: whoever opened it closes it, and a process that is killed has nobody to wait for the export.
     provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
     exporter = OTLPSpanExporter()
@@ -136,56 +136,58 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
-    def note(self, event: AnyEvent, seen: ObservedTrial, asked: Sequence[ObservedModelCall]) -> None:
-        """An event of a trial was kept; ``asked`` are the calls that it is the first to tell of."""
+    def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
+        """An event of a trial was kept; ``calls`` are the calls that it is the first to tell of."""
         if isinstance(event, TrialOpened | TrialResumed):
-            seen.span = self._trial(event, seen)
-        if seen.span is None:
+            trial.span = self._trial(event, trial)
+        if trial.span is None:
             return
         if self._contents:
             # Contents of a call are put together from all that was said before it.
-            seen.events.append(event)
-            seen.span.set_attributes(contents.of_trial(event))
+            trial.events.append(event)
+            trial.span.set_attributes(contents.of_trial(event))
         # A text that the caller gave took no reader, and so no step.
         if isinstance(event, TextRead) and event.reader:
-            self._step("read text", ended=event.at, seconds=event.latency_s, seen=seen, told={KIND: "TOOL"})
+            self._step("read text", ended=event.at, seconds=event.latency_s, trial=trial, attributes={KIND: "TOOL"})
         elif isinstance(event, PrecedentsCited):
             library = event.findings.library.name
-            told: dict[str, Any] = {
+            attributes: dict[str, Any] = {
                 "gen_ai.operation.name": "retrieval",
                 "gen_ai.data_source.id": library,
                 KIND: "RETRIEVER",
             }
             if self._contents:
-                told |= contents.of_search(event)
-            self._step(f"retrieval {library}", ended=event.at, seconds=event.latency_s, seen=seen, told=told)
-        for each in asked:
-            self._record_call(each, event, seen)
+                attributes |= contents.of_search(event)
+            self._step(
+                f"retrieval {library}", ended=event.at, seconds=event.latency_s, trial=trial, attributes=attributes
+            )
+        for each in calls:
+            self._record_call(each, event, trial)
         if isinstance(event, VerdictGiven):
-            seen.span.set_attribute("memecourt.outcome", "DECIDED")
-            seen.span.set_attribute("memecourt.label", event.verdict.label.value)
-            seen.span.set_attribute("memecourt.needs_human_review", event.verdict.needs_human_review)
-            seen.span.end(_ns(event.at))
+            trial.span.set_attribute("memecourt.outcome", "DECIDED")
+            trial.span.set_attribute("memecourt.label", event.verdict.label.value)
+            trial.span.set_attribute("memecourt.needs_human_review", event.verdict.needs_human_review)
+            trial.span.end(_ns(event.at))
         elif isinstance(event, TrialFailed):
-            seen.span.set_attribute("memecourt.outcome", "FAILED")
-            seen.span.set_attribute("memecourt.step", event.step)
-            seen.span.set_attribute("error.type", event.reason)
-            seen.span.set_status(Status(StatusCode.ERROR))
-            seen.span.end(_ns(event.at))
+            trial.span.set_attribute("memecourt.outcome", "FAILED")
+            trial.span.set_attribute("memecourt.step", event.step)
+            trial.span.set_attribute("error.type", event.reason)
+            trial.span.set_status(Status(StatusCode.ERROR))
+            trial.span.end(_ns(event.at))
 
-    def _trial(self, event: TrialOpened | TrialResumed, seen: ObservedTrial) -> Span:
+    def _trial(self, event: TrialOpened | TrialResumed, trial: ObservedTrial) -> Span:
         """A trial, in the trace that its record names: as a child of the call that it is held for, where that is its.
 
         One that is resumed, and one whose record names another trace, has no parent there, but a link to the call.
         """
         current = trace.get_current_span().get_span_context()
         context, links = None, []
-        wanted = _trace_id(seen.trace_id)
+        wanted = _trace_id(trial.trace_id)
         # The record names the trace: whoever comes from the record must find the span there.
         if wanted and wanted != current.trace_id:
             context = otel_context.Context()
             links = [trace.Link(current)] if current.is_valid else []
-        name = f"memecourt.{seen.procedure.lower()}"
+        name = f"memecourt.{trial.procedure.lower()}"
         # The generator of ids takes no argument: this is how it learns the id, for this one span.
         token = _wanted_trace.set(wanted)
         try:
@@ -198,54 +200,61 @@ class Tracing:
                     "gen_ai.operation.name": "invoke_workflow",
                     "gen_ai.workflow.name": name,
                     KIND: "CHAIN",
-                    "session.id": seen.trial_id,
-                    "memecourt.trial.id": seen.trial_id,
-                    "memecourt.request.id": seen.request_id,
-                    "memecourt.procedure": seen.procedure,
+                    "session.id": trial.trial_id,
+                    "memecourt.trial.id": trial.trial_id,
+                    "memecourt.request.id": trial.request_id,
+                    "memecourt.procedure": trial.procedure,
                     "memecourt.resumed": isinstance(event, TrialResumed),
                 },
             )
         finally:
             _wanted_trace.reset(token)
 
-    def _record_call(self, asked: ObservedModelCall, event: AnyEvent, seen: ObservedTrial) -> None:
+    def _record_call(self, model_call: ObservedModelCall, event: AnyEvent, trial: ObservedTrial) -> None:
         """A call of a model. An event says how long it took and not when it ended: that is when it was kept, at most
         as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
-        call = asked.call
-        model = seen.models.get(call.role.value, call.model)
-        told: dict[str, Any] = {
+        call = model_call.call
+        model = trial.models.get(call.role.value, call.model)
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
             # Which dialect is spoken; model and address tell whose it is.
             "gen_ai.provider.name": "openai",
             "gen_ai.request.model": model,
             "gen_ai.response.model": call.model,
             "gen_ai.agent.name": call.role.value.lower(),
-            "gen_ai.conversation.id": seen.trial_id,
+            "gen_ai.conversation.id": trial.trial_id,
             "gen_ai.prompt.name": call.prompt_id,
             "gen_ai.prompt.version": call.prompt_digest,
             "gen_ai.usage.input_tokens": call.tokens_in,
             "gen_ai.usage.output_tokens": call.tokens_out,
             "gen_ai.usage.cache_read.input_tokens": call.tokens_cached,
             KIND: "LLM",
-            "session.id": seen.trial_id,
+            "session.id": trial.trial_id,
             "agent.name": call.role.value.lower(),
             "llm.model_name": call.model,
             "llm.token_count.prompt": call.tokens_in,
             "llm.token_count.completion": call.tokens_out,
             "llm.token_count.total": call.tokens_in + call.tokens_out,
             "llm.token_count.prompt_details.cache_read": call.tokens_cached,
-            "memecourt.trial.id": seen.trial_id,
+            "memecourt.trial.id": trial.trial_id,
             "memecourt.event.seq": event.seq,
-            "memecourt.calls": asked.calls,
+            "memecourt.calls": model_call.calls,
             "memecourt.repaired": bool(call.fault),
         }
         for name in ("side", "round"):
             if (value := getattr(event, name, None)) is not None:
-                told[f"memecourt.{name}"] = value
-        told |= _server(call.server)
-        if self._contents and seen.events and isinstance(seen.events[0], TrialOpened):
-            told |= contents.of_call(TrialRecord.of(seen.events), event, call, self._console)
-        self._step(f"chat {model}", ended=event.at, seconds=call.latency_s, seen=seen, told=told, kind=SpanKind.CLIENT)
+                attributes[f"memecourt.{name}"] = value
+        attributes |= _server(call.server)
+        if self._contents and trial.events and isinstance(trial.events[0], TrialOpened):
+            attributes |= contents.of_call(TrialRecord.of(trial.events), event, call, self._console)
+        self._step(
+            f"chat {model}",
+            ended=event.at,
+            seconds=call.latency_s,
+            trial=trial,
+            attributes=attributes,
+            kind=SpanKind.CLIENT,
+        )
 
     def _step(
         self,
@@ -253,17 +262,17 @@ class Tracing:
         *,
         ended: datetime,
         seconds: float,
-        seen: ObservedTrial,
-        told: Mapping[str, Any],
+        trial: ObservedTrial,
+        attributes: Mapping[str, Any],
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> None:
         span = self._tracer.start_span(
             name,
             # Not the current span, which may be that of another call.
-            context=trace.set_span_in_context(seen.span, otel_context.Context()),
+            context=trace.set_span_in_context(trial.span, otel_context.Context()),
             kind=kind,
             start_time=_ns(ended - timedelta(seconds=seconds)),
-            attributes=told,
+            attributes=attributes,
         )
         span.end(_ns(ended))
 
@@ -274,10 +283,10 @@ def _ns(at: datetime) -> int:
     return round(at.timestamp() * 1e6) * 1000
 
 
-def _trace_id(told: str) -> int:
+def _trace_id(id_: str) -> int:
     """The trace that a record names; 0 where it names none."""
     try:
-        return int(told, 16) if len(told) == 32 else 0
+        return int(id_, 16) if len(id_) == 32 else 0
     except ValueError:
         return 0
 

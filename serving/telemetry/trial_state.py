@@ -78,13 +78,13 @@ class ObservedTrial:
     @classmethod
     def of(cls, record: TrialRecord) -> ObservedTrial:
         """A trial that is taken up again."""
-        seen = cls.opened(record.opened)
-        seen.began = None  # when it is resumed
-        seen.events = list(record.events)
+        state = cls.opened(record.opened)
+        state.began = None  # when it is resumed
+        state.events = list(record.events)
         for event in record.events:
             # For what it remembers: calls of summaries run ahead that were counted before must not count again.
-            seen.calls(event)
-        return seen
+            state.calls(event)
+        return state
 
     @classmethod
     def unknown(cls, event: AnyEvent) -> ObservedTrial:
@@ -93,7 +93,7 @@ class ObservedTrial:
 
     def calls(self, event: AnyEvent) -> Sequence[ObservedModelCall]:
         """The calls of models that this event is the first to tell of."""
-        asked: list[ObservedModelCall] = []
+        found: list[ObservedModelCall] = []
         calls = calls_in(event)
         if isinstance(event, SummarisedAhead):
             self.ahead.add((event.side, event.round))
@@ -101,18 +101,18 @@ class ObservedTrial:
         elif isinstance(event, Summarised) and (event.side, event.round) in self.ahead:
             calls = ()
         for call in calls:
-            asked.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
+            found.append(ObservedModelCall(call, call.prompt_id.rpartition("/")[2], 2 if call.fault else 1))
         # Each order of the options was a request of its own.
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
-            asked.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
-        return asked
+            found.append(ObservedModelCall(event.odds.call, "odds", len(event.odds.harmful)))
+        return found
 
     def log(self, log: logging.Logger, event: AnyEvent) -> None:
         """One line an event; nothing of the meme itself, nor of whose content it is."""
         if log.isEnabledFor(logging.INFO):
             # By hand: who logs it is not told of our own lines, and would be looked for on the stack each time.
-            said = (event.trial_id, self.request_id, event.seq, event.kind)
-            log.handle(log.makeRecord(log.name, logging.INFO, fn="", lno=0, msg=_LINE, args=said, exc_info=None))
+            identity = (event.trial_id, self.request_id, event.seq, event.kind)
+            log.handle(log.makeRecord(log.name, logging.INFO, fn="", lno=0, msg=_LINE, args=identity, exc_info=None))
 
 
 _LINE = "trial=%s request=%s seq=%d event=%s"

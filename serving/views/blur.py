@@ -94,10 +94,10 @@ class LibraryPictures:
         for root in self._roots:
             library = self._now(root)
             row = library.row_of(id_)
-            kept = None if row is None else library.picture_of(library.read([row])[0])
+            stored = None if row is None else library.picture_of(library.read([row])[0])
             # The same id may be in several libraries: the first that has a picture of it counts.
-            if kept is not None:
-                return frame_of(kept)
+            if stored is not None:
+                return frame_of(stored)
         return None
 
     def _now(self, root: Path) -> Library:

@@ -48,11 +48,13 @@ def curve(side: Side, points: Sequence[Point], *, lowest: float, highest: float,
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - bits) / (high - low)
 
     line = " ".join(f"{x(point.round):.1f},{y(point.bits):.1f}" for point in points)
-    told = ", ".join(f"round {point.round} {point.bits:.2f}" for point in points)
+    described = ", ".join(f"round {point.round} {point.bits:.2f}" for point in points)
     parts = [
         Markup(
             '<svg class="curve {side}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{label}">'
-        ).format(side=side.lower(), width=_WIDTH, height=_HEIGHT, label=f"Entropy of the summaries in bits: {told}")
+        ).format(
+            side=side.lower(), width=_WIDTH, height=_HEIGHT, label=f"Entropy of the summaries in bits: {described}"
+        )
     ]
     for bits in (high, low):
         parts.append(

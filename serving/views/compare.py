@@ -53,12 +53,12 @@ class ComparedRow:
         # Two texts about different things share small words everywhere: marking those would only confuse.
         if matcher.ratio() < _KINDRED:
             return [(self.left, False)], [(self.right, False)]
-        told: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
+        sides: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
         for what, a, b, c, d in matcher.get_opcodes():
             for pieces, side, first, last in ((left, 0, a, b), (right, 1, c, d)):
                 if first < last:
-                    told[side].append(("".join(pieces[first:last]), what == "equal"))
-        return told
+                    sides[side].append(("".join(pieces[first:last]), what == "equal"))
+        return sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ def compare(first: TrialRecord, second: TrialRecord) -> tuple[Group, ...]:
         one, other = left.get(name, {}), right.get(name, {})
         rows = []
         for key in dict.fromkeys((*one, *other)):
-            (said, words), (also, _) = one.get(key, ("", False)), other.get(key, ("", False))
+            (here, words), (also, _) = one.get(key, ("", False)), other.get(key, ("", False))
             # A row that only one trial has says in that one alone whether it is a text.
             words = words or other.get(key, ("", False))[1]
-            rows.append(ComparedRow(key, said or NOTHING, also or NOTHING, words))
+            rows.append(ComparedRow(key, here or NOTHING, also or NOTHING, words))
         groups.append(Group(name, tuple(rows)))
     return tuple(groups)
 
@@ -95,17 +95,17 @@ _Rows = Iterator[tuple[str, tuple[str, bool]]]
 
 
 def _sections(record: TrialRecord) -> Iterator[tuple[str, _Rows]]:
-    told = transcript(record)
-    yield "Verdict", _verdict(record, told)
-    yield "Meme", _meme(record, told)
-    yield "Sides", _sides(record, told)
-    yield "Precedents", _precedents(told)
+    transcribed = transcript(record)
+    yield "Verdict", _verdict(record, transcribed)
+    yield "Meme", _meme(record, transcribed)
+    yield "Sides", _sides(record, transcribed)
+    yield "Precedents", _precedents(transcribed)
     yield "Versions", _versions(record)
     yield "Settings", ((str(name), (str(value), False)) for name, value in sorted(record.opened.settings.items()))
 
 
-def _verdict(record: TrialRecord, told: Transcript) -> _Rows:
-    verdict, review = told.verdict, record.last(VerdictReviewed)
+def _verdict(record: TrialRecord, transcribed: Transcript) -> _Rows:
+    verdict, review = transcribed.verdict, record.last(VerdictReviewed)
     yield "state", (word(record.state), False)
     yield "label", (word(verdict.label) if verdict else "", False)
     if verdict and verdict.strengths:
@@ -123,15 +123,15 @@ def _verdict(record: TrialRecord, told: Transcript) -> _Rows:
         yield f"a person should look, {number}", (reason.detail, True)
 
 
-def _meme(record: TrialRecord, told: Transcript) -> _Rows:
+def _meme(record: TrialRecord, transcribed: Transcript) -> _Rows:
     meme = record.opened.meme
     yield "picture", (meme.pixels_sha256[:16] if meme.picture_given else "none was sent", False)
-    yield "text", (told.text, True)
-    yield "where the text is from", (word(told.source) if told.source else "", False)
-    yield "description", (told.description, True)
+    yield "text", (transcribed.text, True)
+    yield "where the text is from", (word(transcribed.source) if transcribed.source else "", False)
+    yield "description", (transcribed.description, True)
 
 
-def _sides(record: TrialRecord, told: Transcript) -> _Rows:
+def _sides(record: TrialRecord, transcribed: Transcript) -> _Rows:
     rested = {event.side: event for event in record.all(SideRested)}
     for side in Side:
         if side in rested:
@@ -139,18 +139,20 @@ def _sides(record: TrialRecord, told: Transcript) -> _Rows:
         bits = [f"{e.entropy:.2f}" for e in record.all(Summarised) if e.side is side and e.round]
         if bits:
             yield f"{side.lower()}: entropy by round", (", ".join(bits), False)
-        argument = told.arguments[side]
+        argument = transcribed.arguments[side]
         yield f"{side.lower()}: justification", (argument.justification if argument else "", True)
 
 
-def _precedents(told: Transcript) -> _Rows:
-    yield "library", (told.searched, False)
-    readings: Mapping[str, str] = {one.id: one.supports for one in told.ruling.precedents} if told.ruling else {}
-    for place, one in enumerate(told.precedents, 1):
+def _precedents(transcribed: Transcript) -> _Rows:
+    yield "library", (transcribed.searched, False)
+    readings: Mapping[str, str] = (
+        {one.id: one.supports for one in transcribed.ruling.precedents} if transcribed.ruling else {}
+    )
+    for place, one in enumerate(transcribed.precedents, 1):
         read = f"; the Judge: {readings[one.id]}" if one.id in readings else ""
         yield f"precedent {place}", (f"{one.id}, {word(one.label)}, similarity {one.similarity:.3f}{read}", False)
-    if told.vote:
-        vote = told.vote
+    if transcribed.vote:
+        vote = transcribed.vote
         yield "vote", (f"{vote.harmful} of {vote.voters} harmful, probability {vote.probability:.3f}", False)
 
 

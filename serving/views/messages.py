@@ -105,64 +105,64 @@ def messages_of(record: TrialRecord, event: AnyEvent) -> tuple[CallMessages, ...
         record: Record with the event.
         event: One of its events.
     """
-    told = _RecordedSoFar(record, event)
+    recorded = _RecordedSoFar(record, event)
     # Functions, so that what is missing in a record is found where each call is made again, and spares the others.
     calls: list[tuple[ModelCall, Callable[[], Sequence[Messages[PictureShown]]]]] = []
     match event:
         case Described():
-            calls.append((event.call, lambda: [told.describe()]))
+            calls.append((event.call, lambda: [recorded.describe()]))
         case QuestionAsked():
             # A question is asked with the exchanges before it in view; a summary with its own round as well.
-            calls.append((event.call, lambda: [told.argue("ask", event.side, event.round - 1)]))
+            calls.append((event.call, lambda: [recorded.argue("ask", event.side, event.round - 1)]))
         case AnswerGiven():
-            calls.append((event.call, lambda: [told.answer(event.side, event.round)]))
+            calls.append((event.call, lambda: [recorded.answer(event.side, event.round)]))
         case Summarised(call=ModelCall() as call) | SummarisedAhead(call=call):
-            calls.append((call, lambda: [told.argue("summarise", event.side, event.round)]))
+            calls.append((call, lambda: [recorded.argue("summarise", event.side, event.round)]))
         case GuardHeard(call=ModelCall() as call):
-            calls.append((call, lambda: [told.ask_guard(event)]))
+            calls.append((call, lambda: [recorded.ask_guard(event)]))
         case ClaimsFound(call=ModelCall() as call):
-            calls.append((call, lambda: [told.find_claims()]))
+            calls.append((call, lambda: [recorded.find_claims()]))
         case QueriesPlanned() | EvidenceSearched() | DocumentWeighed() | ClaimSettled():
-            calls += [(call, partial(told.ask_expert, event, call)) for call in calls_in(event)]
+            calls += [(call, partial(recorded.ask_expert, event, call)) for call in calls_in(event)]
         case VerdictGiven() | JudgeRuled():
             if event.call is not None:
-                calls.append((event.call, lambda: [told.judge_brief().rule(told.settings.reply_chars)]))
+                calls.append((event.call, lambda: [recorded.judge_brief().rule(recorded.settings.reply_chars)]))
             if event.odds is not None:
-                calls.append((event.odds.call, lambda: told.judge_brief().odds()))
+                calls.append((event.odds.call, lambda: recorded.judge_brief().odds()))
         case QuestionRuled(call=ModelCall() as call):
-            calls.append((call, lambda: [told.ask_question(event)]))
-    return tuple(_made_again(told, call, asked) for call, asked in calls)
+            calls.append((call, lambda: [recorded.ask_question(event)]))
+    return tuple(_made_again(recorded, call, requests) for call, requests in calls)
 
 
 def _made_again(
-    told: _RecordedSoFar, call: ModelCall, asked: Callable[[], Sequence[Messages[PictureShown]]]
+    recorded: _RecordedSoFar, call: ModelCall, made: Callable[[], Sequence[Messages[PictureShown]]]
 ) -> CallMessages:
     try:
-        sent = list(asked())
+        sent = list(made())
     except NotOnRecord as missing:
         return CallMessages(call, (), False, str(missing))
     if call.fault:
         # The digest is over both requests: the second quotes the beginning of the reply that was refused.
-        sent.append(sent[0].again(told.fence, call.quoted, call.fault))
+        sent.append(sent[0].again(recorded.fence, call.quoted, call.fault))
     digest = messages_digest(sent, lambda picture: picture.sha256, schema_in_words=call.schema_in_words)
     requests = tuple(Request(each.system, _parts(each, call)) for each in sent)
     return CallMessages(call, requests, digest == call.messages_digest, _why_not(digest, call, sent[0]))
 
 
-def _parts(asked: Messages[PictureShown], call: ModelCall) -> tuple[str | PictureShown, ...]:
-    if call.schema_in_words and asked.schema is not None:
-        return (*asked.parts, asking.in_words(asked.schema))
-    return asked.parts
+def _parts(request: Messages[PictureShown], call: ModelCall) -> tuple[str | PictureShown, ...]:
+    if call.schema_in_words and request.schema is not None:
+        return (*request.parts, asking.in_words(request.schema))
+    return request.parts
 
 
-def _why_not(digest: str, call: ModelCall, asked: Messages[Any]) -> str:
+def _why_not(digest: str, call: ModelCall, request: Messages[Any]) -> str:
     if not call.messages_digest:
         return "The record is of before digests of messages were kept: nobody can say whether these are the same."
     if digest == call.messages_digest:
         return ""
     # The likeliest reason is looked for first: it is harmless, and must not be told as an alteration.
-    if asked.prompt.digest != call.prompt_digest:
-        return f"The prompt {asked.prompt.id} is worded otherwise here than it was then: these are not what was sent."
+    if request.prompt.digest != call.prompt_digest:
+        return f"The prompt {request.prompt.id} is worded otherwise here than it was then: these are not what was sent."
     return "These are not what was sent: the record was altered, a part of it erased, or the software is another."
 
 
@@ -238,10 +238,10 @@ class _RecordedSoFar:
             event.question, self.settings.reply_chars, precedent_labels=event.precedent_labels, vote=event.vote
         )
 
-    def ask_guard(self, heard: GuardHeard) -> Messages[PictureShown]:
+    def ask_guard(self, opinion: GuardHeard) -> Messages[PictureShown]:
         """Rebuilds the question to a guard."""
         return guard_messages(
-            GuardAdapter(heard.adapter),
+            GuardAdapter(opinion.adapter),
             self._frames,
             policy=self._case.policy,
             fence=self.fence,

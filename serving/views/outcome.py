@@ -55,10 +55,10 @@ def changes(recorded: TrialRecord, replayed: TrialRecord) -> tuple[Difference, .
     found = []
     # In order and each once: recorded fields first, then those that are new.
     for name in dict.fromkeys((*before, *after)):
-        seq, kept = before.get(name, (last, _NONE))
+        seq, earlier = before.get(name, (last, _NONE))
         _, now = after.get(name, (last, _NONE))
-        if kept != now:
-            found.append(Difference(seq, name, kept, now))
+        if earlier != now:
+            found.append(Difference(seq, name, earlier, now))
     return tuple(found)
 
 
@@ -100,9 +100,9 @@ def explanations(record: TrialRecord, fields: Iterable[str]) -> dict[str, str]:
 
 def _fields(record: TrialRecord) -> _Fields:
     failed = record.last(TrialFailed)
-    given = record.last(VerdictGiven)
-    if given is not None:
-        yield from _verdict(given)
+    verdict = record.last(VerdictGiven)
+    if verdict is not None:
+        yield from _verdict(verdict)
     elif failed is not None:
         yield "end", failed.seq, f"failed at step {failed.step}: {failed.message}"
     if (text := record.last(TextRead)) is not None:
@@ -111,12 +111,12 @@ def _fields(record: TrialRecord) -> _Fields:
         yield "description", described.seq, described.description
     if (cited := record.last(PrecedentsCited)) is not None:
         vote = cited.vote
-        said = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
-        yield "precedents' vote", cited.seq, said
-    if (heard := record.last(GuardHeard)) is not None:
-        said = heard.failure if heard.harmful is None else "harmful" if heard.harmful else "not harmful"
-        yield "guard's opinion", heard.seq, said
-        yield "guard's categories", heard.seq, ", ".join(heard.categories) or _NONE
+        words = _NONE if vote is None else f"{vote.harmful} of {vote.voters}, {_figure(vote.probability)}"
+        yield "precedents' vote", cited.seq, words
+    if (opinion := record.last(GuardHeard)) is not None:
+        words = opinion.failure if opinion.harmful is None else "harmful" if opinion.harmful else "not harmful"
+        yield "guard's opinion", opinion.seq, words
+        yield "guard's categories", opinion.seq, ", ".join(opinion.categories) or _NONE
     if (found := record.last(ClaimsFound)) is not None:
         yield "claims of fact", found.seq, found.failure or _lines(claim.text for claim in found.claims)
     # Claims are settled side by side, in whatever order the calls return.
@@ -134,13 +134,13 @@ def _fields(record: TrialRecord) -> _Fields:
         yield from _side(record, side)
     for answered in record.all(QuestionRuled):
         name = f"{answered.question.id}'s"
-        said = answered.failure if answered.chosen is None else ", ".join(answered.chosen) or _NONE
-        yield f"{name} answer", answered.seq, said
+        words = answered.failure if answered.chosen is None else ", ".join(answered.chosen) or _NONE
+        yield f"{name} answer", answered.seq, words
         yield f"{name} rationale", answered.seq, answered.rationale
 
 
-def _verdict(given: VerdictGiven) -> _Fields:
-    verdict, ruling, at = given.verdict, given.ruling, given.seq
+def _verdict(event: VerdictGiven) -> _Fields:
+    verdict, ruling, at = event.verdict, event.ruling, event.seq
     strengths = verdict.strengths
     values: Mapping[str, str] = {
         "label": str(verdict.label),
@@ -152,7 +152,7 @@ def _verdict(given: VerdictGiven) -> _Fields:
         "signals": _reasons(verdict.signals),
         "rule": verdict.rule,
         # Kinds alone: where a sign stands moves with every word around it.
-        "signs of steering": ", ".join(sorted(str(sign.kind) for sign in given.steering)) or _NONE,
+        "signs of steering": ", ".join(sorted(str(sign.kind) for sign in event.steering)) or _NONE,
     }
     if found := verdict.finding:
         values = {**values, "finding": f"{found.category}, clause {found.clause or '–'}, {found.target or '–'}"}

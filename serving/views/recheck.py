@@ -75,15 +75,15 @@ def _answers(record: TrialRecord) -> Iterator[Difference]:
 def _entropies(record: TrialRecord) -> Iterator[Difference]:
     for side in Side:
         before: float | None = None
-        for said in sorted((e for e in record.all(Summarised) if e.side is side), key=lambda e: e.round):
-            bits = entropy(said.summary)
-            if abs(bits - said.entropy) > _SAME:
-                yield Difference(said.seq, "entropy of the summary", _bits(said.entropy), _bits(bits))
+        for summary in sorted((e for e in record.all(Summarised) if e.side is side), key=lambda e: e.round):
+            bits = entropy(summary.summary)
+            if abs(bits - summary.entropy) > _SAME:
+                yield Difference(summary.seq, "entropy of the summary", _bits(summary.entropy), _bits(bits))
             change = None if before is None else abs(bits - before)
-            if (change is None) != (said.entropy_change is None) or (
-                change is not None and abs(change - (said.entropy_change or 0.0)) > _SAME
+            if (change is None) != (summary.entropy_change is None) or (
+                change is not None and abs(change - (summary.entropy_change or 0.0)) > _SAME
             ):
-                yield Difference(said.seq, "change of entropy", _bits(said.entropy_change), _bits(change))
+                yield Difference(summary.seq, "change of entropy", _bits(summary.entropy_change), _bits(change))
             before = bits
 
 
@@ -97,19 +97,19 @@ def _stop_reasons(record: TrialRecord) -> Iterator[Difference]:
     for rested in record.all(SideRested):
         if rested.reason is QuestioningEnd.NO_EXAMINATION:
             continue
-        said = {e.round: entropy(e.summary) for e in record.all(Summarised) if e.side is rested.side}
+        entropies = {e.round: entropy(e.summary) for e in record.all(Summarised) if e.side is rested.side}
         stops = [
             number
-            for number in sorted(said)
-            if number >= least and number - 1 in said and abs(said[number] - said[number - 1]) < epsilon
+            for number in sorted(entropies)
+            if number >= least and number - 1 in entropies and abs(entropies[number] - entropies[number - 1]) < epsilon
         ]
         first = next((number for number in stops if number <= rested.rounds), None)
         if rested.reason is QuestioningEnd.CONVERGED and first != rested.rounds:
             found = f"converged after round {first}" if first else "not converged"
             yield Difference(rested.seq, "why the side rested", f"converged after round {rested.rounds}", found)
         elif rested.reason is not QuestioningEnd.CONVERGED and first is not None:
-            kept = f"{rested.reason.replace('_', ' ').lower()} after round {rested.rounds}"
-            yield Difference(rested.seq, "why the side rested", kept, f"converged after round {first}")
+            stored = f"{rested.reason.replace('_', ' ').lower()} after round {rested.rounds}"
+            yield Difference(rested.seq, "why the side rested", stored, f"converged after round {first}")
 
 
 def _vote(record: TrialRecord) -> Iterator[Difference]:
@@ -120,13 +120,16 @@ def _vote(record: TrialRecord) -> Iterator[Difference]:
         if not cited.findings.tally:
             yield Difference(cited.seq, "the precedents' vote", f"{cited.vote.probability:.3f}", "none: nothing voted")
             continue
-        held = vote(cited.findings.tally, cited.vote.settings, cited.vote.regression)
-        if not math.isclose(held.probability, cited.vote.probability, abs_tol=_SAME) or (
-            (held.voters, held.harmful) != (cited.vote.voters, cited.vote.harmful)
+        recomputed = vote(cited.findings.tally, cited.vote.settings, cited.vote.regression)
+        if not math.isclose(recomputed.probability, cited.vote.probability, abs_tol=_SAME) or (
+            (recomputed.voters, recomputed.harmful) != (cited.vote.voters, cited.vote.harmful)
         ):
-            kept = f"{cited.vote.harmful} of {cited.vote.voters}, {cited.vote.probability:.3f}"
+            stored = f"{cited.vote.harmful} of {cited.vote.voters}, {cited.vote.probability:.3f}"
             yield Difference(
-                cited.seq, "the precedents' vote", kept, f"{held.harmful} of {held.voters}, {held.probability:.3f}"
+                cited.seq,
+                "the precedents' vote",
+                stored,
+                f"{recomputed.harmful} of {recomputed.voters}, {recomputed.probability:.3f}",
             )
 
 
@@ -154,14 +157,14 @@ def _evidence(record: TrialRecord) -> Iterator[Difference]:
 
 
 def _verdict(record: TrialRecord) -> Iterator[Difference]:
-    for given in record.all(VerdictGiven):
-        verdict = given.verdict
+    for event in record.all(VerdictGiven):
+        verdict = event.verdict
         if verdict.rule != RULE:
-            yield Difference(given.seq, "the rule", verdict.rule, f"this version knows {RULE} only")
+            yield Difference(event.seq, "the rule", verdict.rule, f"this version knows {RULE} only")
         # The label must follow from the strengths alone (docs/trials.md): whatever else gave it would be a fault.
         label = Label.UNDECIDED if verdict.strengths is None else rule(**verdict.strengths.model_dump())
         if label is not verdict.label:
-            yield Difference(given.seq, "the label by the rule", verdict.label, label)
+            yield Difference(event.seq, "the label by the rule", verdict.label, label)
 
 
 def _bits(value: float | None) -> str:

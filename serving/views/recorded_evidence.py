@@ -205,12 +205,12 @@ class RecordedEntailment(Entailment):
     @property
     @override
     def identity(self) -> str:
-        return next((given.model for given in self._inferred.values()), "recorded")
+        return next((inference.model for inference in self._inferred.values()), "recorded")
 
     @override
     async def infer(self, premise: str, hypothesis: str) -> Entailed:
-        given = self._inferred.get((premise, hypothesis))
-        if given is None:
+        inference = self._inferred.get((premise, hypothesis))
+        if inference is None:
             # Only sentences that were quoted are on record. The others weighed less, and do so here too.
             return Entailed(0.0, 1.0, 0.0)
-        return Entailed(given.entailment, given.neutral, given.contradiction)
+        return Entailed(inference.entailment, inference.neutral, inference.contradiction)

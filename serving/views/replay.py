@@ -173,12 +173,12 @@ def _with_answers(again: TrialRecord, record: TrialRecord) -> TrialRecord:
 
 
 def _read_again(ruled: QuestionRuled) -> QuestionRuled:
-    said = ruled.call.replies if ruled.call else ruled.unusable.replies if ruled.unusable else ()
-    if not said:
+    replies = ruled.call.replies if ruled.call else ruled.unusable.replies if ruled.unusable else ()
+    if not replies:
         return ruled  # it failed without a reply, and no model brings that back
     fault = ""
     # As they were asked for: the second reply counts only where the first can't be used.
-    for reply in said:
+    for reply in replies:
         try:
             read = parse_question_ruling(reply.text, ruled.question)
         except UnusableReply as unusable:
@@ -226,10 +226,10 @@ def _settings(record: TrialRecord) -> TrialSettings:
     Without asking ahead: it changes nothing but the time, and what was asked ahead in vain may not be on record. The
     Judge waits for an expert witness, whose work ends where the record ends it.
     """
-    given = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
+    values = {name: value for name, value in record.opened.settings.items() if name in TrialSettings.model_fields}
     try:
         # Validated by today's rules: a value that is no longer allowed must not become another without a word.
-        return TrialSettings.model_validate({**given, "overlap": False, "expert_waits": True})
+        return TrialSettings.model_validate({**values, "overlap": False, "expert_waits": True})
     except ValidationError as error:
         # A fault that several settings have together is of none by name.
         names = ", ".join(sorted({str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}))
@@ -312,7 +312,7 @@ class _RecordedDuplicates:
 
 def _models(record: TrialRecord) -> RoleModels:
     """One model for all roles, for each call is known by its place."""
-    given, failed = record.last(VerdictGiven), record.last(TrialFailed)
+    verdict, failed = record.last(VerdictGiven), record.last(TrialFailed)
     replies = dict(_replies(record))
     decided = record.state is TrialState.DECIDED
     if not decided and failed is not None and (unusable := failed.unusable) is not None:
@@ -327,28 +327,28 @@ def _models(record: TrialRecord) -> RoleModels:
         # These replies are in no event of a call: only the failure has them, and today's parser has to read them again.
         replies[place] = unusable.replies
     # A judge who sits alone has odds with the verdict; those of a panel stand with each ruling.
-    odds = {1: given.odds} if given else {}
+    odds = {1: verdict.odds} if verdict else {}
     odds |= {event.judge: event.odds for event in record.all(JudgeRuled)}
     recorded = RecordedModel(
         next(iter(record.opened.versions.models.values()), "recorded"),
         replies,
         {
-            judge: RecordedOdds(told.call.prompt_digest, tuple(zip(told.harmful, told.not_harmful, strict=True)))
-            for judge, told in odds.items()
-            if told is not None
+            judge: RecordedOdds(found.call.prompt_digest, tuple(zip(found.harmful, found.not_harmful, strict=True)))
+            for judge, found in odds.items()
+            if found is not None
         },
         # A decided trial has every reply on record: there is nothing that could end a wait for another.
         patience_s=0.0 if decided else _FAILED_PATIENCE_S,
     )
     model = RoleModel(recorded)
     further = sum(name.startswith(f"{Role.JUDGE}_") for name in record.opened.versions.models)
-    heard, guard = record.last(GuardHeard), None
-    if heard is not None:
+    opinion, guard = record.last(GuardHeard), None
+    if opinion is not None:
         # A guard without an opinion leaves no call that could be looked up.
-        spoke = RoleModel(_SilentGuard(heard.failure)) if heard.call is None else model
-        guard = GuardModel(spoke, heard.adapter)
-    heard_expert = Role.EXPERT in record.opened.versions.models
-    expert = RoleModel(RecordedExpert(recorded, record)) if heard_expert else None
+        spoke = RoleModel(_SilentGuard(opinion.failure)) if opinion.call is None else model
+        guard = GuardModel(spoke, opinion.adapter)
+    with_expert = Role.EXPERT in record.opened.versions.models
+    expert = RoleModel(RecordedExpert(recorded, record)) if with_expert else None
     return RoleModels(model, model, model, model, judges=(model,) * further, guard=guard, expert=expert)
 
 

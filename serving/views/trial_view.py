@@ -193,13 +193,13 @@ def _evidence(record: TrialRecord, transcribed: Transcript, side: Side) -> SideE
 def view_of(record: TrialRecord) -> TrialView:
     """A record, finished or not."""
     transcribed = transcript(record)
-    given = record.last(VerdictGiven)
+    verdict_event = record.last(VerdictGiven)
     # Worked out at each view and never stored: a record that is altered later shows it too.
     amiss: dict[int, list[Difference]] = {}
     for difference in differences(record):
         amiss.setdefault(difference.seq, []).append(difference)
     steering: dict[int, list[SteeringFound]] = {}
-    for sign in given.steering if given else ():
+    for sign in verdict_event.steering if verdict_event else ():
         steering.setdefault(sign.event, []).append(sign)
     ruling = transcribed.ruling
     steps = _steps(record)

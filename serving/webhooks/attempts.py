@@ -152,9 +152,9 @@ def _answer_in(response: httpx2.Response) -> ReceiverAnswer:
         return ReceiverAnswer(Outcome.GONE, "status 410")
     pause = 0.0
     if status in _THROTTLED:
-        asked = retry_after(response.headers)
+        wait_s = retry_after(response.headers)
         # 503 alone says that it failed; with a time in it, that it has too much to do.
-        pause = min(asked or (0.0 if status == 503 else _PAUSE_S), _LONGEST_PAUSE_S)
+        pause = min(wait_s or (0.0 if status == 503 else _PAUSE_S), _LONGEST_PAUSE_S)
     # A redirect too: where it leads nobody has allowed (BO-8).
     return ReceiverAnswer(Outcome.FAILED, f"status {status}", pause)
 

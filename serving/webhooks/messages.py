@@ -89,11 +89,11 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
     if entry.kind == _PRECEDENT:
         if hook.namespaces is not None:
             return ()  # it may have been made of anybody's content
-        told: Mapping[WebhookEvent, Mapping[str, Any]] = {PRECEDENT_CHANGED: _precedent(entry.body)}
+        facts: Mapping[WebhookEvent, Mapping[str, Any]] = {PRECEDENT_CHANGED: _precedent(entry.body)}
     elif subject is None or (hook.namespaces is not None and subject.namespace not in hook.namespaces):
         return ()
     elif entry.kind == _ERASED:
-        told = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}
+        facts = {RECORD_ERASED: {"verdict_id": entry.trial_id, "content": {"namespace": subject.namespace}}}
     # PR-1: what is erased while a message waits is not sent any more.
     elif subject.erased:
         return ()
@@ -103,7 +103,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
             "content": {"namespace": subject.namespace, "id": subject.content_id},
             "request_id": subject.request_id,
         }
-        told = {event: {**about, **data} for event, data in _of_event(event_in(entry.body, {})).items()}
+        facts = {event: {**about, **data} for event, data in _of_event(event_in(entry.body, {})).items()}
     return [
         Message(
             id=message_id(docket, entry.number, event),
@@ -112,7 +112,7 @@ def messages_of(entry: Entry, subject: Subject | None, hook: WebhookSettings, *,
             at=datetime.fromisoformat(entry.at),
             data={"entry": entry.number, **data},
         )
-        for event, data in told.items()
+        for event, data in facts.items()
         if event in hook.events
     ]
 

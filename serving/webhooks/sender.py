@@ -250,7 +250,7 @@ class HookSender:
     async def _settle(self, hook: Hook, reached: int, attempted: Sequence[_Attempted]) -> bool:
         now = self._clock()
         gone: list[Delivery] = []
-        kept: list[Delivery] = []
+        waiting: list[Delivery] = []
         answers = [each.answer for each in attempted if each.answer is not None]
         for each in attempted:
             if each.answer is None or each.answer.outcome is Outcome.DELIVERED:
@@ -259,7 +259,7 @@ class HookSender:
                 continue
             tried = each.delivery.attempts + 1
             due_at = next_attempt(tried, now)
-            kept.append(replace(each.delivery, attempts=tried, due_at=due_at, error=each.answer.error))
+            waiting.append(replace(each.delivery, attempts=tried, due_at=due_at, error=each.answer.error))
         taken = any(answer.outcome is Outcome.DELIVERED for answer in answers)
         # A round in which nothing was sent says nothing about the receiver.
         failing_since = hook.failing_since
@@ -274,28 +274,28 @@ class HookSender:
             paused_until=now + timedelta(seconds=pause_s) if pause_s else None,
         )
         # Without a next time there was one attempt too many; it stays listed, for a person to look at.
-        given_up = [each for each in kept if each.due_at is None]
+        given_up = [each for each in waiting if each.due_at is None]
         if any(answer.outcome is Outcome.GONE for answer in answers):
             after = replace(after, disabled_at=now, why="It wants nothing any more: it answered with status 410.")
         elif given_up and failing_since and now - failing_since >= DEAD_AFTER:
             after = replace(after, disabled_at=now, why=f"It took nothing for three days: {given_up[-1].error}.")
         # Nothing is lost: whoever has the row now goes on from the stored place, and sends again under the same ids.
-        stored = await self._docket.deliveries.settle(hook, after, gone=gone, kept=kept)
+        stored = await self._docket.deliveries.settle(hook, after, gone=gone, remaining=waiting)
         self._states.forget()
         if not stored:
             _log.info("webhook=%s was moved meanwhile, or another server sends to it", self.name)
             return True
         self._looked = (reached, reached)
-        self._tell(after, answers, kept, given_up)
+        self._tell(after, answers, waiting, given_up)
         return True
 
     def _tell(
-        self, hook: Hook, answers: Sequence[ReceiverAnswer], kept: Sequence[Delivery], given_up: Sequence[Delivery]
+        self, hook: Hook, answers: Sequence[ReceiverAnswer], waiting: Sequence[Delivery], given_up: Sequence[Delivery]
     ) -> None:
         for answer in answers:
             outcome = "delivered" if answer.outcome is Outcome.DELIVERED else "failed"
             self._telemetry.webhook_attempted(self.name, outcome)
-        for each in kept:
+        for each in waiting:
             what = f"entry={each.entry} attempt={each.attempts}"
             _log.warning("webhook=%s did not take %s: %s", self.name, what, each.error)
         for each in given_up:

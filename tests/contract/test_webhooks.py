@@ -434,7 +434,7 @@ def test_what_a_server_could_not_store_as_sent_is_sent_again_by_another(using, r
 
             async def late(before, after, *, gone, kept):
                 assert await docket.hooks.take(before, "y")
-                return await settle(before, after, gone=gone, kept=kept)
+                return await settle(before, after, gone=gone, remaining=kept)
 
             frozen._docket = replace(docket, deliveries=Late(docket.deliveries, late))
             await frozen.work()

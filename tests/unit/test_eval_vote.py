@@ -138,7 +138,7 @@ def test_near_duplicates_give_no_vote_where_that_is_asked(library, tmp_path):
     twins = [[f"t{n}", "not_harmful", f"{BAD[n % 3]} t{n}"] for n in range(3)]
     file = written(tmp_path / "f.csv", [*twins, ["new", "harmful", f"{BAD[0]} anew"]])
     whole = asyncio.run(measure_plain_votes(library, Source(file), (1,)))
-    without = asyncio.run(measure_plain_votes(library, Source(file), (1,), without_near=True))
+    without = asyncio.run(measure_plain_votes(library, Source(file), (1,), without_duplicates=True))
     assert whole.with_near is None and without.with_near == 3
 
 

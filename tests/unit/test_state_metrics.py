@@ -103,7 +103,7 @@ def test_the_docket_is_measured_as_it_is(metrics, tmp_path):
         assert value(metrics, "anchor_lag_entries") == await docket.log.size() > 0
         witness = FileWitness(tmp_path / "checkpoints")
         telemetry.heard = asyncio.Event()
-        keeping = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, kept=telemetry.anchored))
+        keeping = asyncio.create_task(keep_anchored(docket.log, witness, every_s=60, on_anchored=telemetry.anchored))
         await telemetry.heard.wait()
         await reviewing(docket, "a", ReviewOutcome.UPHELD, Label.HARMFUL)
         await docket.eraser.erase("b", who="Ruth", why="asked", at=datetime.now(UTC))

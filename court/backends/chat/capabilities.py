@@ -83,15 +83,15 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     # Everything is off at first: a field that the server does not know could make it refuse the greeting.
     model.capabilities = _BARE
     # Long enough to see a thought: with a single token, a model that thinks could not be told from one that does not.
-    told = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
-    found = replace(_BARE, cached_tokens=told.cached_tokens is not None)
+    reply = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
+    found = replace(_BARE, cached_tokens=reply.cached_tokens is not None)
     try:
-        if told.thinks:
+        if reply.thinks:
             # Before the other probes: a thought would use up the few tokens of their replies.
             found = await _without_thoughts(model, found, within_s)
         # The order matters for ids of pictures, which are tried only where pictures are taken.
-        for look in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
-            found = await look(model, found, pictures, within_s)
+        for check in (_json_schema, _pictures, _log_probs, _picture_ids, _prefix_cache, _loops, _penalties):
+            found = await check(model, found, pictures, within_s)
         if listed is not None and listed.is_vllm:
             found = await _priorities(model, found, within_s)
             if not found.priorities:
@@ -333,15 +333,15 @@ async def _prefix_cache(model: ChatCompletions, found: Capabilities, _: int, wit
     prompt = f"{secrets.token_hex(8)} {' '.join(map(str, range(1000)))}"
     request = replace(_HELLO, parts=(prompt, *_HELLO.parts))
 
-    told: list[int | None] = []
+    cached: list[int | None] = []
 
     async def finds() -> bool:
         for _ in range(2):
-            told.append((await model.answer(request, within_s=within_s)).cached_tokens)
-        return bool(told[-1])
+            cached.append((await model.answer(request, within_s=within_s)).cached_tokens)
+        return bool(cached[-1])
 
     finds_it = await _can(model, finds, within_s)
-    tells = found.cached_tokens or any(count is not None for count in told)
+    tells = found.cached_tokens or any(count is not None for count in cached)
     return replace(found, cached_tokens=tells, prefix_cache=finds_it if tells else None)
 
 

@@ -141,8 +141,8 @@ class ChatCompletions:
             reply = answer.reply(time.monotonic() - began)
         except Failure as failure:
             raise failure.to_court_error() from None
-        told = request.reply_schema is not None and not self.capabilities.json_schema
-        return replace(reply, schema_in_words=True) if told else reply
+        schema_in_words = request.reply_schema is not None and not self.capabilities.json_schema
+        return replace(reply, schema_in_words=True) if schema_in_words else reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """Asks for the probability of each option as first token; see :meth:`court.ports.ChatModel.odds`.

@@ -111,13 +111,13 @@ def of_sdk(error: openai.OpenAIError) -> Failure:
     return garbled()  # a test tells when the SDK grows an error that would come here unseen
 
 
-def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failure:
+def of_status(status: int, headers: Mapping[str, str], detail: str = "") -> Failure:
     """The failure behind an HTTP status that is no success.
 
     Args:
         status: The status.
         headers: Headers of the answer.
-        said: The body's own words, of which figures alone are passed on.
+        detail: The body's own words, of which figures alone are passed on.
     """
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
@@ -140,7 +140,7 @@ def of_status(status: int, headers: Mapping[str, str], said: str = "") -> Failur
         message = f"The model server points elsewhere (HTTP {status}). Configure the address that it points to."
     elif status == 404:
         message = "The model server does not know the model, or the address is wrong. Check both."
-    elif status in (400, 422) and (lengths := context_lengths(said)) is not None:
+    elif status in (400, 422) and (lengths := context_lengths(detail)) is not None:
         return Failure(ModelRefused(_too_long(*lengths), reason="MODEL_CONTEXT_TOO_SHORT", status=status))
     elif status == 413:
         message = "The request is too large for the model server (HTTP 413). Allow larger requests there."
@@ -157,31 +157,31 @@ _CONTEXT = re.compile(r"context (?:length|size|window)|max(?:imum)?[ _]model[ _]
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
-def context_lengths(said: str) -> tuple[int | None, int | None] | None:
+def context_lengths(detail: str) -> tuple[int | None, int | None] | None:
     """Tokens that a model takes and that a request had, as far as a server says so; None where it is about another.
 
     Servers word it differently and agree on the order of size: what a model takes is the smallest number in what they
     say, and the request, which was too long for it, the largest.
     """
-    if not _CONTEXT.search(said):
+    if not _CONTEXT.search(detail):
         return None
-    numbers = sorted(int(number) for number in _NUMBER.findall(said))
+    numbers = sorted(int(number) for number in _NUMBER.findall(detail))
     if len(numbers) < 2 or numbers[0] == numbers[-1]:
         return (numbers[0] if numbers else None), None
     # Of a request they may give the parts too: the model takes the largest number that is below the whole.
-    limit = next((n for n in _limits_in(said) if n in numbers), numbers[0])
+    limit = next((n for n in _limits_in(detail) if n in numbers), numbers[0])
     return limit, numbers[-1] if numbers[-1] > limit else None
 
 
-def _limits_in(said: str) -> list[int]:
+def _limits_in(detail: str) -> list[int]:
     """Numbers that stand right behind words for what a model takes."""
-    found = re.findall(r"(?:maximum[\w ]*?|context (?:length|size|window)|limit|n_ctx)\D{0,24}?(\d{2,9})", said, re.I)
+    found = re.findall(r"(?:maximum[\w ]*?|context (?:length|size|window)|limit|n_ctx)\D{0,24}?(\d{2,9})", detail, re.I)
     return [int(number) for number in found]
 
 
-def _too_long(limit: int | None, asked: int | None) -> str:
+def _too_long(limit: int | None, requested: int | None) -> str:
     known = f"takes {limit:,} tokens" if limit is not None else "is too short"
-    request = f"the request with its reply has {asked:,}" if asked is not None else "the request is longer"
+    request = f"the request with its reply has {requested:,}" if requested is not None else "the request is longer"
     return (
         f"The model's context {known}; {request}. Start the server with a longer one (vLLM: --max-model-len), lower "
         "trial.exhibits or trial.reply_chars, or name a model with more."

@@ -60,7 +60,7 @@ class RecordedModel:
         self._name = name
         # By place alone, with the prompt's digest beside the reply: other words at the same place are an error of their
         # own (PromptChanged) and no missing reply.
-        self._replies = {_bare(place): (place.prompt_digest, tuple(said)) for place, said in replies.items()}
+        self._replies = {_bare(place): (place.prompt_digest, tuple(recorded)) for place, recorded in replies.items()}
         self._odds = odds or {}
         self._orders: Counter[int] = Counter()
         self._patience_s = patience_s
@@ -74,17 +74,17 @@ class RecordedModel:
         """Returns the recorded reply. Raises NotRecorded or PromptChanged where there is none to this request."""
         place = request.place
         assert place is not None, "a recorded model is asked within a trial alone"
-        digest, said = self._replies.get(_bare(place), (place.prompt_digest, ()))
+        digest, recorded = self._replies.get(_bare(place), (place.prompt_digest, ()))
         if digest != place.prompt_digest:
             raise PromptChanged(f"{_capital(_words(place))} is asked for in other words than it was.")
-        if len(said) < place.attempt:
+        if len(recorded) < place.attempt:
             await asyncio.sleep(self._patience_s)
             raise NotRecorded(
                 f"{_capital(_words(place))} can't be used by today's code, and was not asked for again."
-                if said
+                if recorded
                 else f"Today's code asks for {_words(place)}, and the record has none."
             )
-        reply = said[place.attempt - 1]
+        reply = recorded[place.attempt - 1]
         return self._reply(reply.text, reply)
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
@@ -92,26 +92,26 @@ class RecordedModel:
         place = request.place
         assert place is not None, "a recorded model is asked within a trial alone"
         # Both requests for odds have the same place: the order in which they come separates them.
-        kept, order = self._odds.get(place.judge), self._orders[place.judge]
-        if kept is None or order >= len(kept.masses):
+        stored, order = self._odds.get(place.judge), self._orders[place.judge]
+        if stored is None or order >= len(stored.masses):
             return None
-        if place.prompt_digest != kept.prompt_digest:
+        if place.prompt_digest != stored.prompt_digest:
             raise PromptChanged("The Judge's odds are asked for in other words than they were.")
         self._orders[place.judge] += 1
         # The second of the two requests has the options in the other order.
-        masses = kept.masses[order] if order == 0 else kept.masses[order][::-1]
+        masses = stored.masses[order] if order == 0 else stored.masses[order][::-1]
         return Odds(masses, self._reply(options[0], RawReply(text=options[0])))
 
-    def _reply(self, text: str, said: RawReply) -> ChatReply:
+    def _reply(self, text: str, raw: RawReply) -> ChatReply:
         return ChatReply(
             text=text,
-            finish=said.finish,
+            finish=raw.finish,
             model=self._name,
             tokens_in=0,
             tokens_out=0,
             tokens_cached=0,
             latency_s=0.0,
-            thought="a thought" if said.thought else "",
+            thought="a thought" if raw.thought else "",
         )
 
 

@@ -127,12 +127,12 @@ class ScriptedModel:
             raise Overrun("The scripted model takes longer than that.", reason="MODEL_TOO_SLOW")
 
     def _reply(self, request: ChatRequest, text: str) -> ChatReply:
-        said = " ".join([request.system, *(part for part in request.parts if isinstance(part, str))])
+        sent = " ".join([request.system, *(part for part in request.parts if isinstance(part, str))])
         return ChatReply(
             text=text,
             finish=FinishReason.STOP,
             model=self._name,
-            tokens_in=len(said.split()),
+            tokens_in=len(sent.split()),
             tokens_out=len(text.split()),
             tokens_cached=0,
             latency_s=self._delay_s,

@@ -106,7 +106,7 @@ class ChatServer:
             Failure: There is no answer, or none that can be read.
         """
         try:
-            asking = self._client.chat.completions.with_streaming_response.create(
+            call = self._client.chat.completions.with_streaming_response.create(
                 model=model,
                 messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
                 # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
@@ -118,7 +118,7 @@ class ChatServer:
                     **(fields or {}),
                 },
             )
-            async with asking as response:
+            async with call as response:
                 answer = wire.read(await _read(response.http_response), self.url)
         except openai.OpenAIError as error:
             raise of_sdk(error) from None

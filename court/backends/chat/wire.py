@@ -51,9 +51,9 @@ def messages(request: ChatRequest, capabilities: Capabilities, known: Mapping[st
     else:
         # As one string, for every server takes that, and none puts anything of its own between the parts.
         content = "".join(part for part in parts if isinstance(part, str))
-    asked = {"role": "user", "content": content}
+    message = {"role": "user", "content": content}
     # Templates of guard models know no system message, and refuse one that is empty.
-    return [{"role": "system", "content": request.system}, asked] if request.system else [asked]
+    return [{"role": "system", "content": request.system}, message] if request.system else [message]
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,13 +149,13 @@ class ServerAnswer(_Strict):
     def unknown(self) -> tuple[str, ...]:
         """Names of figures that an answer usually has and this one does not tell."""
         usage, (choice,) = self.usage or _Usage(), self.choices
-        told = {
+        fields = {
             "model": self.model,
             "finish_reason": choice.finish_reason,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
         }
-        return tuple(name for name, value in told.items() if value is None or value == "")
+        return tuple(name for name, value in fields.items() if value is None or value == "")
 
     @property
     def split_thought(self) -> tuple[str, str]:
@@ -205,10 +205,10 @@ class ServerAnswer(_Strict):
 
     def first_token(self) -> list[_LogProb] | None:
         """Candidates for the first token of the reply; None where there are no log-probabilities."""
-        told = self.choices[0].logprobs
-        if told is None or not told.content:
+        log_probs = self.choices[0].logprobs
+        if log_probs is None or not log_probs.content:
             return None
-        return told.content[0].top_logprobs or None
+        return log_probs.content[0].top_logprobs or None
 
 
 _FINISHES = {
@@ -285,8 +285,8 @@ def masses_of_words(candidates: Sequence[_LogProb], options: Sequence[str]) -> t
 
 def masses_of_ids(candidates: Sequence[_LogProb], ids: Sequence[int]) -> tuple[float, ...] | None:
     """Probability of each token; None unless each of them is among the candidates."""
-    told = {candidate.token: candidate.logprob for candidate in candidates}
+    log_probs = {candidate.token: candidate.logprob for candidate in candidates}
     try:
-        return tuple(min(math.exp(told[f"{_TOKEN_ID}{token}"]), 1.0) for token in ids)
+        return tuple(min(math.exp(log_probs[f"{_TOKEN_ID}{token}"]), 1.0) for token in ids)
     except KeyError:
         return None

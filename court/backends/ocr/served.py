@@ -100,10 +100,10 @@ class ServedTextReader:
         # The larger copy of a long picture, in which small letters can be read.
         png = frame.legible_png or frame.png
         # In that protocol type 1 is an image, and 0 a PDF.
-        asked = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
+        body = {"file": base64.b64encode(png).decode(), "fileType": 1, "visualize": False}
         try:
             async with asyncio.timeout(_READ_S):
-                response = await self._client.post(self._url, json=asked)
+                response = await self._client.post(self._url, json=body)
             response.raise_for_status()
             answer = _ServerReply.model_validate_json(response.content)
             if answer.errorCode:

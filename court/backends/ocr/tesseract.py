@@ -114,12 +114,12 @@ def prepare(program: str, languages: str, data: str | None) -> child.Handler:
     # One thread: there are as many workers as processors.
     environment = {"OMP_THREAD_LIMIT": "1"} | ({} if data is None else {_DATA: data})
 
-    def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         done = subprocess.run(command, input=payloads[0], capture_output=True, check=True, env=environment)
         # The first row is the page, in pixels of the picture that was read, which may be larger than the frame.
         table = done.stdout.decode("utf-8", "replace")
         page = next(csv.DictReader(io.StringIO(table), delimiter="\t", quoting=csv.QUOTE_NONE))
-        return {"lines": lines_of(table, asked["size"][0] / int(page["width"]))}, []
+        return {"lines": lines_of(table, job["size"][0] / int(page["width"]))}, []
 
     return answer
 

@@ -20,13 +20,13 @@ def prepare(threads: int, recognition: str | None) -> worker_child.Handler:
     logging.disable(logging.CRITICAL)
     engine = Engine(threads=threads, recognition=recognition)
 
-    def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         pixels = cv2.imdecode(np.frombuffer(payloads[0], dtype=np.uint8), cv2.IMREAD_COLOR)
         if pixels is None:
             raise ValueError("no PNG")
         lines = engine.read(pixels.astype(np.uint8, copy=False))
         # In pixels of the frame, which may be smaller than what was read.
-        width, height = asked["size"]
+        width, height = job["size"]
         most = np.array([width, height], dtype=np.float32)
         scale = most / np.array(pixels.shape[1::-1], dtype=np.float32)
         return {

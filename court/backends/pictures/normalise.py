@@ -209,10 +209,10 @@ def _ground(still: Image.Image, alpha: Image.Image) -> int:
     # Thin letters cover little of a picture: what counts is their share of what can be seen at all.
     opaque = alpha.point([255 if level >= 128 else 0 for level in range(256)])
     levels = still.convert("L").histogram(mask=opaque)
-    seen = sum(levels)
-    if not seen or opaque.getextrema()[0] == 255:
+    total = sum(levels)
+    if not total or opaque.getextrema()[0] == 255:
         return 255
-    light, dark = sum(levels[224:]) / seen, sum(levels[:96]) / seen
+    light, dark = sum(levels[224:]) / total, sum(levels[:96]) / total
     if light < _PART:
         return 255
     return 48 if dark < _PART else 144

@@ -119,22 +119,22 @@ def check(kind: PictureFormat, size: tuple[int, int], frames: int, limits: Limit
 
 
 def _png(data: bytes, limits: Limits) -> Structure:
-    kept = [_PNG_MAGIC]
+    parts = [_PNG_MAGIC]
     at, chunks, declared, drawn = len(_PNG_MAGIC), 0, 0, 0
     size: tuple[int, int] | None = None
     bits, interlaced, kind, default_still, ended = 8, 0, b"", False, False
     while not ended:
         # Cut between two chunks. A still shows what there is of it; an animation that breaks off is refused below.
         if not declared and default_still and at + 8 > len(data):
-            return _cut_png(kept, b"", size, bits, streams=not interlaced)
+            return _cut_png(parts, b"", size, bits, streams=not interlaced)
         length, kind = struct.unpack_from(">I4s", data, at)
         body, end = at + 8, at + 12 + length
         chunks += 1
         if chunks > limits.max_png_chunks:
             raise Refused("PICTURE_TOO_MANY_CHUNKS", parts=chunks, limit=limits.max_png_chunks)
         if not declared and end > len(data) and (kind == b"IDAT" or default_still):
-            rest = data[body:] if kind == b"IDAT" else b""
-            return _cut_png(kept, rest, size, bits, streams=not interlaced)
+            tail = data[body:] if kind == b"IDAT" else b""
+            return _cut_png(parts, tail, size, bits, streams=not interlaced)
         # The header comes first and once: a second one could change the size after it was checked.
         if end > len(data) or (size is None) != (kind == b"IHDR"):
             raise Refused("PICTURE_DAMAGED")
@@ -155,7 +155,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
         if not sound and not kind[0] & 0x20:
             raise Refused("PICTURE_DAMAGED")
         if kind in _PNG_KEPT and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
-            kept.append(bytes(whole))
+            parts.append(bytes(whole))
         ended = kind == b"IEND"
         at = end
     assert size is not None
@@ -168,22 +168,22 @@ def _png(data: bytes, limits: Limits) -> Structure:
         width=width,
         height=height,
         frames=frames,
-        data=b"".join(kept),
+        data=b"".join(parts),
         bits=bits,
         streams=frames == 1 and not interlaced,
     )
 
 
-def _cut_png(kept: list[bytes], rest: bytes, size: tuple[int, int] | None, bits: int, *, streams: bool) -> Structure:
+def _cut_png(parts: list[bytes], tail: bytes, size: tuple[int, int] | None, bits: int, *, streams: bool) -> Structure:
     """A PNG that breaks off, as a decoder takes it: what there is of its last chunk is one, and the end is marked."""
     if size is None:
         raise Refused("PICTURE_DAMAGED")
     chunks = b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in ((b"IDAT", rest), (b"IEND", b""))
+        for kind, body in ((b"IDAT", tail), (b"IEND", b""))
     )
     width, height = size
-    whole = b"".join([*kept, chunks])
+    whole = b"".join([*parts, chunks])
     return Structure(
         format=PictureFormat.PNG,
         width=width,
@@ -209,7 +209,7 @@ def _is_profile(body: memoryview) -> bool:
 
 
 def _jpeg(data: bytes, limits: Limits) -> Structure:
-    kept = [data[:2]]
+    parts = [data[:2]]
     at, scans, segments = 2, 0, 0
     size: tuple[int, int] | None = None
     first_scan = end = len(data)
@@ -244,12 +244,12 @@ def _jpeg(data: bytes, limits: Limits) -> Structure:
             at = len(data) if found is None else found.start()
             continue
         if scans == 0 and _is_needed(marker, data[at + 2 : at + 14]):
-            kept.append(data[found.end() - 2 : at + length])
+            parts.append(data[found.end() - 2 : at + length])
         at += length
     if size is None or scans == 0:
         raise Refused("PICTURE_DAMAGED")
     width, height = size
-    whole = b"".join([*kept, data[first_scan:end]])
+    whole = b"".join([*parts, data[first_scan:end]])
     return Structure(
         format=PictureFormat.JPEG, width=width, height=height, frames=1, data=whole, cut=cut, streams=scans == 1
     )

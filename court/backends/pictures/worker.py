@@ -24,12 +24,12 @@ from court.backends.sandbox import child as worker_child
 from court.meme import LIMITS, Limits
 
 
-def answer(asked: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def answer(job: Mapping[str, Any], payloads: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
     """The picture in the one payload, or why it is refused: a reason and its figures."""
     try:
         # Taken out of the list, so that the file can be freed as soon as its structure is known: memory is 256 MiB in
         # all.
-        return _read(payloads.pop(), Limits(**asked["limits"]))
+        return _read(payloads.pop(), Limits(**job["limits"]))
     except Refused as refused:
         return {"refused": refused.reason, "figures": refused.figures}, []
 

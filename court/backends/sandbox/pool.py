@@ -77,10 +77,10 @@ class GuardedWorkers:
             Unavailable: The pool is closed, or no process could be started.
         """
         # A slot is taken here and always given back below, so that no failure makes the pool smaller.
-        held = await self._idle.get()
-        kept: WorkerProcess | None = None
+        worker = await self._idle.get()
+        usable: WorkerProcess | None = None
         try:
-            process = await self._ready(held)
+            process = await self._ready(worker)
             try:
                 reply, failed = await process.exchange(body, payloads)
             except BaseException:
@@ -89,7 +89,7 @@ class GuardedWorkers:
                 raise
             # Only a process whose reply was read to its end goes back. After anything else the slot is empty, and the
             # next job starts a new one.
-            kept = process
+            usable = process
         except WorkerDied as death:
             if self._closed:
                 # aclose() kills workers in the middle of their jobs: that is neither a death to count nor the picture's
@@ -102,7 +102,7 @@ class GuardedWorkers:
             worker_deaths[self._name] += 1
             raise
         finally:
-            self._idle.put_nowait(kept)
+            self._idle.put_nowait(usable)
         # After the process has gone back: the next job need not wait for what is only counted.
         if self._watch is not None:
             self._watch(reply)
@@ -112,11 +112,11 @@ class GuardedWorkers:
 
     async def warm(self) -> None:
         """Starts a process, if there is none. Raises Overrun or Unavailable if it does not become ready."""
-        held = await self._idle.get()
+        worker = await self._idle.get()
         try:
-            held = await self._ready(held)
+            worker = await self._ready(worker)
         finally:
-            self._idle.put_nowait(held)
+            self._idle.put_nowait(worker)
 
     async def aclose(self) -> None:
         """Ends all processes; running and waiting jobs get Unavailable."""
@@ -127,15 +127,15 @@ class GuardedWorkers:
         while self._reaping:
             await asyncio.wait(self._reaping)
 
-    async def _ready(self, held: WorkerProcess | None) -> WorkerProcess:
+    async def _ready(self, worker: WorkerProcess | None) -> WorkerProcess:
         # It may have died while nobody used it, or have done as many jobs as one process may.
-        if held is not None and (self._closed or not held.fit):
-            self._end(held)
-            held = None
+        if worker is not None and (self._closed or not worker.fit):
+            self._end(worker)
+            worker = None
         if self._closed:
             raise self._unavailable("is closed")
-        if held is not None:
-            return held
+        if worker is not None:
+            return worker
         try:
             process = await WorkerProcess.start(self._module, self._guard, self._name)
         except OSError as error:

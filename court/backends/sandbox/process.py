@@ -126,11 +126,11 @@ class WorkerProcess:
     async def start(cls, module: str, guard: Guard, name: str) -> WorkerProcess:
         """Raises OSError."""
         bounds = {"memory_bytes": guard.memory_bytes, "cpu_s": guard.cpu_s, "open_files": guard.open_files}
-        told = json.dumps({**bounds, **guard.settings})
+        setup = json.dumps({**bounds, **guard.settings})
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             # Isolated: neither the environment nor the working folder decides what is imported. Nothing is written.
-            *("-I", "-B", "-m", module, told),
+            *("-I", "-B", "-m", module, setup),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # What decoders complain about holds content of memes, and an unread pipe would fill and stop them.

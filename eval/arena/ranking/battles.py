@@ -31,10 +31,10 @@ class NotRanked(CourtError):
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         self.groups = tuple(tuple(group) for group in groups)
-        told = "; ".join(", ".join(group) for group in self.groups)
+        words = "; ".join(", ".join(group) for group in self.groups)
         super().__init__(
             f"Maximum likelihood has no finite ratings for these battles: they fall into {len(self.groups)} groups of "
-            f"which none has both won and lost against the others ({told}). More battles, or fewer models, are needed."
+            f"which none has both won and lost against the others ({words}). More battles, or fewer models, are needed."
         )
 
 

@@ -302,13 +302,13 @@ class _Work:
     @contextmanager
     def beside(self, do: Callable[[int], None]) -> Iterator[None]:
         """Has it done again and again, each time with a number of its own, for as long as the block lasts."""
-        stop, asked, began = threading.Event(), itertools.count(1), time.perf_counter()
+        stop, queries, began = threading.Event(), itertools.count(1), time.perf_counter()
 
         def work() -> None:
             while not stop.is_set():
                 with self._lock:
                     # Taken together, or a later number could be due before an earlier one.
-                    number, due = next(self._numbers), next(asked) / self.offered if self.offered else 0.0
+                    number, due = next(self._numbers), next(queries) / self.offered if self.offered else 0.0
                 # Waits until it is due, and ends at once when the block does.
                 if stop.wait(max(0.0, began + due - time.perf_counter())):
                     return

@@ -44,20 +44,20 @@ def near_memes(*, known: int = 100_000) -> Result:
 async def _measured(known: int) -> Result:
     unknown, picture = _drawn("screen"), _drawn("cat")
     docket = _Docket(known, fingerprint([picture.frames[0].png], MemeText("", read=False)).frames[0][0].hash)
-    near = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
+    index = NearDuplicateIndex(fingerprints=docket, trials=docket, index=docket, settings=Settings())
     try:
         # The arrays of the docket above are there already, and so are not counted.
         before = resident_bytes()
         began = time.perf_counter()
-        await near.catch_up()
+        await index.catch_up()
         read_s = time.perf_counter() - began
-        held = (resident_bytes() - before) / known
-        nothing, hundred = await _query(near, unknown), await _query(near, picture)
+        per_meme = (resident_bytes() - before) / known
+        nothing, hundred = await _query(index, unknown), await _query(index, picture)
     finally:
-        await near.close()
+        await index.close()
     return Result(
         figures={
-            "bytes_per_meme": round(held),
+            "bytes_per_meme": round(per_meme),
             "nothing_near_ms": nothing,
             "hundred_captions_ms": hundred,
             "read_at_start_s": read_s,
@@ -66,12 +66,12 @@ async def _measured(known: int) -> Result:
     )
 
 
-async def _query(near: NearDuplicateIndex, picture: Picture) -> float:
+async def _query(index: NearDuplicateIndex, picture: Picture) -> float:
     """Milliseconds that a question about a picture takes, the median; the first one, which hashes it, left out."""
     took = []
     for _ in range(1 + _QUESTIONS):
         began = time.perf_counter()
-        await near.find(picture, "a caption that nobody has given to this picture yet", True, "")
+        await index.find(picture, "a caption that nobody has given to this picture yet", True, "")
         took.append(time.perf_counter() - began)
     return 1000 * statistics.median(took[1:])
 

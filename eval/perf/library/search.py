@@ -148,8 +148,8 @@ def search(*, memes: int = 1_000_000, queries: int = 6) -> Result:
         memes: Number of memes; 10^6 in the names of figures, a tenth of them 10^5.
         queries: Queries for each alpha.
     """
-    rows, asked = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
-    figures = _among_some(rows[: memes // 10], asked[:queries]) | _among_many(rows, asked)
+    rows, drawn_queries = drawn(memes, seed=0), drawn(len(_ALPHAS) * queries, seed=1)
+    figures = _among_some(rows[: memes // 10], drawn_queries[:queries]) | _among_many(rows, drawn_queries)
     # 4 GB, which the next part does without.
     del rows
     figures |= _among_real()
@@ -210,14 +210,14 @@ def _among_many(rows: Floats, queries: Floats) -> dict[str, float]:
     exact, fast = FusedIndex(rows, DIM), FusedIndex(rows, DIM, stage)
     recalls: dict[str, float] = {}
     times: list[tuple[float, ...]] = []
-    for alpha, asked in zip(_ALPHAS, np.split(queries, len(_ALPHAS)), strict=True):
+    for alpha, batch in zip(_ALPHAS, np.split(queries, len(_ALPHAS)), strict=True):
         found: tuple[list[Hits], list[Hits]] = ([], [])
         ways: list[Callable[[Floats], object]] = [
             partial(_search, fast, alpha=alpha, into=found[0]),
             partial(_search, exact, alpha=alpha, into=found[1]),
             partial(_knn, rows, alpha=alpha),
         ]
-        times += _timed_in_turns(ways, asked)
+        times += _timed_in_turns(ways, batch)
         recalls[f"recall_{alpha}"] = statistics.mean(recall(*both) for both in zip(*found, strict=True))
     return {
         **medians(

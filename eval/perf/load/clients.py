@@ -106,14 +106,14 @@ class LoadOutcome:
 
 def ask(job: Job) -> LoadOutcome:
     """Has a process of its own do a job. Raises RuntimeError if it can't."""
-    return LoadOutcome(**run_module("eval.perf.load.clients", given=asdict(job)))
+    return LoadOutcome(**run_module("eval.perf.load.clients", payload=asdict(job)))
 
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """A bare grpc.aio server that answers whatever it is asked with so many bytes; gives its address and process id."""
-    with running_module("eval.perf.load.clients", ["echo", size]) as (said, pid):
-        yield f"127.0.0.1:{said['port']}", pid
+    with running_module("eval.perf.load.clients", ["echo", size]) as (lines, pid):
+        yield f"127.0.0.1:{lines['port']}", pid
 
 
 def with_field(number: int, value: bytes) -> bytes:

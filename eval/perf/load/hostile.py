@@ -116,7 +116,7 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
         before = normal(0)
         thrown = threads.submit(run_module, __name__, ["bombs", server.address, rate, seconds])
         beside = normal(1)
-        told = Counter[str](thrown.result())
+        counts = Counter[str](thrown.result())
         # The last hostile pictures may still be in the decoding processes; what follows is to be without them.
         time.sleep(_BOMBS_SETTLE_S)
         after = normal(2)
@@ -126,8 +126,8 @@ def bombs(*, rate: float = RATE, known: float = 50.0, fresh: float = 2.0, second
     return Result(
         figures={
             **figures,
-            "bombs": sum(told.values()),
-            "bombs_refused": told[_REFUSED] / sum(told.values()),
+            "bombs": sum(counts.values()),
+            "bombs_refused": counts[_REFUSED] / sum(counts.values()),
         },
         goals={
             "known_p95_over_undisturbed": "<= 1.5",
@@ -290,12 +290,12 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
         _hold(models)
         with _standing(server):
             before = ask(job).require_all_answered()
-            with _slow(server, slow) as told:
+            with _slow(server, slow) as counts:
                 time.sleep(_SLOW_SETTLE_S)
                 beside = ask(job).require_all_answered()
-                held = server.resources()
+                used = server.resources()
             # They report when they leave, so nothing is known before the block has ended.
-            callers = told()
+            callers = counts()
             time.sleep(_SLOW_SETTLE_S)
             after = ask(job).require_all_answered()
     return Result(
@@ -306,8 +306,8 @@ def slow_streams(*, slow: int = 1000, rate: float = 100.0, clients: int = 16, se
             "docket_in_memory": int(in_memory),
             "slow_at_once": callers["most"],
             "sent_away": callers["ended"],
-            "memory_mib": held.memory,
-            "handles": held.handles,
+            "memory_mib": used.memory,
+            "handles": used.handles,
         },
         goals={"p99_over_undisturbed": "<= 2", "slow_at_once": f">= {round(0.9 * slow)}"},
     )
@@ -339,16 +339,16 @@ def _standing(server: Process) -> Iterator[None]:
 def _slow(server: Process, count: int) -> Iterator[Callable[[], dict[str, int]]]:
     """The slow callers, all of them there; what is given tells of them once they have gone."""
     command = [sys.executable, "-m", "eval.perf.load.hostile", "slow", server.address, str(count)]
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         try:
             if process.stdout.readline().strip() != "there":
                 raise RuntimeError("the slow callers did not come")
-            yield lambda: told
+            yield lambda: counts
             # The end of their input is the signal for them to leave.
             process.stdin.close()
-            told |= json.loads(process.stdout.readline())
+            counts |= json.loads(process.stdout.readline())
         finally:
             process.kill()
 
@@ -422,9 +422,9 @@ class _Callers:
         await call.code()
 
     async def _watcher(self, number: int) -> None:
-        asked = wire.WatchTrialRequest(request=wire.RequestName(request_id=_STANDING))
+        request = wire.WatchTrialRequest(request=wire.RequestName(request_id=_STANDING))
         watch: Any = self._channel(number).unary_stream(f"{_COURT}/WatchTrial", None, None)
-        call = watch(asked.SerializeToString())
+        call = watch(request.SerializeToString())
         # What arrives is read: this caller is slow because the trial stands still, not because it reads nothing.
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -443,10 +443,10 @@ def _main(kind: str, address: str, *numbers: str) -> None:
     """Is hostile in this process, and tells on the standard output what came of it."""
     if kind == "bombs":
         rate, seconds = map(float, numbers)
-        told = dict(asyncio.run(throw(address, rate, seconds)))
+        counts = dict(asyncio.run(throw(address, rate, seconds)))
     else:
-        told = asyncio.run(_Callers(address).stay(int(numbers[0])))
-    sys.stdout.write(json.dumps(told) + "\n")
+        counts = asyncio.run(_Callers(address).stay(int(numbers[0])))
+    sys.stdout.write(json.dumps(counts) + "\n")
 
 
 if __name__ == "__main__":

@@ -229,11 +229,11 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
     """
     seconds = float(os.environ.get(SECONDS_VARIABLE) or seconds)
     with _served_full(Speed(call_s=0.02, output_token_s=0.0005), trials, faults=FAULTS) as server:
-        told, looks = asyncio.run(_soaked(server, seconds, callers=2 * trials))
+        answers, looks = asyncio.run(_soaked(server, seconds, callers=2 * trials))
         # Within the block: the docket is removed together with the server.
         rows = _ends(server.docket)
     return Result(
-        figures=_figures(told, looks, rows, seconds),
+        figures=_figures(answers, looks, rows, seconds),
         goals={
             "memory_over_early": "<= 1.1",
             "handles_over_early": "<= 1.1",
@@ -247,17 +247,17 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
 
 
 def _figures(
-    told: _Answers, looks: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
+    answers: _Answers, looks: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
 ) -> dict[str, float]:
     # The first fifth is for caches and threads to come to their size.
     early = looks[len(looks) // 5 : 2 * len(looks) // 5]
     late = looks[-len(early) :]
 
     def grown(what: str) -> float:
-        before, after = (statistics.mean(float(getattr(look, what)) for look in looked) for looked in (early, late))
+        before, after = (statistics.mean(float(getattr(sample, what)) for sample in looked) for looked in (early, late))
         return after / before
 
-    other = Counter(reason for reason in told.errors.values() if not reason.startswith(INJECTED))
+    other = Counter(reason for reason in answers.errors.values() if not reason.startswith(INJECTED))
     if other:
         print(f"errors that were not injected: {dict(other)}")
     return {
@@ -266,18 +266,18 @@ def _figures(
         "threads_over_early": grown("threads"),
         "errors_not_injected": sum(other.values()),
         "verdicts_missing": sum(
-            name not in rows or rows[name][0] != 1 or rows[name][2] != "DECIDED" for name in told.verdicts
+            name not in rows or rows[name][0] != 1 or rows[name][2] != "DECIDED" for name in answers.verdicts
         ),
         # One that was refused before its trial was opened has none.
         "ends_missing": sum(
-            state not in ("DECIDED", "FAILED") and not (state == "" and name in told.errors)
+            state not in ("DECIDED", "FAILED") and not (state == "" and name in answers.errors)
             for name, (_, _, state) in rows.items()
         ),
         "ends_twice": sum(verdicts > 1 for verdicts, _, _ in rows.values()),
-        "verdicts": len(told.verdicts),
-        "errors": len(told.errors),
+        "verdicts": len(answers.verdicts),
+        "errors": len(answers.errors),
         "in_docket": len(rows),
-        "trials_a_minute": 60 * len(told.verdicts) / seconds,
+        "trials_a_minute": 60 * len(answers.verdicts) / seconds,
         "memory_mib": late[-1].memory,
         "handles": late[-1].handles,
         "threads": late[-1].threads,
@@ -285,7 +285,7 @@ def _figures(
 
 
 async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_Answers, list[Resources]]:
-    told, looks, numbers = _Answers(), list[Resources](), itertools.count()
+    answers, looks, numbers = _Answers(), list[Resources](), itertools.count()
     end = time.monotonic() + seconds
 
     async def caller(client: AsyncClient) -> None:
@@ -294,9 +294,9 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
             # Of two to four rounds, so that trials do not end in step.
             request = judge_request(picture(number), text=meme_text(name, 2 + number % 3), request_id=name)
             try:
-                told.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
+                answers.verdicts[name] = (await client.ask(request, timeout=120)).verdict_id
             except JudgeError as error:
-                told.errors[name] = error.reason or error.code.name
+                answers.errors[name] = error.reason or error.code.name
 
     async def sample_usage() -> None:
         while time.monotonic() < end:
@@ -307,7 +307,7 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
     # No repeats: an error that a second attempt makes good would not be counted.
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
         await asyncio.gather(sample_usage(), *(caller(client) for _ in range(callers)))
-    return told, looks
+    return answers, looks
 
 
 def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:

@@ -106,9 +106,9 @@ def served(home: Path, *options: object, environment: Mapping[str, str] | None =
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=settings, text=True)
     try:
         assert process.stdout is not None
-        said = [line.strip() for line in _until_ready(process.stdout)]
-        address = next((line.removeprefix(_LISTENS) for line in said if line.startswith(_LISTENS)), None)
-        if address is None or _READY not in said:
+        lines = [line.strip() for line in _until_ready(process.stdout)]
+        address = next((line.removeprefix(_LISTENS) for line in lines if line.startswith(_LISTENS)), None)
+        if address is None or _READY not in lines:
             raise RuntimeError(f"The server ended before it was ready:\n{_end_of(home / 'serve.log')}")
         yield Process(address, process.pid, home)
         # A benchmark that went on without its server has measured something else; that must not pass as a result.

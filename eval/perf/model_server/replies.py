@@ -124,8 +124,8 @@ class ReplyMaker:
     def text(self, prompt: Sequence[str]) -> str:
         """A reply to a prompt; it ends with a rating where the prompt asks for one in double square brackets."""
         rng = self._random(prompt)
-        said = self._sentence(rng, self._words)
-        return f"{said} Rating: [[{rng.randint(1, 10)}]]" if _asks_for_rating(prompt) else said
+        sentence = self._sentence(rng, self._words)
+        return f"{sentence} Rating: [[{rng.randint(1, 10)}]]" if _asks_for_rating(prompt) else sentence
 
     def instance(self, prompt: Sequence[str], schema: Mapping[str, Any]) -> str:
         """A reply to a prompt that obeys a schema, as compact JSON. Raises ValueError if the schema asks for more than
@@ -164,8 +164,8 @@ class ReplyMaker:
                 # One element where none is demanded, so that what reads elements is exercised.
                 least = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
                 parts = schema.get("prefixItems", [])[:least]
-                rest = schema.get("items", {"type": "string"})
-                return [self._value(part, root, rng) for part in [*parts, *[rest] * (least - len(parts))]]
+                items = schema.get("items", {"type": "string"})
+                return [self._value(part, root, rng) for part in [*parts, *[items] * (least - len(parts))]]
             case "string":
                 return self._string(schema, rng)
             case "integer" | "number":
@@ -287,9 +287,9 @@ def scripted_reply(payload: Mapping[str, Any]) -> str | None:
     if "summary" in wanted:
         named = _ROUNDS.search(words)
         # The prompt contains all answers so far: they tell the round, and the server needs no state for a trial.
-        rounds, heard = int(named[1]) if named else 1, words.count(_ANSWERED)
+        rounds, answered = int(named[1]) if named else 1, words.count(_ANSWERED)
         # Two letters more a round until the last but one, so that the last is the first that brings nothing new.
-        known = _LETTERS[: 2 * min(heard, rounds - 1) + 2]
+        known = _LETTERS[: 2 * min(answered, rounds - 1) + 2]
         return _long(
             "summarise", lambda filler: json.dumps({"summary": known, "justification": f"It is shown that{filler}."})
         )

@@ -129,9 +129,9 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Settings, int]:
     parser.add_argument("--value", action="append", default=[], help="NAME=TEXT for a property of that name")
     parser.add_argument("--fault", action="append", default=[], dest="faults", help="KIND[:SECONDS][@RATE]")
     parser.add_argument("--script", default="", help="faults of the first calls, separated by commas")
-    given = vars(parser.parse_args(arguments))
-    port = given.pop("port")
-    given["features"] = FEATURES - set(given.pop("without"))
-    given["values"] = dict(pair.split("=", 1) for pair in given.pop("value"))
-    given["script"] = [fault for fault in given["script"].split(",") if fault]
-    return Settings(**given), port
+    values = vars(parser.parse_args(arguments))
+    port = values.pop("port")
+    values["features"] = FEATURES - set(values.pop("without"))
+    values["values"] = dict(pair.split("=", 1) for pair in values.pop("value"))
+    values["script"] = [fault for fault in values["script"].split(",") if fault]
+    return Settings(**values), port

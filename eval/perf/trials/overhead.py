@@ -82,9 +82,9 @@ async def _walls_and_floors(address: str, trials: int) -> list[tuple[float, floa
         # Connections are open, and what all prompts begin with has been read, before the clock starts.
         await it.court.hear(case("warming up", 2), unwatched)
         for number in range(trials):
-            asked = case(f"number {number}", _ROUNDS)
+            trial = case(f"number {number}", _ROUNDS)
             began = time.perf_counter()
-            record = await it.court.hear(asked, unwatched)
+            record = await it.court.hear(trial, unwatched)
             wall = time.perf_counter() - began
             needed = times(record, _FLOOR_SPEED)
             assert {side.rounds for side in needed.sides} == {_ROUNDS}, "the stand-in did not keep to its part"
@@ -119,11 +119,13 @@ async def _pairs(address: str, pairs: int) -> dict[int, list[tuple[float, float]
             for rounds in _NAIVE_ROUNDS:
                 # Two memes: neither finds in the server's cache what the other left there.
                 began = time.perf_counter()
-                held = await naive(it.court, case(f"naive {pair} {rounds}", rounds))
+                exchanged = await naive(it.court, case(f"naive {pair} {rounds}", rounds))
                 between = time.perf_counter()
                 record = await it.court.hear(case(f"ours {pair} {rounds}", rounds), unwatched)
                 # A round is at least three events of each of the two sides.
-                assert len(record.events) > 6 * rounds and held == (rounds, rounds), "not of the rounds that were meant"
+                assert len(record.events) > 6 * rounds and exchanged == (rounds, rounds), (
+                    "not of the rounds that were meant"
+                )
                 walls[rounds].append((between - began, time.perf_counter() - between))
     return walls
 
@@ -240,10 +242,10 @@ def call_cpu(*, calls: int = 300, trials: int = 16) -> Result:
 
 async def _calls(address: str, calls: int, trials: int) -> dict[str, float]:
     async with bar(address) as it, http_client() as http:
-        asked = await _requests_of_a_trial(it)
+        requests = await _requests_of_a_trial(it)
         # From the end: late prompts contain the whole history.
-        text = next(request for request in reversed(asked) if not _frames(request))
-        picture = next(request for request in reversed(asked) if len(_frames(request)) == 1)
+        text = next(request for request in reversed(requests) if not _frames(request))
+        picture = next(request for request in reversed(requests) if len(_frames(request)) == 1)
         url, body = f"{address}/v1/chat/completions", _body(text)
 
         async def bare() -> None:
@@ -328,10 +330,10 @@ async def _of_trials(it: Bar, http: httpx2.AsyncClient, address: str, *, trials:
 
     spent = []
     for turn in range(max(2, trials // at_once)):
-        asked = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
+        cases = [case(f"number {number} of {at_once} in turn {turn}", _ROUNDS) for number in range(at_once)]
         # In this order, and below the other way round: what the request for the count costs is in neither reading.
         calls, before = await calls_served(), time.process_time()
-        await asyncio.gather(*(it.court.hear(each, unwatched) for each in asked))
+        await asyncio.gather(*(it.court.hear(each, unwatched) for each in cases))
         seconds = time.process_time() - before
         spent.append(seconds / (await calls_served() - calls))
     return 1000 * statistics.median(spent)

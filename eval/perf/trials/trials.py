@@ -149,16 +149,16 @@ def times(record: TrialRecord, speed: Speed) -> Times:
     sides = []
     for side in Side:
         rounds = next(event.rounds for event in record.all(SideRested) if event.side is side)
-        said = (record.all(QuestionAsked), record.all(AnswerGiven), record.all(Summarised))
-        sides.append(Examined(*(_rounds(events, side, rounds, speed) for events in said)))
-    described, given = record.last(Described), record.last(VerdictGiven)
-    assert described is not None and given is not None
+        recorded = (record.all(QuestionAsked), record.all(AnswerGiven), record.all(Summarised))
+        sides.append(Examined(*(_rounds(events, side, rounds, speed) for events in recorded)))
+    described, verdict = record.last(Described), record.last(VerdictGiven)
+    assert described is not None and verdict is not None
     return Times(
         describe=_seconds(described.call, speed),
         sides=tuple(sides),
-        judge=_seconds(given.call, speed),
+        judge=_seconds(verdict.call, speed),
         # One event of several calls: one for each order of the options.
-        score=speed.of(given.odds.call, len(given.odds.harmful)) if given.odds else 0.0,
+        score=speed.of(verdict.odds.call, len(verdict.odds.harmful)) if verdict.odds else 0.0,
     )
 
 
@@ -185,8 +185,8 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
     """A stand-in as a process of its own; gives its address."""
-    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (said, _):
-        yield f"http://127.0.0.1:{said['port']}"
+    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (lines, _):
+        yield f"http://127.0.0.1:{lines['port']}"
 
 
 @dataclass(frozen=True, slots=True)

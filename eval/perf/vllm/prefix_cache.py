@@ -78,18 +78,18 @@ async def _trials(trials: int) -> PromptTokens:
 
 async def _counters(server: VllmServer) -> tuple[int, int]:
     """Tokens looked for in the prefix cache, and found there."""
-    told = await metrics(server)
-    queries, hits = (int(figure(told, f"vllm:prefix_cache_{kind}_total")) for kind in ("queries", "hits"))
+    counters = await metrics(server)
+    queries, hits = (int(figure(counters, f"vllm:prefix_cache_{kind}_total")) for kind in ("queries", "hits"))
     return queries, hits
 
 
-async def prompts_sent(root_url: str, model: str, asked: Sequence[RecordedCall]) -> list[Prompt]:
+async def prompts_sent(root_url: str, model: str, calls: Sequence[RecordedCall]) -> list[Prompt]:
     """Calls as the prefix cache saw them.
 
     Args:
         root_url: Root URL of the vLLM.
         model: Model name at the server.
-        asked: The calls.
+        calls: The calls.
 
     Raises:
         ValueError: A prompt is not as long as the server said with its answer.
@@ -104,7 +104,7 @@ async def prompts_sent(root_url: str, model: str, asked: Sequence[RecordedCall])
     # A proxy in the environment has no place between two processes of one machine.
     async with httpx2.AsyncClient(base_url=root_url, trust_env=False, timeout=60) as client:
         (picture,) = await tokens({"model": model, "prompt": PICTURE_TOKEN, "add_special_tokens": False})
-        for call in asked:
+        for call in calls:
             shown = placed(await tokens(tokenize_body(model, call.request)), call.request, picture)
             if len(shown) != call.reply.tokens_in:
                 raise ValueError("a prompt is not as long as the server said")
@@ -147,25 +147,25 @@ class PromptTokens:
     settled: int
 
 
-def share(asked: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
+def share(prompts: Sequence[Prompt], past: Sequence[Prompt], block: int) -> PromptTokens:
     """Computes the tokens of prompts that the cache served, and those that it could have served.
 
     Args:
-        asked: The prompts that count.
+        prompts: The prompts that count.
         past: Prompts that were answered before all of these.
         block: Tokens in a block of the cache.
     """
     possible = settled = 0
-    for each in asked:
+    for each in prompts:
         # Whether answered or not: other prompts find a prompt in the cache as soon as it has been read.
-        others = [other for other in asked if other.sent < each.sent]
+        others = [other for other in prompts if other.sent < each.sent]
         before = _whole_blocks(each, past, block)
         sent = max(before, _whole_blocks(each, others, block))
         answered = _whole_blocks(each, [other for other in others if other.answered < each.sent], block)
         possible, settled = possible + sent, settled + max(before, answered)
     return PromptTokens(
-        prompts=sum(len(each.tokens) for each in asked),
-        reached=sum(each.cached for each in asked),
+        prompts=sum(len(each.tokens) for each in prompts),
+        reached=sum(each.cached for each in prompts),
         possible=possible,
         settled=settled,
     )

@@ -132,16 +132,16 @@ async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, EngineUs
     """Runs a trial; returns its result and its use of the engine."""
     before = await _counters(server)
     began = time.perf_counter()
-    given = await trial
+    counted = await trial
     wall_s = time.perf_counter() - began
     # Nobody else is at this server: whatever it counted meanwhile belongs to this trial.
     steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
-    return given, EngineUse(wall_s, steps, tokens)
+    return counted, EngineUse(wall_s, steps, tokens)
 
 
 async def _counters(server: VllmServer) -> tuple[int, int]:
     """Steps and tokens of replies since it was started."""
-    told = await metrics(server)
+    counters = await metrics(server)
     names = ("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total")
-    steps, tokens = (int(figure(told, name)) for name in names)
+    steps, tokens = (int(figure(counters, name)) for name in names)
     return steps, tokens

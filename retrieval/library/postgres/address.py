@@ -45,9 +45,9 @@ class Address:
         self._url = url
 
     @staticmethod
-    def named_by(given: object) -> bool:
+    def named_by(value: object) -> bool:
         """True if the value is a database address and no directory."""
-        return isinstance(given, str) and given.partition("://")[0] in _SCHEMES and "://" in given
+        return isinstance(value, str) and value.partition("://")[0] in _SCHEMES and "://" in value
 
     def parameters(self) -> dict[str, Any]:
         """Returns connection parameters, the password among them. Raises BadRequest."""
@@ -81,6 +81,6 @@ def _shown(url: str) -> str:
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     name, colon, _ = user.partition(":")
-    rest = [f"{key}={value}" if key in _SHOWN else f"{key}=***" for key, value in parse_qsl(parts.query)]
-    query = f"?{'&'.join(rest)}" if rest else ""
+    options = [f"{key}={value}" if key in _SHOWN else f"{key}=***" for key, value in parse_qsl(parts.query)]
+    query = f"?{'&'.join(options)}" if options else ""
     return f"{parts.scheme}://{name}{':***' if colon else ''}{at}{hosts}{parts.path}{query}"

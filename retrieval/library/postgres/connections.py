@@ -48,7 +48,7 @@ class Connections:
         from psycopg import IsolationLevel
 
         for last in (False, True):
-            connection, kept = self._take()
+            connection, pooled = self._take()
             try:
                 connection.isolation_level = IsolationLevel.REPEATABLE_READ
                 connection.read_only = True
@@ -59,7 +59,7 @@ class Connections:
                 self._give(connection)
                 # A kept connection may have been broken for long. And a table may have gone since the library was read
                 # that named it, where libraries are replaced in quick succession.
-                again = (lost and kept) or isinstance(error, psycopg.errors.UndefinedTable)
+                again = (lost and pooled) or isinstance(error, psycopg.errors.UndefinedTable)
                 if last or not again:
                     raise translated(error) from error
                 # Where one is broken the others mostly are as well (the server was restarted), and each would cost a
@@ -140,7 +140,7 @@ class Connections:
         from pgvector.psycopg import register_vector
 
         # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
-        given = {
+        options = {
             "application_name": "memecourt",
             "keepalives_idle": "10",
             "keepalives_interval": "5",
@@ -151,7 +151,7 @@ class Connections:
         }
         try:
             # No prepared statements: between us and the server there may be a pooler that shares its connections out.
-            connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+            connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
             # Without its cause: libpq's sentence names host and user.
             raise translated(error) from None

@@ -136,8 +136,8 @@ def state_or_none(connection: Connection, before: State | None = None) -> State 
 
     if before is not None:
         # Nearly always; the rest of the row is some kilobytes of JSON.
-        asked = f"SELECT 1 FROM {LIBRARY} WHERE format = %s AND shelf = %s AND head = %s"
-        if connection.execute(asked, (FORMAT, before.shelf, before.head)).fetchone():
+        query = f"SELECT 1 FROM {LIBRARY} WHERE format = %s AND shelf = %s AND head = %s"
+        if connection.execute(query, (FORMAT, before.shelf, before.head)).fetchone():
             return before
     # Asked for by name: to select from a table that is not there would abort the whole transaction.
     if connection.execute("SELECT to_regclass(%s)", (LIBRARY,)).fetchone() == (None,):

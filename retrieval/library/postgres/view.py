@@ -67,30 +67,30 @@ class PostgresView:
 
     def rows_of(self, ids: Collection[str]) -> list[int]:
         """Returns the rows of memes by id; unknown ids are skipped."""
-        asked = f"SELECT row FROM {self._state.precedents} WHERE id = ANY(%s) ORDER BY row"
-        return [row for (row,) in self._connection.execute(asked, (storable(ids),))]
+        query = f"SELECT row FROM {self._state.precedents} WHERE id = ANY(%s) ORDER BY row"
+        return [row for (row,) in self._connection.execute(query, (storable(ids),))]
 
     def count(self, where: Filter) -> int:
         """Counts the memes that a filter admits."""
         condition, values = _condition(where, None)
-        asked = f"SELECT count(*) FROM {self._state.precedents} WHERE {condition}"
-        row = self._connection.execute(asked, values).fetchone()
+        query = f"SELECT count(*) FROM {self._state.precedents} WHERE {condition}"
+        row = self._connection.execute(query, values).fetchone()
         assert row is not None
         return int(row[0])
 
     def read(self, rows: Sequence[int]) -> list[LabelledMeme]:
         """The memes in these rows, in this order. Raises BadLibrary if one can't be understood."""
-        asked = f"SELECT row, meme FROM {self._state.precedents} WHERE row = ANY(%s)"
+        query = f"SELECT row, meme FROM {self._state.precedents} WHERE row = ANY(%s)"
         # The database gives rows in any order, and the caller's is the order of their similarity.
-        found = {row: parsed(meme) for row, meme in self._connection.execute(asked, (list(rows),))}
+        found = {row: parsed(meme) for row, meme in self._connection.execute(query, (list(rows),))}
         if found.keys() != set(rows):
             raise damaged("a meme is missing whose vectors are there")
         return [found[row] for row in rows]
 
     def halves(self, rows: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Returns both halves of rows, as :meth:`retrieval.library.ports.LibraryView.halves`. Raises BadLibrary."""
-        asked = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
-        found = {row: vector.to_numpy() for row, vector in self._connection.execute(asked, (list(rows),))}
+        query = f"SELECT row, vector FROM {self._state.vectors} WHERE row = ANY(%s)"
+        found = {row: vector.to_numpy() for row, vector in self._connection.execute(query, (list(rows),))}
         if found.keys() != set(rows):
             raise damaged("the vectors of a meme are missing")
         text_dim = self._state.about.encoder.text_dim
@@ -103,18 +103,18 @@ class PostgresView:
         Raises:
             BadLibrary: The picture was altered.
         """
-        asked = (
+        query = (
             f"SELECT meme, jpeg FROM {self._state.precedents} LEFT JOIN {self._state.pictures} USING (row) "
             "WHERE id = ANY(%s)"
         )
         # Joined from the left: a meme whose picture is gone is damaged, and not one that never had any.
-        found = self._connection.cursor(binary=True).execute(asked, (storable([id_]),)).fetchone()
+        found = self._connection.cursor(binary=True).execute(query, (storable([id_]),)).fetchone()
         if found is None:
             return None
-        kept, jpeg = parsed(found[0]).kept, found[1]
-        if kept is None:
+        stored, jpeg = parsed(found[0]).kept, found[1]
+        if stored is None:
             return None
-        if jpeg is None or hashlib.sha256(jpeg).hexdigest() != kept.sha256:
+        if jpeg is None or hashlib.sha256(jpeg).hexdigest() != stored.sha256:
             raise damaged("a picture in it is not what it was when written")
         return bytes(jpeg)
 

@@ -106,10 +106,10 @@ class PostgresWriter:
             all_shelves = [replace(state, shelf=shelf) for shelf in shelves(connection)]
             gone: set[str] = set()  # of a meme that is still here, nothing has to be forgotten
             for each in all_shelves:
-                asked = (
+                query = (
                     f"SELECT DISTINCT meme FROM {each.history} WHERE meme NOT IN (SELECT id FROM {state.precedents})"
                 )
-                gone |= {id_ for (id_,) in connection.execute(asked)}
+                gone |= {id_ for (id_,) in connection.execute(query)}
             for each in all_shelves:
                 changes = f"SELECT number, entry FROM {each.history} WHERE meme = ANY(%s)"
                 for number, entry in connection.execute(changes, ([*gone],)).fetchall():
@@ -186,8 +186,8 @@ class _Draft:
         return _changes(self._connection, self.state, meme)
 
     def change(self, number: int) -> tuple[Change, bytes | None, bytes | None] | None:
-        asked = f"SELECT entry, vector, jpeg FROM {self.state.history} WHERE number = %s"
-        found = self._connection.execute(asked, (number,)).fetchone()
+        query = f"SELECT entry, vector, jpeg FROM {self.state.history} WHERE number = %s"
+        found = self._connection.execute(query, (number,)).fetchone()
         return None if found is None else (_change(found[0]), found[1], found[2])
 
     def store(self, planned: PlannedChange) -> Change:
@@ -223,8 +223,8 @@ class _Draft:
         picture = PostgresView(self._connection, self.state).picture(meme.id)
         self._connection.execute(f"DELETE FROM {self.state.precedents} WHERE row = %s", (row,))
         self._connection.execute(f"DELETE FROM {self.state.pictures} WHERE row = %s", (row,))
-        asked = f"DELETE FROM {self.state.vectors} WHERE row = %s RETURNING vector"
-        found = self._connection.cursor(binary=True).execute(asked, (row,)).fetchone()
+        query = f"DELETE FROM {self.state.vectors} WHERE row = %s RETURNING vector"
+        found = self._connection.cursor(binary=True).execute(query, (row,)).fetchone()
         if found is None:
             raise damaged("the vectors of a meme are missing")
         self._count(meme, None)
@@ -287,16 +287,16 @@ class _Draft:
 def _live(connection: Connection, state: State, id_: str) -> tuple[int, LabelledMeme] | None:
     """Returns the row of a visible meme and the meme; None if there is none."""
     # An id that the database can't store leaves an empty list, and finds nothing instead of failing.
-    asked = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
-    found = connection.execute(asked, (storable([id_]),)).fetchone()
+    query = f"SELECT row, meme FROM {state.precedents} WHERE id = ANY(%s)"
+    found = connection.execute(query, (storable([id_]),)).fetchone()
     return None if found is None else (found[0], parsed(found[1]))
 
 
 def _changes(connection: Connection, state: State, meme: str | None) -> list[Change]:
-    asked = f"SELECT entry FROM {state.history}"
+    query = f"SELECT entry FROM {state.history}"
     if meme is None:
-        return [_change(entry) for (entry,) in connection.execute(f"{asked} ORDER BY number")]
-    found = connection.execute(f"{asked} WHERE meme = ANY(%s) ORDER BY number", (storable([meme]),))
+        return [_change(entry) for (entry,) in connection.execute(f"{query} ORDER BY number")]
+    found = connection.execute(f"{query} WHERE meme = ANY(%s) ORDER BY number", (storable([meme]),))
     return [_change(entry) for (entry,) in found]
 
 

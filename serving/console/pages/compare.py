@@ -25,12 +25,12 @@ async def beside(request: Request) -> Response:
     which = TrialFilter(namespaces=visitor_of(request).namespaces, pixels_sha256=record.opened.meme.digest)
     lines = await console_of(request).index.list(limit=_MOST, which=which)
     others: list[DocketLine] = [line for line in lines if line.trial_id != record.trial_id]
-    near = record.last(NearDuplicatesFound)
+    duplicates = record.last(NearDuplicatesFound)
     # Before the page is made: whoever reads a verdict here can't review it blind afterwards.
-    for told in (record, second) if second else ():
-        await note_verdict_shown(request, told)
+    for each in (record, second) if second else ():
+        await note_verdict_shown(request, each)
     named = {line.trial_id for line in others if line.label} | {
-        one.trial_id for one in (near.duplicates if near else ())
+        one.trial_id for one in (duplicates.duplicates if duplicates else ())
     }
     hidden = await hidden_and_noted(request, named)
     return render(
@@ -41,7 +41,11 @@ async def beside(request: Request) -> Response:
         groups=compare(record, second) if second else (),
         others=others,
         hidden=hidden,
-        near=[one for one in (near.duplicates if near else ()) if one.trial_id not in {o.trial_id for o in others}],
+        near=[
+            one
+            for one in (duplicates.duplicates if duplicates else ())
+            if one.trial_id not in {o.trial_id for o in others}
+        ],
     )
 
 

@@ -111,8 +111,8 @@ async def _figure(request: Request, record: TrialRecord, what: str, *, frames: i
 
 def changed_since(record: TrialRecord, what: str, frames: Sequence[bytes]) -> bool:
     """True if a precedent's picture differs now from the one that the Judge was shown, where that is known."""
-    given = record.last(VerdictGiven)
-    readings = given.ruling.precedents if given and given.ruling else ()
+    verdict = record.last(VerdictGiven)
+    readings = verdict.ruling.precedents if verdict and verdict.ruling else ()
     then = next((one.picture for one in readings if f"{_PRECEDENT}{one.id}" == what), "")
     return bool(then) and [hashlib.sha256(frame).hexdigest() for frame in frames] != [then]
 
@@ -135,8 +135,10 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
         frames = await console_of(request).trials.frames(record.opened.meme.pixels_sha256)
         if frames:
             return frames
-        said = "The picture of this trial is not kept." if record.opened.meme.picture_given else "No picture was sent."
-        raise TrialUnknown(said, reason="PICTURE_MISSING")
+        reason = (
+            "The picture of this trial is not kept." if record.opened.meme.picture_given else "No picture was sent."
+        )
+        raise TrialUnknown(reason, reason="PICTURE_MISSING")
     if not what.startswith(_PRECEDENT):
         raise BadRequest("There is no picture of that name.", field="of")
     id_, cited, pictures = what.removeprefix(_PRECEDENT), record.precedents, console_of(request).pictures
@@ -149,11 +151,11 @@ async def frames_of(request: Request, record: TrialRecord, what: str) -> Sequenc
     return [frame.png]
 
 
-def _place(given: str, count: int) -> int:
+def _place(value: str, count: int) -> int:
     # isdecimal is true of the digits of any script, and int() of a long number takes long.
-    if not given.isascii() or not given.isdecimal() or len(given) > 4 or int(given) >= count:
+    if not value.isascii() or not value.isdecimal() or len(value) > 4 or int(value) >= count:
         raise BadRequest("There is no such frame.", field="frame")
-    return int(given)
+    return int(value)
 
 
 PAGES = (

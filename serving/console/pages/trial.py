@@ -175,9 +175,9 @@ def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
     return {grant.what: key}
 
 
-def _number(given: str) -> int | None:
+def _number(value: str) -> int | None:
     """A number as an address names it; None where it is none, or longer than any of ours."""
-    return int(given) if given.isascii() and given.isdecimal() and len(given) < 10 else None
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
 
 
 def _rounds(events: Sequence[AnyEvent]) -> set[int]:

@@ -26,17 +26,17 @@ _PAGE = 50
 
 async def trials(request: Request) -> Response:
     """The trials that the visitor may see, the last opened first, page by page."""
-    asked = request.query_params
+    params = request.query_params
     which = TrialFilter(
-        labels=frozenset({_member(Label, asked["label"])} if asked.get("label") else ()),
-        states=frozenset({_member(TrialState, asked["state"])} if asked.get("state") else ()),
-        needs_review=True if asked.get("look") else None,
+        labels=frozenset({_member(Label, params["label"])} if params.get("label") else ()),
+        states=frozenset({_member(TrialState, params["state"])} if params.get("state") else ()),
+        needs_review=True if params.get("look") else None,
         namespaces=visitor_of(request).namespaces,
     )
-    lines = await _lines(request, which, _after(asked.get("after", "")))
+    lines = await _lines(request, which, _after(params.get("after", "")))
     page = lines[:_PAGE]
-    kept = {name: asked.get(name, "") for name in ("label", "state", "look")}
-    own = {name: value for name, value in kept.items() if value}
+    filters = {name: params.get(name, "") for name in ("label", "state", "look")}
+    own = {name: value for name, value in filters.items() if value}
     older = urlencode({**own, "after": _place(page[-1])}) if len(lines) > _PAGE else ""
     # Reviewers decide before they see what the court said.
     values: dict[str, Any] = {
@@ -46,8 +46,8 @@ async def trials(request: Request) -> Response:
         "cases": await cases_of(request, [line.trial_id for line in page]),
         "words": TOLD,
         "older": older,
-        "first": "after" not in asked,
-        "kept": kept,
+        "first": "after" not in params,
+        "kept": filters,
         "own": own,
     }
     return render(request, "trials.html", **values, labels=list(Label), states=list(TrialState))
@@ -75,9 +75,9 @@ def _tells(which: TrialFilter) -> bool:
     return bool(which.labels) or which.needs_review is not None
 
 
-def _member(kind: type[M], given: str) -> M:
+def _member(kind: type[M], value: str) -> M:
     try:
-        return kind(given)
+        return kind(value)
     except ValueError:
         raise BadRequest("There is no such filter.", field="filter") from None
 
@@ -86,10 +86,10 @@ def _place(line: DocketLine) -> str:
     return f"{line.opened_at.isoformat()} {line.trial_id}"
 
 
-def _after(given: str) -> tuple[datetime, str] | None:
-    if not given:
+def _after(value: str) -> tuple[datetime, str] | None:
+    if not value:
         return None
-    at, _, trial_id = given.partition(" ")
+    at, _, trial_id = value.partition(" ")
     try:
         opened = datetime.fromisoformat(at)
         # Without a zone it would be read in that of this machine; at the ends of the calendar UTC may not exist.

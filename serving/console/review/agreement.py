@@ -14,14 +14,14 @@ from serving.console.visitors import Role
 
 async def agreement(request: Request) -> Response:
     """The figures, of all reviews or of some."""
-    given, visitor = request.query_params, visitor_of(request)
-    asked = {name: given[name].strip()[:20] for name in ("since", "until") if given.get(name, "").strip()}
-    times = search_of(asked)
-    blind, drawn = given.get("blind") == "yes", given.get("drawn") == "yes"
+    params, visitor = request.query_params, visitor_of(request)
+    filters = {name: params[name].strip()[:20] for name in ("since", "until") if params.get(name, "").strip()}
+    times = search_of(filters)
+    blind, drawn = params.get("blind") == "yes", params.get("drawn") == "yes"
     figures = await review_queue_of(request).agreement(
         since=times.since, until=times.until, blind=blind, drawn=drawn, namespaces=visitor.namespaces
     )
-    return render(request, "review/agreement.html", figures=figures, asked=asked, blind=blind, drawn=drawn)
+    return render(request, "review/agreement.html", figures=figures, asked=filters, blind=blind, drawn=drawn)
 
 
 PAGES = (Page("/desk/agreement", agreement, role=Role.REVIEWER, name="agreement", nav="Agreement"),)

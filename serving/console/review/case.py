@@ -87,15 +87,15 @@ async def see(request: Request) -> Response:
 async def review(request: Request) -> Response:
     """Keeps what a reviewer found. Where that can't be, the page comes back with all that was written."""
     record, visitor, form = await trial_of(request), visitor_of(request), form_of(request)
-    given = form.get("label", "")
+    label = form.get("label", "")
     clause = form.get("clause", "") or form.get("other_clause", "")
     try:
-        if given not in Label.__members__:
+        if label not in Label.__members__:
             raise BadRequest("Say whether the meme is harmful or not harmful.", field="label")
-        if given == Label.HARMFUL and clause == NO_CLAUSE:
+        if label == Label.HARMFUL and clause == NO_CLAUSE:
             raise BadRequest("Name the clause of the policy that the meme breaks.", field="clause")
         event = await review_queue_of(request).review(
-            record.trial_id, visitor.name, label=Label(given), clause=clause, reason=form.get("reason", "")
+            record.trial_id, visitor.name, label=Label(label), clause=clause, reason=form.get("reason", "")
         )
     # The form was sent twice, and the review is stored: nothing to complain of.
     except AlreadyReviewed:
@@ -154,10 +154,10 @@ async def _page(
     visitor, queue = visitor_of(request), review_queue_of(request)
     found = await queue.case(record.trial_id)
     mine = found.lock is not None and found.lock.holder == visitor.name
-    seen = await queue.knows_verdict(record.trial_id, visitor.name)
-    shown = seen or not blind_first(request)
+    knows_verdict = await queue.knows_verdict(record.trial_id, visitor.name)
+    shown = knows_verdict or not blind_first(request)
     # Before the page is made: from then on a review of this visitor is no blind one.
-    if shown and not seen and record.verdict is not None:
+    if shown and not knows_verdict and record.verdict is not None:
         await note_shown(request, [record.trial_id])
     policy = policy_of(record)
     rulings = rulings_of(request)
@@ -222,7 +222,7 @@ def _choices(record: TrialRecord, *, shown: bool) -> list[tuple[Label, str, str]
     own = (verdict.label, f"Uphold: {str(verdict.label).replace('_', ' ').lower()}", "u")
     others = [(label, f"Overrule: {word}") for label, (word, _) in names.items() if label is not verdict.label]
     keys = ["r"] if len(others) == 1 else [names[label][1] for label, _ in others]
-    return [own, *((label, said, key) for (label, said), key in zip(others, keys, strict=True))]
+    return [own, *((label, words, key) for (label, words), key in zip(others, keys, strict=True))]
 
 
 def _pictures(request: Request, record: TrialRecord) -> Mapping[str, str]:

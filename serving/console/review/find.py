@@ -27,13 +27,13 @@ _LONGEST = 1000
 
 async def find(request: Request) -> Response:
     """Trials that all of what is asked holds for, the last opened first."""
-    visitor, reviews, given = visitor_of(request), review_queue_of(request), request.query_params
-    asked = {name: given[name].strip()[:_LONGEST] for name in FIELDS if given.get(name, "").strip()}
-    which = search_of(asked)
+    visitor, reviews, params = visitor_of(request), review_queue_of(request), request.query_params
+    fields = {name: params[name].strip()[:_LONGEST] for name in FIELDS if params.get(name, "").strip()}
+    which = search_of(fields)
     # Refused rather than found empty: an empty page would read as if there were none.
     if which.namespace is not None and not visitor.sees(which.namespace):
         raise NotAllowed("That namespace is not for you to see.", reason="NAMESPACE_NOT_ALLOWED")
-    after = (given.get("opened", ""), given["after"]) if given.get("after") else None
+    after = (params.get("opened", ""), params["after"]) if params.get("after") else None
     blind = blinded_ids(request)
     # One more than is shown says whether there is another page.
     cases = list(await reviews.find(which, limit=_PAGE + 1, after=after, namespaces=visitor.namespaces, blind=blind))
@@ -42,7 +42,7 @@ async def find(request: Request) -> Response:
         cases = cases[:_PAGE]
         last = cases[-1]
         opened = stamp(last.opened_at) if last.opened_at else ""
-        more = urlencode({**asked, "opened": opened, "after": last.trial_id})
+        more = urlencode({**fields, "opened": opened, "after": last.trial_id})
     names = await hidden_and_noted(request, [case.trial_id for case in cases if case.label is not None])
     known = {name: await reviews.known(column, visitor.namespaces, blind=blind) for name, column in _KNOWN.items()}
     return render(
@@ -50,7 +50,7 @@ async def find(request: Request) -> Response:
         "review/find.html",
         cases=cases,
         behind=await behind(request),
-        asked=asked,
+        asked=fields,
         more=more,
         known=known,
         labels=list(Label),
@@ -59,18 +59,18 @@ async def find(request: Request) -> Response:
         # Always said, and not how many: that would tell what they came to.
         left_out=bool(blind) and (which.label is not None or bool(which.category)),
         saved={name: urlencode(query) for name, query in (await reviews.saved(visitor.name)).items()},
-        query=urlencode(asked),
+        query=urlencode(fields),
     )
 
 
 async def save(request: Request) -> Response:
     """Keeps a search under a name."""
     form = form_of(request)
-    asked = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
+    fields = {name: form[name].strip()[:_LONGEST] for name in FIELDS if form.get(name, "").strip()}
     # Only to check it: what can't be searched for is not worth keeping.
-    search_of(asked)
-    await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), asked)
-    return RedirectResponse(f"/desk/find?{urlencode(asked)}", status_code=303)
+    search_of(fields)
+    await review_queue_of(request).save(visitor_of(request).name, form.get("name", ""), fields)
+    return RedirectResponse(f"/desk/find?{urlencode(fields)}", status_code=303)
 
 
 async def drop(request: Request) -> Response:
@@ -82,35 +82,35 @@ async def drop(request: Request) -> Response:
 _KNOWN = {"namespace": "namespace", "category": "category", "model": "models", "reviewer": "reviewer"}
 
 
-def search_of(asked: Mapping[str, str]) -> Search:
+def search_of(fields: Mapping[str, str]) -> Search:
     """A search as a form says it.
 
     Raises:
         BadRequest: A part of it can't be understood.
     """
-    label = asked.get("label", "")
+    label = fields.get("label", "")
     if label and label not in Label.__members__:
         raise BadRequest("There is no such label.", field="label")
-    until = _day(asked.get("until", ""), "until")
+    until = _day(fields.get("until", ""), "until")
     return Search(
-        text=asked.get("text", ""),
+        text=fields.get("text", ""),
         label=Label(label) if label else None,
-        since=_day(asked.get("since", ""), "since"),
+        since=_day(fields.get("since", ""), "since"),
         # Whoever names a last day means all of it.
         until=until + timedelta(days=1) if until else None,
-        namespace=asked.get("namespace"),
-        model=asked.get("model", ""),
-        category=asked.get("category", ""),
-        reviewer=asked.get("reviewer", ""),
-        why=why_of(asked.get("why", "")),
+        namespace=fields.get("namespace"),
+        model=fields.get("model", ""),
+        category=fields.get("category", ""),
+        reviewer=fields.get("reviewer", ""),
+        why=why_of(fields.get("why", "")),
     )
 
 
-def _day(given: str, field: str) -> datetime | None:
-    if not given:
+def _day(value: str, field: str) -> datetime | None:
+    if not value:
         return None
     try:
-        found = datetime.strptime(given, "%Y-%m-%d").replace(tzinfo=UTC)
+        found = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
         # A day is added to the end of a search, and datetime ends with that year.
         return found if found.year < 9999 else None
     except ValueError:

@@ -55,15 +55,15 @@ def rulings_of(request: Request) -> Corrections | None:
 
 def duplicate_index_of(request: Request) -> NearDuplicateIndex | None:
     """Returns the index of near-duplicates; None if there is none here."""
-    near = console_of(request).parts.get(NEAR)
-    return near if isinstance(near, NearDuplicateIndex) else None
+    index = console_of(request).parts.get(NEAR)
+    return index if isinstance(index, NearDuplicateIndex) else None
 
 
 def tell_reviewed(request: Request, event: VerdictReviewed) -> None:
     """Tells the server that runs in the same process of a review, where there is one."""
-    told = console_of(request).parts.get(REVIEWED)
-    if callable(told):
-        told(event)
+    listener = console_of(request).parts.get(REVIEWED)
+    if callable(listener):
+        listener(event)
 
 
 def blind_first(request: Request) -> bool:
@@ -109,10 +109,10 @@ async def note_shown(request: Request, trial_ids: Collection[str]) -> None:
 
 async def note_verdict_shown(request: Request, record: TrialRecord) -> None:
     """Notes that all is shown to the visitor that a record tells: its verdict, and those that it cites of others."""
-    near = record.last(NearDuplicatesFound)
+    duplicates = record.last(NearDuplicatesFound)
     own = {record.trial_id} if record.verdict is not None else set()
     # The page names near duplicates with their labels, so those verdicts are shown as well.
-    await note_shown(request, own | {one.trial_id for one in (near.duplicates if near else ())})
+    await note_shown(request, own | {one.trial_id for one in (duplicates.duplicates if duplicates else ())})
 
 
 def case_path(trial_id: str) -> str:

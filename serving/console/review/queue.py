@@ -32,9 +32,9 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
         at_case: Case beside which the list stands.
     """
     visitor, reviews = visitor_of(request), review_queue_of(request)
-    given = request.query_params
+    params = request.query_params
     try:
-        why, after = why_of(given.get("why", "")), _after(request)
+        why, after = why_of(params.get("why", "")), _after(request)
     except BadRequest:
         if not at_case:
             raise
@@ -59,7 +59,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
         "why": why,
         "words": TOLD,
         "hidden": await hidden_and_noted(request, [case.trial_id for case in cases]),
-        "none_left": "none" in given,
+        "none_left": "none" in params,
     }
 
 
@@ -82,24 +82,24 @@ async def take_next(request: Request) -> Response:
     return RedirectResponse("/desk?none=" if case is None else f"{case_path(case.trial_id)}{query}", status_code=303)
 
 
-def why_of(given: str) -> ReviewPriority | None:
+def why_of(value: str) -> ReviewPriority | None:
     """The reason that a page asks for. Raises BadRequest if there is none of that name."""
-    if not given:
+    if not value:
         return None
-    if given not in ReviewPriority.__members__:
+    if value not in ReviewPriority.__members__:
         raise BadRequest("There is no such reason to look at a case.", field="why")
-    return ReviewPriority(given)
+    return ReviewPriority(value)
 
 
 def _after(request: Request) -> tuple[int, str, str] | None:
-    given = request.query_params
-    if not given.get("after"):
+    params = request.query_params
+    if not params.get("after"):
         return None
-    urgency = given.get("urgency", "")
+    urgency = params.get("urgency", "")
     # The address is anyone's to write; isdecimal alone is true of the digits of any script.
     if not urgency.isascii() or not urgency.isdecimal() or len(urgency) > 3:
         raise BadRequest("That page of the queue can't be found. Begin with the first.", field="urgency")
-    return int(urgency), given.get("opened", ""), given["after"]
+    return int(urgency), params.get("opened", ""), params["after"]
 
 
 PAGES = (

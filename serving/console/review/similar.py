@@ -57,12 +57,12 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
         case.trial_id: Similar(case, "the same picture" if same_picture else "", same_text)
         for case, same_picture, same_text in await reviews.same_memes(own, limit=_MOST, namespaces=visitor.namespaces)
     }
-    near, text = duplicate_index_of(request), record.text
+    index, text = duplicate_index_of(request), record.text
     meme = record.opened.meme
     frames = await console_of(request).trials.frames(meme.pixels_sha256) if meme.picture_given else ()
-    if near is not None and text is not None and (frames or not meme.picture_given):
+    if index is not None and text is not None and (frames or not meme.picture_given):
         picture = picture_of(meme, frames) if frames else None
-        others = await near.find(picture, text.text, bool(text.reader), meme.namespace)
+        others = await index.find(picture, text.text, bool(text.reader), meme.namespace)
         cases = await reviews.cases([one.trial_id for one in others])
         for one in others:
             case = cases.get(one.trial_id)
@@ -74,9 +74,9 @@ async def similar_to(request: Request, record: TrialRecord) -> list[Similar]:
             if one.text_alone:
                 found.setdefault(one.trial_id, Similar(case, "", text=True))
             elif known is None or not known.picture:
-                said = "the same picture" if one.same_picture else "nearly the same picture"
+                kind = "the same picture" if one.same_picture else "nearly the same picture"
                 same_text = one.same_text or (known is not None and known.text)
-                found[one.trial_id] = Similar(case, said, same_text, one.distance)
+                found[one.trial_id] = Similar(case, kind, same_text, one.distance)
     return sorted(found.values(), key=lambda one: (not one.picture, one.bits or 0, not one.text))
 
 

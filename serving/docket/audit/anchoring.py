@@ -116,7 +116,7 @@ async def keep_anchored(
     place: CheckpointWitness,
     *,
     every_s: float = EVERY_S,
-    kept: Callable[[int], None] = lambda _: None,
+    on_anchored: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Pushes every checkpoint that is newer than the last one pushed, until it is cancelled; the newest at the end.
 
@@ -124,14 +124,14 @@ async def keep_anchored(
         log: The log.
         place: Keeper of checkpoints.
         every_s: Seconds between two looks for a newer one.
-        kept: Is told how many entries the one covers that is kept there.
+        on_anchored: Is told how many entries the one covers that is kept there.
     """
     pushed, wait = "", every_s
     try:
         while True:
             try:
                 pushed = await _push(log, place, pushed)
-                kept(int(pushed.split("\n")[1]))  # the second line of a checkpoint is the size of its tree
+                on_anchored(int(pushed.split("\n")[1]))  # the second line of a checkpoint is the size of its tree
                 if wait > every_s:
                     _log.info("checkpoints are taken again")
                 wait = every_s

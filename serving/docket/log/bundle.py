@@ -65,14 +65,14 @@ def bundle(
     """
 
     def shown(entry: Entry) -> dict[str, Any]:
-        kept = entry.body is not None and entry.salt is not None and entry.kind not in withheld
+        is_shown = entry.body is not None and entry.salt is not None and entry.kind not in withheld
         return {
             "number": entry.number,
             "header": entry.header().decode(),
             "proof": _encoded(inclusion_proof(entry.number, size, read)),
-            "body": entry.body if kept else None,
+            "body": entry.body if is_shown else None,
             # Withheld with the body: by the salt, guesses at the body could be tried.
-            "salt": base64.b64encode(entry.salt or b"").decode() if kept else None,
+            "salt": base64.b64encode(entry.salt or b"").decode() if is_shown else None,
         }
 
     value = {

@@ -143,10 +143,10 @@ def tile_widths(size: int) -> Iterator[tuple[int, int, int]]:
     """Level, index and width (in hashes) of all tiles that a tree of a size has."""
     level = 0
     while size:
-        full, rest = divmod(size, TILE_WIDTH)
+        full, remainder = divmod(size, TILE_WIDTH)
         yield from ((level, index, TILE_WIDTH) for index in range(full))
-        if rest:
-            yield level, full, rest
+        if remainder:
+            yield level, full, remainder
         # Only a full tile stands for a node of the next level.
         size, level = full, level + 1
 

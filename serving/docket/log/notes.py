@@ -285,8 +285,8 @@ def _key_parts(text: str, what: str, form: str) -> tuple[str, bytes, bytes]:
     # Never with the text in it, which may be a private key.
     bad = BadNote(_NO_KEY.format(what=what, form=form))
     # Base64 may hold plus signs too: only the first two are separators.
-    name, _, rest = text.partition("+")
-    id_, _, encoded = rest.partition("+")
+    name, _, remainder = text.partition("+")
+    id_, _, encoded = remainder.partition("+")
     if not re.fullmatch(r"[0-9a-f]{8}", id_):
         raise bad
     try:

@@ -192,7 +192,7 @@ Progress = Callable[[int], None]
 
 
 def verify(
-    kept: StoredDocket,
+    stored: StoredDocket,
     keys: Sequence[VerifierKey],
     derived: Derived,
     *,
@@ -202,7 +202,7 @@ def verify(
     """Checks all that is kept, pictures aside. Blocks for as long as it takes to read everything once.
 
     Args:
-        kept: The docket's rows.
+        stored: The docket's rows.
         keys: Keys that must have signed its checkpoints, from a place outside of the docket; of one whose key was
             changed, any of its keys vouches for the others.
         derived: Makes anew what follows from entries; nothing has been added to it.
@@ -210,19 +210,19 @@ def verify(
         progress: Is told of every 1,000 entries.
     """
     report = Report()
-    state = kept.state()
+    state = stored.state()
     # Before the checkpoints: which key must have signed one depends on where keys were changed.
-    chain = _chain(kept, keys, report)
+    chain = _chain(stored, keys, report)
     signed = _Signed(chain, report)
     # Checkpoints before entries: the entries go by once, and each root is compared when the tree has that size.
-    for size, note in _readable(kept.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
+    for size, note in _readable(stored.checkpoints(), Fault.CHECKPOINT_UNSIGNED, "checkpoints", report):
         signed.keep(size, note)
     if state.get("checkpoint") or state.get("key"):  # neither, before anything was signed
         signed.keep(state.get("signed"), str(state.get("checkpoint")), latest=True)
     for anchor in anchors:
         signed.anchor(anchor)
     frontier, tiles, erased = _entries(
-        _readable(kept.entries(), Fault.ENTRY_MISSING, "entries", report),
+        _readable(stored.entries(), Fault.ENTRY_MISSING, "entries", report),
         signed=signed,
         derived=derived,
         report=report,
@@ -230,9 +230,9 @@ def verify(
     )
     signed.close()
     _state(state, frontier=frontier, erased=erased, keys=chain.current(), report=report)
-    _tiles(_readable(kept.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
-    _trials(_readable(kept.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
-    _parts(_readable(kept.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
+    _tiles(_readable(stored.tiles(), Fault.TILE_DIFFERS, "tiles", report), tiles, report)
+    _trials(_readable(stored.trials(), Fault.TRIAL_DIFFERS, "trials", report), derived.trials(), report)
+    _parts(_readable(stored.parts(), Fault.PART_DIFFERS, "parts", report), derived.parts(), report)
     return report
 
 
@@ -258,11 +258,11 @@ async def verify_pictures(
     """
 
     async def wrong(digest: str) -> str:
-        kept = await frames(digest)
-        if not kept:
+        stored = await frames(digest)
+        if not stored:
             return f"The picture {digest[:16]}… of a trial is missing."
         try:
-            same = await asyncio.to_thread(pixels, kept) == digest
+            same = await asyncio.to_thread(pixels, stored) == digest
         except ValueError:
             same = False
         return "" if same else f"What is kept as picture {digest[:16]}… is another or none."
@@ -291,10 +291,10 @@ def _readable(rows: Iterator[T], fault: Fault, what: str, report: Report) -> Ite
         report.wrong(fault, text)
 
 
-def _chain(kept: StoredDocket, keys: Sequence[VerifierKey], report: Report) -> KeyChain:
+def _chain(stored: StoredDocket, keys: Sequence[VerifierKey], report: Report) -> KeyChain:
     """The keys of the docket, as far as its own entries name them."""
     rotations = []
-    for entry in _readable(kept.rotations(), Fault.KEY_DIFFERS, "changes of the key", report):
+    for entry in _readable(stored.rotations(), Fault.KEY_DIFFERS, "changes of the key", report):
         try:
             rotations.append(read_rotation(entry))
         except BadEntry as bad:
@@ -374,8 +374,8 @@ class _Signed:
             text = f"Entry {size} changes the docket's key, and was signed over others than are before it."
             self._report.wrong(Fault.KEY_DIFFERS, text, size)
         # Taken out: what is left at the end was signed over more entries than there are.
-        kept = self._kept.pop(size, ())
-        for signed in kept:
+        stored = self._kept.pop(size, ())
+        for signed in stored:
             if signed == root():
                 self._report.checkpoints += 1
             else:
@@ -385,7 +385,7 @@ class _Signed:
             if signed == root():
                 self._report.anchors += 1
                 self._report.anchored = max(self._report.anchored, size)
-                if is_receipt and not kept:
+                if is_receipt and not stored:
                     text = f"The checkpoint over {size} entries in the anchor {name} was taken out of the docket."
                     self._report.wrong(Fault.CHECKPOINT_MISSING, text)
             else:
@@ -424,18 +424,18 @@ class _Sequences:
             text = f"Entry {entry.number} can't be event {entry.seq} of its trial."
             self._report.wrong(Fault.SEQUENCE, text, entry.number)
             return
-        seen, bit = self._seen.get(entry.trial_id, 0), 1 << entry.seq
-        if seen & bit:
+        bits, bit = self._seen.get(entry.trial_id, 0), 1 << entry.seq
+        if bits & bit:
             text = f"Trial {entry.trial_id} has two events {entry.seq}; the second is entry {entry.number}."
             self._report.wrong(Fault.SEQUENCE, text, entry.number)
-        self._seen[entry.trial_id] = seen | bit
+        self._seen[entry.trial_id] = bits | bit
 
     def close(self) -> None:
-        for trial_id, seen in self._seen.items():
+        for trial_id, bits in self._seen.items():
             # A sequence without gaps is all ones from bit 0 upwards, and only then has no bit in common with its
             # successor.
-            if seen & (seen + 1):
-                first = (~seen & (seen + 1)).bit_length() - 1
+            if bits & (bits + 1):
+                first = (~bits & (bits + 1)).bit_length() - 1
                 self._report.wrong(Fault.SEQUENCE, f"Trial {trial_id} has later events, and no event {first}.")
 
 
@@ -445,7 +445,7 @@ def _entries(
     """Goes through all entries once; gives the tree, width and digest of each tile, and how much was erased."""
     frontier, edge, sequences = Frontier(), _Tiles(), _Sequences(report)
     gone: set[int] = set()
-    told: list[tuple[int, Erased]] = []
+    erasures: list[tuple[int, Erased]] = []
     # Also an empty log may have been signed.
     signed.hold_against(0, frontier.root)
     expected = 0
@@ -461,7 +461,7 @@ def _entries(
         if entry.erased:
             gone.add(entry.number)
         if entry.kind == "Erased" and entry.body is not None:
-            told += _erased(entry, entry.body, report)
+            erasures += _erased(entry, entry.body, report)
         # Also of entries that are wrong: the tree is over what is there, and shows by its root what does not belong.
         edge.add(frontier.append(entry.leaf()))
         report.size = frontier.size
@@ -472,9 +472,13 @@ def _entries(
     report.root = frontier.root()
     report.erased = len(gone)
     sequences.close()
-    _checked_against_erasures(gone, told, report)
+    _checked_against_erasures(gone, erasures, report)
     # Counted as the docket counts when it erases, so that the two figures can be compared.
-    return frontier, edge.all(frontier.size), sum(len(one.numbers) + one.buried + bool(one.trial_id) for _, one in told)
+    return (
+        frontier,
+        edge.all(frontier.size),
+        sum(len(one.numbers) + one.buried + bool(one.trial_id) for _, one in erasures),
+    )
 
 
 def _misplaced(number: int, expected: int, report: Report) -> None:
@@ -532,10 +536,10 @@ def _erased(entry: Entry, body: str, report: Report) -> list[tuple[int, Erased]]
         return []
 
 
-def _checked_against_erasures(gone: set[int], told: Sequence[tuple[int, Erased]], report: Report) -> None:
+def _checked_against_erasures(gone: set[int], erasures: Sequence[tuple[int, Erased]], report: Report) -> None:
     """Every body that is gone was erased by an entry that says so, and none that was erased is there."""
     # What was erased was there before.
-    by = {one for number, erased in told for one in erased.numbers if one < number}
+    by = {one for number, erased in erasures for one in erased.numbers if one < number}
     for number in sorted(gone - by):
         text = f"The body of entry {number} is gone, and no entry says that it was erased."
         report.wrong(Fault.BODY_MISSING, text, number)
@@ -561,19 +565,19 @@ class _Tiles:
 
     def all(self, size: int) -> dict[tuple[int, int], tuple[int, bytes]]:
         """Width and digest of each, by level and index."""
-        rest = {
+        remaining = {
             (level, index): (width, _digest(b"".join(self._open[level])))
             for level, index, width in tile_widths(size)
             if width < TILE_WIDTH
         }
-        return self._full | rest
+        return self._full | remaining
 
 
 def _tiles(
-    kept: Iterable[tuple[int, int, bytes]], expected: dict[tuple[int, int], tuple[int, bytes]], report: Report
+    stored: Iterable[tuple[int, int, bytes]], expected: dict[tuple[int, int], tuple[int, bytes]], report: Report
 ) -> None:
     missing = set(expected)
-    for level, index, hashes in kept:
+    for level, index, hashes in stored:
         width, digest = expected.get((level, index), (0, b""))
         missing.discard((level, index))
         if width == 0:
@@ -585,9 +589,9 @@ def _tiles(
         report.wrong(Fault.TILE_DIFFERS, f"Tile {index} of level {level} is missing.")
 
 
-def _trials(kept: Iterable[tuple[str, Row]], expected: Mapping[str, Row], report: Report) -> None:
+def _trials(stored: Iterable[tuple[str, Row]], expected: Mapping[str, Row], report: Report) -> None:
     missing = set(expected)
-    for trial_id, row in kept:
+    for trial_id, row in stored:
         report.trials += 1
         missing.discard(trial_id)
         wanted = expected.get(trial_id)
@@ -601,9 +605,9 @@ def _trials(kept: Iterable[tuple[str, Row]], expected: Mapping[str, Row], report
         report.wrong(Fault.TRIAL_DIFFERS, f"Trial {trial_id} is in the log and is not listed.")
 
 
-def _parts(kept: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tuple[int, str]], report: Report) -> None:
+def _parts(stored: Iterable[tuple[bytes, int, str]], expected: Mapping[bytes, tuple[int, str]], report: Report) -> None:
     missing = set(expected)
-    for key, number, of in kept:
+    for key, number, of in stored:
         missing.discard(key)
         if expected.get(key) != (number, of):
             report.wrong(Fault.PART_DIFFERS, f"Entry {number} is not the text that it is found by.", number)

@@ -129,31 +129,31 @@ class Agreement:
     undecided: int
 
 
-def agreement(said: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, undecided: str) -> Agreement:
+def agreement(labels: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, undecided: str) -> Agreement:
     """The figures.
 
     Args:
-        said: Label of each reviewer, by meme.
+        labels: Label of each reviewer, by meme.
         court: Label of the court, by meme.
         undecided: The court's word for no label.
     """
-    reviewers = sorted({who for words in said.values() for who in words})
+    reviewers = sorted({who for words in labels.values() for who in words})
     pairs = {}
     for one, other in combinations(reviewers, 2):
-        common = [(words[one], words[other]) for words in said.values() if one in words and other in words]
+        common = [(words[one], words[other]) for words in labels.values() if one in words and other in words]
         # Two who have no meme in common agree and disagree about nothing.
         if common:
             pairs[one, other] = cohen(common)
     with_court = {
-        who: [(words[who], court[meme]) for meme, words in said.items() if who in words and court[meme] != undecided]
+        who: [(words[who], court[meme]) for meme, words in labels.items() if who in words and court[meme] != undecided]
         for who in reviewers
     }
     return Agreement(
-        reviewed=len(said),
-        judgements=sum(len(words) for words in said.values()),
-        all=fleiss([list(words.values()) for words in said.values()]),
+        reviewed=len(labels),
+        judgements=sum(len(words) for words in labels.values()),
+        all=fleiss([list(words.values()) for words in labels.values()]),
         pairs=pairs,
         court={who: cohen(own) for who, own in with_court.items()},
         court_all=cohen([pair for own in with_court.values() for pair in own]),
-        undecided=sum(len(words) for meme, words in said.items() if court[meme] == undecided),
+        undecided=sum(len(words) for meme, words in labels.items() if court[meme] == undecided),
     )

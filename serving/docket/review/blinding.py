@@ -34,14 +34,17 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
 def saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
     """Builds the SQL condition that a reviewer saw the verdict of a case, or gave their own."""
     shown = exists().where(t.seen.c.trial_id == case.trial_id, t.seen.c.who == who)
-    said = exists().where(t.reviews.c.trial_id == case.trial_id, t.reviews.c.reviewer == who)
-    return or_(shown, said)
+    reviewed = exists().where(t.reviews.c.trial_id == case.trial_id, t.reviews.c.reviewer == who)
+    return or_(shown, reviewed)
 
 
 def verdict_was_shown(connection: Connection, trial_id: str, who: str) -> bool:
     """True if a reviewer saw, or reviewed, the verdict of a trial or of another one of the same meme."""
-    own_or_twin = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _twin)))
-    return connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_twin)).first() is not None
+    own_or_duplicate = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _twin)))
+    return (
+        connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_duplicate)).first()
+        is not None
+    )
 
 
 def _same_meme() -> ColumnElement[bool]:

@@ -245,9 +245,9 @@ async def forget_precedent(opened: Opened, name: str, *, who: str, why: str) -> 
 
 def policy_of(record: TrialRecord) -> Policy | None:
     """The policy that a trial was held by, where its words are known: kept with it, or MemeCourt's own."""
-    kept = getattr(record.opened.policy, "content", None)
-    if isinstance(kept, Policy):
-        return kept
+    content = getattr(record.opened.policy, "content", None)
+    if isinstance(content, Policy):
+        return content
     return DEFAULT_POLICY if record.opened.policy.digest == DEFAULT_POLICY.digest else None
 
 

@@ -96,10 +96,10 @@ def acquire(connection: Connection, trial_id: str, who: str, now: datetime, *, a
     # Of two who take a case at once, the second waits here and then finds the lock of the first.
     row = connection.execute(select(t.cases).where(t.cases.c.trial_id == trial_id).with_for_update()).one_or_none()
     _check_takeable(connection, row, trial_id, who, again=again)
-    held = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
+    lock = connection.execute(select(t.locks).where(_lock.trial_id == trial_id)).one_or_none()
     # A lock whose time is over keeps nobody out, even if it was never given back.
-    if held is not None and held.holder != who and held.until > stamp(now):
-        raise CaseTaken(f"{held.holder} is looking at this case, until {_clock_of(held.until)} at the latest.")
+    if lock is not None and lock.holder != who and lock.until > stamp(now):
+        raise CaseTaken(f"{lock.holder} is looking at this case, until {_clock_of(lock.until)} at the latest.")
     until = now + timedelta(minutes=LOCK_MINUTES)
     statement = insert_into(connection, t.locks).values(trial_id=trial_id, holder=who, until=stamp(until))
     set_ = {"holder": who, "until": stamp(until)}
@@ -120,31 +120,31 @@ def release(connection: Connection, trial_id: str, who: str) -> None:
     connection.execute(delete(t.locks).where(_lock.trial_id == trial_id, _lock.holder == who))
 
 
-def _say(connection: Connection, asked: Sequence[LockedReview]) -> Sequence[Said | CourtError]:
+def _say(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[Said | CourtError]:
     open_appender(connection)  # before any row is held: see serving.docket.store.reviews
-    return [_say_one(connection, one.said, one.now) for one in asked]
+    return [_say_one(connection, one.said, one.now) for one in reviews]
 
 
-def _say_one(connection: Connection, said: Said, now: datetime) -> Said | CourtError:
-    who = _speaker(said)
-    own = select(_lock.holder).where(*_own(said.trial_id, who, now)).with_for_update()
+def _say_one(connection: Connection, review: Said, now: datetime) -> Said | CourtError:
+    who = _speaker(review)
+    own = select(_lock.holder).where(*_own(review.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
         # The first of two equal reviews gave the case back: the second is no mistake of the reviewer's.
-        before = [one for one in _reviews_of_kind(connection, said.trial_id, type(said)) if _speaker(one) == who]
-        if before and _same(before[-1], said):
+        before = [one for one in _reviews_of_kind(connection, review.trial_id, type(review)) if _speaker(one) == who]
+        if before and _same(before[-1], review):
             return AlreadyReviewed("This was sent twice, and is kept once.")
-        return _not_locked(connection, said.trial_id, who, now)
-    if isinstance(said, VerdictReviewed):
+        return _not_locked(connection, review.trial_id, who, now)
+    if isinstance(review, VerdictReviewed):
         # From the log as well, which may be further than what was drawn from it.
-        own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, said.trial_id, VerdictReviewed))
-        said = said.model_copy(
-            update={"blind": not own_before and not verdict_was_shown(connection, said.trial_id, who)}
+        own_before = any(_speaker(one) == who for one in _reviews_of_kind(connection, review.trial_id, VerdictReviewed))
+        review = review.model_copy(
+            update={"blind": not own_before and not verdict_was_shown(connection, review.trial_id, who)}
         )
-    kept = append_review(connection, said)
+    stored = append_review(connection, review)
     # After an error the reviewer still has the case, and can try again.
-    if not isinstance(kept, CourtError):
-        release(connection, said.trial_id, who)
-    return kept
+    if not isinstance(stored, CourtError):
+        release(connection, review.trial_id, who)
+    return stored
 
 
 SAY = Batch(Rank.LOCKED_REVIEW, _say)
@@ -156,11 +156,11 @@ def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], .
 
 def _not_locked(connection: Connection, trial_id: str, who: str, now: datetime) -> NotLocked:
     query = select(t.locks).where(_lock.trial_id == trial_id, _lock.holder != who, _lock.until > stamp(now))
-    held = connection.execute(query).one_or_none()
+    lock = connection.execute(query).one_or_none()
     last = next(iter(_reviews_of_kind(connection, trial_id, VerdictReviewed)[-1:]), None)
     why = "its time was over, or it was given back"
-    if held is not None:
-        why = f"{held.holder} is looking at it, until {_clock_of(held.until)} at the latest"
+    if lock is not None:
+        why = f"{lock.holder} is looking at it, until {_clock_of(lock.until)} at the latest"
     elif last is not None:
         why = (
             f"{'you' if last.reviewer == who else last.reviewer} reviewed it on {last.at.day} {last.at:%b at %H:%M} UTC"
@@ -178,8 +178,8 @@ def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Se
     return [event for event in found if isinstance(event, kind)]
 
 
-def _speaker(said: Said) -> str:
-    return said.reviewer if isinstance(said, VerdictReviewed) else said.by
+def _speaker(review: Said) -> str:
+    return review.reviewer if isinstance(review, VerdictReviewed) else review.by
 
 
 def _same(one: Said, other: Said) -> bool:

@@ -258,7 +258,7 @@ class _Case:
 
     def _reviewed(self, event: VerdictReviewed, number: int, connection: Connection) -> None:
         row = self.row
-        said_before = event.reviewer in _last_words(connection, event.trial_id)
+        reviewed_before = event.reviewer in _last_words(connection, event.trial_id)
         connection.execute(
             insert(t.reviews),
             {
@@ -275,26 +275,26 @@ class _Case:
         row["holds"], row["outcome"] = str(event.label), str(event.outcome)
         if row.get("asked_by") == event.reviewer:
             return  # one's own is no second opinion
-        if said_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
+        if reviewed_before and row.get("waiting") and row.get("urgency") == ReviewPriority.APPEAL.urgency:
             return  # nor does who reviewed a verdict decide on an appeal against it
         row["asked_by"], row["waiting"] = "", False
-        given = _last_words(connection, event.trial_id)
+        labels = _last_words(connection, event.trial_id)
         # Of two alone: what the third person says decides, and nobody more is asked.
-        if len(given) == 2 and len(set(given.values())) == 2:
-            told = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(given.items()))
-            self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{told}: a third person decides."),))
+        if len(labels) == 2 and len(set(labels.values())) == 2:
+            text = ", ".join(f"{who} says {label.replace('_', ' ').lower()}" for who, label in sorted(labels.items()))
+            self._waits(((ReviewPriority.REVIEWERS_DISAGREE, f"{text}: a third person decides."),))
 
     def _waits(self, reasons: Reasons) -> None:
         row = self.row
         # What was said before stays to be read, each kind of what people say once.
         fresh = {why for why, _ in reasons}
         before = [
-            (ReviewPriority(why), said)
-            for why, said in json.loads(row.get("reasons") or "[]")
+            (ReviewPriority(why), words)
+            for why, words in json.loads(row.get("reasons") or "[]")
             if ReviewPriority(why) not in fresh
         ]
-        told = sorted([*reasons, *before], key=lambda each: each[0].urgency)
-        row["reasons"] = json.dumps(told)
+        in_order = sorted([*reasons, *before], key=lambda each: each[0].urgency)
+        row["reasons"] = json.dumps(in_order)
         urgency = min(why.urgency for why, _ in reasons)
         # An appeal that nobody has decided on stays one when whoever has the case asks for a second opinion.
         row["urgency"] = min(urgency, row["urgency"]) if row.get("waiting") else urgency
@@ -315,8 +315,8 @@ def _last_words(connection: Connection, trial_id: str) -> Mapping[str, str]:
 def _rows(connection: Connection, trial_ids: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     # In pieces: databases bound the parameters of a statement.
     for first in range(0, len(trial_ids), 500):
-        asked = t.cases.c.trial_id.in_(trial_ids[first : first + 500])
-        for row in connection.execute(select(t.cases).where(asked)).mappings():
+        chosen = t.cases.c.trial_id.in_(trial_ids[first : first + 500])
+        for row in connection.execute(select(t.cases).where(chosen)).mappings():
             yield str(row["trial_id"]), {column.name: row[column.name] for column in t.cases.c}
 
 

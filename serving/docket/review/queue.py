@@ -301,8 +301,8 @@ class ReviewQueue:
         """
         await self.catch_up()
         place = (_case.opened_at, _case.trial_id)
-        told = ~is_blinded(blind, namespaces) if blind else true()
-        query = select(t.cases).where(*_conditions(which, told), *_saw_verdict(namespaces), ~_case.erased)
+        visible = ~is_blinded(blind, namespaces) if blind else true()
+        query = select(t.cases).where(*_conditions(which, visible), *_saw_verdict(namespaces), ~_case.erased)
         if after is not None:
             query = query.where(tuple_(*place) < tuple_(*after))
         return await self._cases(query.order_by(place[0].desc(), place[1].desc()).limit(limit))
@@ -396,7 +396,7 @@ class ReviewQueue:
         row = t.searches.c
         query = select(row.name, row.query).where(row.owner == owner).order_by(row.name)
         found = await self._transactions.read(lambda connection: connection.execute(query).all())
-        return {name: json.loads(asked) for name, asked in found}
+        return {name: json.loads(fields) for name, fields in found}
 
     async def drop(self, owner: str, name: str) -> None:
         """Removes a saved search; one that is not there is no error."""
@@ -485,8 +485,8 @@ class ReviewQueue:
     async def known_verdicts(self, trial_ids: Sequence[str], who: str) -> frozenset[str]:
         """Returns those of the trials whose verdict a reviewer saw, or for which they gave their own."""
         shown = select(t.seen.c.trial_id).where(t.seen.c.trial_id.in_(trial_ids), t.seen.c.who == who)
-        said = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)
-        return await self._transactions.read(lambda c: frozenset(c.execute(shown.union(said)).scalars()))
+        reviewed = select(t.reviews.c.trial_id).where(t.reviews.c.trial_id.in_(trial_ids), t.reviews.c.reviewer == who)
+        return await self._transactions.read(lambda c: frozenset(c.execute(shown.union(reviewed)).scalars()))
 
     # Reviewing
 
@@ -522,7 +522,7 @@ class ReviewQueue:
             raise BadRequest("Say whether the meme is harmful or not harmful.", reason="FIELD_MISSING", field="label")
         now = self._clock()
         # The number in the record is given when it is written: only then it is known what stands before it.
-        said = VerdictReviewed(
+        draft = VerdictReviewed(
             trial_id=trial_id,
             seq=0,
             at=now,
@@ -532,9 +532,9 @@ class ReviewQueue:
             clause=clause,
             reviewer=who,
         )
-        kept = await self._transactions.write(locks.SAY, LockedReview(said, now))
-        assert isinstance(kept, VerdictReviewed)
-        return kept
+        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now))
+        assert isinstance(stored, VerdictReviewed)
+        return stored
 
     async def ask_opinion(self, trial_id: str, who: str, reason: str) -> SecondOpinionAsked:
         """Asks that another person looks at a verdict, whoever has taken the case; that gives it back.
@@ -550,10 +550,10 @@ class ReviewQueue:
                 "Say what you are unsure of, in at most 2,000 characters.", reason="FIELD_MISSING", field="reason"
             )
         now = self._clock()
-        said = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
-        kept = await self._transactions.write(locks.SAY, LockedReview(said, now))
-        assert isinstance(kept, SecondOpinionAsked)
-        return kept
+        opinion = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
+        stored = await self._transactions.write(locks.SAY, LockedReview(opinion, now))
+        assert isinstance(stored, SecondOpinionAsked)
+        return stored
 
     # Figures
 
@@ -573,12 +573,12 @@ class ReviewQueue:
         query = query.where(_case.opened_at >= stamp(since), _case.opened_at < stamp(until))
         if namespace is not None:
             query = query.where(_case.namespace == namespace)
-        said = select(t.reviews.c.trial_id, t.reviews.c.label).order_by(t.reviews.c.number)
-        said = said.where(t.reviews.c.trial_id.in_(query.with_only_columns(_case.trial_id).order_by(None)))
+        labels = select(t.reviews.c.trial_id, t.reviews.c.label).order_by(t.reviews.c.number)
+        labels = labels.where(t.reviews.c.trial_id.in_(query.with_only_columns(_case.trial_id).order_by(None)))
 
         def read(connection: Connection) -> Sequence[SampledReview]:
             first: dict[str, str] = {}
-            for trial_id, label in connection.execute(said):
+            for trial_id, label in connection.execute(labels):
                 # In order of the log: the first word was not influenced by any other.
                 first.setdefault(trial_id, label)
             return [
@@ -616,7 +616,7 @@ class ReviewQueue:
             query.join(t.cases, _case.trial_id == row.trial_id).where(*_saw_verdict(namespaces)).order_by(row.number)
         )
         found = await self._transactions.read(lambda connection: connection.execute(query).all())
-        said: dict[str, dict[str, str]] = {}
+        labels: dict[str, dict[str, str]] = {}
         court: dict[str, str] = {}
         first: set[tuple[str, str]] = set()
         for trial_id, reviewer, label, verdict, was_blind, at, was_drawn in found:
@@ -628,17 +628,17 @@ class ReviewQueue:
                 continue
             if (since is not None and at < stamp(since)) or (until is not None and at >= stamp(until)):
                 continue
-            said.setdefault(trial_id, {})[reviewer] = label
+            labels.setdefault(trial_id, {})[reviewer] = label
             court[trial_id] = verdict
-        return agreement(said, court, undecided=str(Label.UNDECIDED))
+        return agreement(labels, court, undecided=str(Label.UNDECIDED))
 
     # The database
 
     async def _may_know(self, category: str, who: str, namespaces: frozenset[str] | None) -> bool:
         """True if there is a case of that category whose verdict the reviewer may know."""
         # One by one: the first case found mostly answers, where all of them together would have to be looked at.
-        told = (_case.category == category, ~is_blinded(who, namespaces), *_saw_verdict(namespaces))
-        query = select(_case.trial_id).where(*told).limit(1)
+        knowable = (_case.category == category, ~is_blinded(who, namespaces), *_saw_verdict(namespaces))
+        query = select(_case.trial_id).where(*knowable).limit(1)
         return await self._transactions.read(lambda connection: connection.execute(query).first()) is not None
 
     async def _cases(self, query: Any) -> Sequence[Case]:
@@ -681,35 +681,37 @@ def _next(connection: Connection) -> int:
     return int(connection.execute(select(t.progress.c.next)).scalar_one_or_none() or 0)
 
 
-def _conditions(which: Search, told: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+def _conditions(which: Search, known: ColumnElement[bool]) -> list[ColumnElement[bool]]:
     """A search as conditions; by what the court said only those are found whose verdict may be told."""
     words = sorted(set(folded(which.text).split()))
     if len(words) > _MOST_WORDS:
         raise BadRequest(f"Search for at most {_MOST_WORDS} words at once.", reason="TOO_LONG", field="text")
     # autoescape: % and _ in what somebody types stand for themselves.
-    asked: list[ColumnElement[bool]] = [
-        or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), told))
+    conditions: list[ColumnElement[bool]] = [
+        or_(_case.letters.contains(word, autoescape=True), and_(_case.rationale.contains(word, autoescape=True), known))
         for word in words
     ]
     # What is found by a label or a category would tell the verdict to somebody from whom it is kept.
     if which.label is not None or which.category:
-        asked.append(told)
+        conditions.append(known)
     if which.label is not None:
-        asked.append(_case.holds == str(which.label))
+        conditions.append(_case.holds == str(which.label))
     if which.since is not None:
-        asked.append(_case.opened_at >= stamp(which.since))
+        conditions.append(_case.opened_at >= stamp(which.since))
     if which.until is not None:
-        asked.append(_case.opened_at < stamp(which.until))
+        conditions.append(_case.opened_at < stamp(which.until))
     if which.namespace is not None:
-        asked.append(_case.namespace == which.namespace)
+        conditions.append(_case.namespace == which.namespace)
     if which.model:
         # With the line breaks around it, so that no model is found by a part of its name.
-        asked.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
+        conditions.append(_case.models.contains(f"\n{which.model}\n", autoescape=True))
     if which.category:
-        asked.append(_case.category == which.category)
+        conditions.append(_case.category == which.category)
     if which.reviewer:
-        asked.append(exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == which.reviewer))
-    return [*asked, *_for(which.why)]
+        conditions.append(
+            exists().where(t.reviews.c.trial_id == _case.trial_id, t.reviews.c.reviewer == which.reviewer)
+        )
+    return [*conditions, *_for(which.why)]
 
 
 def _for(why: ReviewPriority | None) -> list[ColumnElement[bool]]:
@@ -736,7 +738,7 @@ def _case_in(row: Any, lock: Lock | None) -> Case:
         outcome=ReviewOutcome(row.outcome) if row.outcome else None,
         score=row.score,
         category=row.category,
-        reasons=tuple((ReviewPriority(why), said) for why, said in json.loads(row.reasons)),
+        reasons=tuple((ReviewPriority(why), words) for why, words in json.loads(row.reasons)),
         waiting=row.waiting,
         urgency=row.urgency,
         asked_by=row.asked_by,

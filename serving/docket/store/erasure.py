@@ -105,9 +105,11 @@ class SqlEraser(SqlStore, Eraser):
             *(_Erasure(trial_id="", who=who, why=why, at=at, precedents=(each,)) for each in precedent_ids)
         )
 
-    async def _erase(self, *asked: _Erasure) -> Sequence[Erased]:
+    async def _erase(self, *erasures: _Erasure) -> Sequence[Erased]:
         # Together, so that they share commits. An error of one does not keep the others from being cleaned up after.
-        found = await asyncio.gather(*(self._transactions.write(_ERASE, ask) for ask in asked), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._transactions.write(_ERASE, ask) for ask in erasures), return_exceptions=True
+        )
         erased = [each for each in found if isinstance(each, Erased)]
         error = next((each for each in found if isinstance(each, BaseException)), None)
         # Where some were erased, their pictures and pages go first: the error of the others is raised after that.
@@ -166,8 +168,8 @@ def _has_trial(database: Database, pixels_sha256: str) -> bool:
         return _others(connection, pixels_sha256)
 
 
-def _erase(connection: Connection, asked: Sequence[_Erasure]) -> Sequence[Erased | CourtError]:
-    return [_erase_one(connection, ask) for ask in asked]
+def _erase(connection: Connection, erasures: Sequence[_Erasure]) -> Sequence[Erased | CourtError]:
+    return [_erase_one(connection, ask) for ask in erasures]
 
 
 def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
@@ -176,8 +178,8 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     numbers: list[int] = []
     if ask.trial_id:
         # Locked: keys and fingerprints that are being stored for this trial come wholly before or wholly after.
-        held = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
-        state = connection.execute(held).scalar_one_or_none()
+        query = select(row.erased).where(row.trial_id == ask.trial_id).with_for_update()
+        state = connection.execute(query).scalar_one_or_none()
         if state is None:
             return unknown(ask.trial_id)
         # Erased before, with all these precedents: repeating the call gives the same answer and adds no entry.

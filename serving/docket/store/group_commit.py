@@ -177,8 +177,8 @@ class GroupCommit:
             places.setdefault(id(item.batch), []).append(place)
         with self._transaction() as connection, self._around(connection):
             for own in sorted(places.values(), key=lambda own: group[own[0]].batch.rank):
-                given = group[own[0]].batch.write(connection, [group[place].ask for place in own])
-                for place, outcome in zip(own, given, strict=True):
+                results = group[own[0]].batch.write(connection, [group[place].ask for place in own])
+                for place, outcome in zip(own, results, strict=True):
                     outcomes[place] = outcome
         return outcomes
 
@@ -188,9 +188,9 @@ def _tell(outcomes: Sequence[tuple[_Item, Any]]) -> None:
     own: dict[asyncio.AbstractEventLoop, list[tuple[_Item, Any]]] = {}
     for item, outcome in outcomes:
         own.setdefault(item.loop, []).append((item, outcome))
-    for loop, told in own.items():
+    for loop, futures in own.items():
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, told)
+            loop.call_soon_threadsafe(_settle, futures)
 
 
 def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:

@@ -59,8 +59,8 @@ class SqlHookStore(_HookTables, HookStore):
     @override
     async def take(self, hook: Hook, owner: str) -> bool:
         # Compare-and-set on the owner: of several servers that try at once, one gets the receiver.
-        seen = (_hook.name == hook.name, _hook.owner == hook.owner)
-        return await self._change(update(t.hooks).where(*seen).values(owner=owner))
+        unchanged = (_hook.name == hook.name, _hook.owner == hook.owner)
+        return await self._change(update(t.hooks).where(*unchanged).values(owner=owner))
 
     @override
     async def release(self, owner: str) -> None:
@@ -135,21 +135,21 @@ class SqlDeliveryStore(_HookTables, DeliveryStore):
 
     @override
     async def settle(
-        self, before: Hook, after: Hook, *, gone: Collection[Delivery], kept: Collection[Delivery]
+        self, before: Hook, after: Hook, *, gone: Collection[Delivery], remaining: Collection[Delivery]
     ) -> bool:
         # Somebody who has taken the receiver over, or set it back, meanwhile must not be overwritten.
-        seen = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
+        unchanged = (_hook.name == before.name, _hook.owner == before.owner, _hook.next_entry == before.next_entry)
         values = _values(after)
         if after.disabled_at == before.disabled_at:
             # Somebody may have disabled or enabled it meanwhile.
             del values["disabled_at"], values["why"]
 
         def write(connection: Connection) -> bool:
-            if connection.execute(update(t.hooks).where(*seen).values(values)).rowcount == 0:
+            if connection.execute(update(t.hooks).where(*unchanged).values(values)).rowcount == 0:
                 return False
             for each in gone:
                 connection.execute(delete(t.deliveries).where(*_is(before.name, each)))
-            for each in kept:
+            for each in remaining:
                 row = {
                     "since": t.stamp(each.since),
                     "attempts": each.attempts,

@@ -153,11 +153,11 @@ def _ways(which: TrialFilter, wrapped: Callable[..., Any] | None) -> Iterator[Se
         (_row.needs_review, None if which.needs_review is None else [which.needs_review]),
         (_row.namespace, None if namespaces is None else sorted(namespaces)),
     ]
-    asked = [(column, values) for column, values in choices if values is not None]
-    for values in product(*(values for _, values in asked)):
+    filters = [(column, values) for column, values in choices if values is not None]
+    for values in product(*(values for _, values in filters)):
         yield [
             column == value if wrapped is None or column is _row.outcome else wrapped(column == value)
-            for (column, _), value in zip(asked, values, strict=True)
+            for (column, _), value in zip(filters, values, strict=True)
         ]
 
 
@@ -200,8 +200,8 @@ def _failures(connection: Connection, pixels_sha256: str) -> Sequence[Failure]:
 def _labels(connection: Connection, trial_ids: Sequence[str]) -> Mapping[str, Label]:
     found: dict[str, Label] = {}
     for first in range(0, len(trial_ids), _AT_ONCE):
-        asked = {"trial_ids": _filled(trial_ids[first : first + _AT_ONCE])}
-        for trial_id, label, body in connection.execute(_LABELS, asked):
+        parameters = {"trial_ids": _filled(trial_ids[first : first + _AT_ONCE])}
+        for trial_id, label, body in connection.execute(_LABELS, parameters):
             review = _reviewed(trial_id, body)
             overruled = review is not None and review.outcome is ReviewOutcome.OVERRULED
             found[trial_id] = review.label if review is not None and overruled else Label(label)

@@ -158,12 +158,12 @@ def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
             raise unknown(trial_id)
         raise NotDecided(f"Trial {trial_id} has no verdict to give a receipt of.", field="trial_id")
     # The smallest one that covers it, so that a verdict's receipt stays the same while the log grows.
-    kept = connection.execute(_COVERS, {"number": found.number}).one_or_none()
-    if kept is None:
+    covering = connection.execute(_COVERS, {"number": found.number}).one_or_none()
+    if covering is None:
         return None
-    proof = inclusion_proof(found.number, kept.size, nodes(connection))
+    proof = inclusion_proof(found.number, covering.size, nodes(connection))
     entry = _entry_of(found, body=None, salt=None)
-    return Receipt(kept.note, entry.number, entry.header(), tuple(proof))
+    return Receipt(covering.note, entry.number, entry.header(), tuple(proof))
 
 
 def nodes(connection: Connection) -> TileNodes:
@@ -240,8 +240,8 @@ class _Rotation:
     at: datetime
 
 
-def _rotate(connection: Connection, asked: Sequence[_Rotation]) -> Sequence[int | CourtError]:
-    return [_rotate_one(open_appender(connection), ask) for ask in asked]
+def _rotate(connection: Connection, rotations: Sequence[_Rotation]) -> Sequence[int | CourtError]:
+    return [_rotate_one(open_appender(connection), ask) for ask in rotations]
 
 
 def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
@@ -269,9 +269,9 @@ def _rotate_one(log: LogAppender, ask: _Rotation) -> int | CourtError:
 _ROTATE = Batch(Rank.SIGN, _rotate)
 
 
-def _sign(connection: Connection, asked: Sequence[None]) -> Sequence[None]:
+def _sign(connection: Connection, requests: Sequence[None]) -> Sequence[None]:
     open_appender(connection).want_checkpoint()
-    return [None] * len(asked)
+    return [None] * len(requests)
 
 
 _SIGN = Batch(Rank.SIGN, _sign)

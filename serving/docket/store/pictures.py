@@ -168,9 +168,9 @@ def _unavailable() -> Unavailable:
     )
 
 
-def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
+def picture_of(meme: MemeIdentity, frames: Sequence[bytes]) -> Picture:
     """The picture of a trial as it was decoded then, from the frames that the docket kept."""
-    sizes = [struct.unpack(">II", png[16:24]) for png in kept]  # where a PNG says how large it is
+    sizes = [struct.unpack(">II", png[16:24]) for png in frames]  # where a PNG says how large it is
     return Picture(
         format=PictureFormat(meme.format),
         bytes_sha256=meme.bytes_sha256,
@@ -180,7 +180,7 @@ def picture_of(meme: MemeIdentity, kept: Sequence[bytes]) -> Picture:
         frame_count=meme.frame_count,
         frames=tuple(
             Frame(png, width, height, index)
-            for png, (width, height), index in zip(kept, sizes, meme.frames_used, strict=True)
+            for png, (width, height), index in zip(frames, sizes, meme.frames_used, strict=True)
         ),
         frames_unlike=meme.frames_unlike,
         incomplete=meme.incomplete,

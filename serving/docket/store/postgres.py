@@ -152,10 +152,10 @@ class PostgresDatabase(Database):
         except DBAPIError as error:
             if committing and error.connection_invalidated:
                 # Whether the server still got the word, only the server knows.
-                kept = self._was_stored(number, life)
-                if kept:
+                stored = self._was_stored(number, life)
+                if stored:
                     return
-                if kept is None:
+                if stored is None:
                     # Not known: RolledBack would cause another attempt, which might store it twice.
                     raise
                 raise RolledBack from error
@@ -205,7 +205,7 @@ class PostgresDatabase(Database):
         import psycopg
 
         # A server whose machine is gone is noticed within half a minute, also where we only wait for its answer.
-        given = {
+        options = {
             "application_name": "memecourt",
             "keepalives_idle": "10",
             "keepalives_interval": "5",
@@ -214,7 +214,7 @@ class PostgresDatabase(Database):
             **self._address.parameters(),  # last: what the operator writes into the address overrides what stands above
         }
         # No prepared statements: a pooler may hand a session to somebody else between two of ours.
-        connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
         # In autocommit: a SET within a transaction is undone when that transaction is rolled back.
         connection.execute(f"SET statement_timeout = '{_READ_S}s'")
         connection.autocommit = False

@@ -45,10 +45,10 @@ class SqlLeaseStore(SqlStore, LeaseStore):
 
     @override
     async def claim_of(self, name: RequestName) -> Lease | None:
-        asked = {"namespace": name.namespace, "request_id": name.request_id}
+        parameters = {"namespace": name.namespace, "request_id": name.request_id}
 
         def find(connection: Connection) -> Lease | None:
-            found = connection.execute(_CLAIM_OF, asked).one_or_none()
+            found = connection.execute(_CLAIM_OF, parameters).one_or_none()
             return None if found is None else _lease_in(found)
 
         return await self._transactions.read_batched(find)
@@ -76,10 +76,10 @@ class SqlHeartbeatStore(SqlStore, HeartbeatStore):
         )
 
 
-def _claim(connection: Connection, asked: Sequence[Lease]) -> Sequence[Lease | CourtError]:
+def _claim(connection: Connection, leases: Sequence[Lease]) -> Sequence[Lease | CourtError]:
     first: dict[tuple[str, str], Lease] = {}
     # Of equal requests in one commit the first makes the claim and the others find it (RE-3).
-    for ask in asked:
+    for ask in leases:
         first.setdefault((ask.name.namespace, ask.name.request_id), ask)
     key = (t.requests.c.namespace, t.requests.c.request_id)
     rows = [
@@ -108,7 +108,7 @@ def _claim(connection: Connection, asked: Sequence[Lease]) -> Sequence[Lease | C
             )
         return stands
 
-    return [answer(ask) for ask in asked]
+    return [answer(ask) for ask in leases]
 
 
 def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tuple[str, str]]:
@@ -132,23 +132,23 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
     return [(row["namespace"], row["request_id"]) for row in rows] if made.rowcount == len(rows) else []
 
 
-def _take_over(connection: Connection, asked: Sequence[_TakeOver]) -> Sequence[Lease | None]:
+def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[Lease | None]:
     def one(ask: _TakeOver) -> Lease | None:
-        row, seen = t.requests.c, ask.seen
+        row, lease = t.requests.c, ask.seen
         changed = connection.execute(
             # Compare-and-set: owner and trial must be as they were seen, so that of several servers one takes over.
             update(t.requests)
             .where(
-                row.namespace == seen.name.namespace,
-                row.request_id == seen.name.request_id,
-                row.owner == seen.owner,
-                row.trial_id == seen.trial_id,
+                row.namespace == lease.name.namespace,
+                row.request_id == lease.name.request_id,
+                row.owner == lease.owner,
+                row.trial_id == lease.trial_id,
             )
             .values(owner=ask.wanted.owner, trial_id=ask.wanted.trial_id)
         )
         return ask.wanted if changed.rowcount == 1 else None
 
-    return [one(ask) for ask in asked]
+    return [one(ask) for ask in claims]
 
 
 def _beat(connection: Connection, owners: Sequence[str]) -> Sequence[None]:

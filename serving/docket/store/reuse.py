@@ -51,46 +51,46 @@ class SqlFingerprintStore(SqlStore, FingerprintStore):
 
     @override
     async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
-        asked = {"since": since, "most": most}
+        parameters = {"since": since, "most": most}
         return await self._transactions.read_batched(
             lambda connection: [
                 (number, trial_id, bytes(fingerprint))
-                for number, trial_id, fingerprint in connection.execute(_FINGERPRINTS, asked)
+                for number, trial_id, fingerprint in connection.execute(_FINGERPRINTS, parameters)
             ]
         )
 
 
-def _put_keys(connection: Connection, asked: Sequence[tuple[str, str]]) -> Sequence[None]:
+def _put_keys(connection: Connection, entries: Sequence[tuple[str, str]]) -> Sequence[None]:
     # The trials stay as they are until this is kept: an overruling comes wholly before it or wholly after.
     row = t.trials.c
-    named = {trial_id for _, trial_id in asked}
-    held = select(row.trial_id, row.outcome, row.erased).where(row.trial_id.in_(named)).order_by(row.trial_id)
-    outcomes = connection.execute(held.with_for_update(read=True)).all()
+    named = {trial_id for _, trial_id in entries}
+    query = select(row.trial_id, row.outcome, row.erased).where(row.trial_id.in_(named)).order_by(row.trial_id)
+    outcomes = connection.execute(query.with_for_update(read=True)).all()
     unfit = {trial_id for trial_id, outcome, gone in outcomes if gone or outcome == ReviewOutcome.OVERRULED}
-    rows = [{"key": key, "trial_id": trial_id} for key, trial_id in asked if trial_id not in unfit]
+    rows = [{"key": key, "trial_id": trial_id} for key, trial_id in entries if trial_id not in unfit]
     if rows:
         rows.sort(key=lambda row: row["key"])  # the first of a key stays before the later ones
         connection.execute(insert_into(connection, t.known).on_conflict_do_nothing(), rows)
-    return [None] * len(asked)
+    return [None] * len(entries)
 
 
-def _put_fingerprints(connection: Connection, asked: Sequence[tuple[str, bytes]]) -> Sequence[None]:
+def _put_fingerprints(connection: Connection, entries: Sequence[tuple[str, bytes]]) -> Sequence[None]:
     if connection.dialect.name == "postgresql":
         # A sequence gives numbers before the commit, and commits may overtake each other: one after the other.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('memecourt.looks'))"))
     # Those of trials that are being erased now wait until that is done, or the other way round.
     row = t.trials.c
-    held = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in asked}))
+    query = select(row.trial_id, row.erased).where(row.trial_id.in_({trial_id for trial_id, _ in entries}))
     # Rows are locked in the order of their ids, so that two transactions can't wait for each other.
-    states = connection.execute(held.order_by(row.trial_id).with_for_update(read=True)).all()
+    states = connection.execute(query.order_by(row.trial_id).with_for_update(read=True)).all()
     gone = {trial_id for trial_id, is_gone in states if is_gone}
-    rows = [{"trial_id": trial_id, "look": look} for trial_id, look in asked if trial_id not in gone]
+    rows = [{"trial_id": trial_id, "look": fingerprint} for trial_id, fingerprint in entries if trial_id not in gone]
     if not rows:
-        return [None] * len(asked)
+        return [None] * len(entries)
     connection.execute(
         insert_into(connection, t.looks).on_conflict_do_nothing(index_elements=[t.looks.c.trial_id]), rows
     )
-    return [None] * len(asked)
+    return [None] * len(entries)
 
 
 _PUT_KEY = Batch(Rank.VERDICT_KEY, _put_keys)

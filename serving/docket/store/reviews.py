@@ -95,8 +95,8 @@ class SqlReviewStore(SqlStore, ReviewStore):
 def append_review(connection: Connection, draft: Said) -> Said | CourtError:
     """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
     # Whoever else reviews it waits here.
-    held = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
-    row = connection.execute(held).one_or_none()
+    query = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
+    row = connection.execute(query).one_or_none()
     if row is None:
         return unknown(draft.trial_id)
     if row.erased:
@@ -159,9 +159,9 @@ def _note_accesses(connection: Connection, accesses: Sequence[PictureShown]) -> 
     return [None if there.get(access.trial_id) is False else errors[access.trial_id] for access in accesses]
 
 
-def _note_changes(connection: Connection, asked: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
+def _note_changes(connection: Connection, changed: Sequence[tuple[Sequence[PrecedentChanged], int]]) -> Sequence[int]:
     log = open_appender(connection)  # nobody else notes any meanwhile
-    return [_note_new(connection, log, changes, since) for changes, since in asked]
+    return [_note_new(connection, log, changes, since) for changes, since in changed]
 
 
 def _note_new(connection: Connection, log: LogAppender, changes: Sequence[PrecedentChanged], since: int) -> int:

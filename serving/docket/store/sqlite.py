@@ -229,8 +229,8 @@ class ReadOnlySqliteDatabase(Database):
             DocketError: A part of the docket lies in the file that SQLite keeps beside it, and can't be read.
         """
         beside, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
-        rest = beside.exists() and beside.stat().st_size > 0
-        if rest and not index.exists():
+        unmerged = beside.exists() and beside.stat().st_size > 0
+        if unmerged and not index.exists():
             raise DocketError(
                 f"The newest entries of {path} lie in {beside.name} beside it, which can't be read where nothing may "
                 "be written. Copy both into a folder that can be written, or copy the docket with `memecourt docket "
@@ -238,7 +238,7 @@ class ReadOnlySqliteDatabase(Database):
                 reason="DOCKET_READ_ONLY",
             )
         # With a part beside it the file is not opened as immutable: its newest entries would be missing without a word.
-        self._engine = sqlite_reader(path, patience, immutable=not rest)
+        self._engine = sqlite_reader(path, patience, immutable=not unmerged)
 
     @classmethod
     def open(cls, path: Path, *, patience: float) -> Self:

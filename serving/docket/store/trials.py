@@ -167,12 +167,12 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
                 documents.setdefault(found[part], []).append(part)
         return found
 
-    told = bodies(events, numbers)
+    stored = bodies(events, numbers)
     if documents:
         # Read back from the bodies, which are what counts: who else quotes a text decides whether it goes with a trial.
         uses = {
             (part_key(part), event.trial_id)
-            for event, body in zip(events, told, strict=True)
+            for event, body in zip(events, stored, strict=True)
             for number in parts_in(event.kind, body.decode())
             for part in documents.get(number, ())
         }
@@ -181,7 +181,7 @@ def log_events(connection: Connection, log: LogAppender, events: Sequence[AnyEve
     log.add(
         [
             EntryDraft(kind=event.kind, trial_id=event.trial_id, seq=event.seq, at=t.stamp(event.at), body=body)
-            for event, body in zip(events, told, strict=True)
+            for event, body in zip(events, stored, strict=True)
         ]
     )
 
@@ -201,9 +201,9 @@ def buried(connection: Connection, precedents: Sequence[str]) -> Mapping[str, in
     return found
 
 
-def append_events(connection: Connection, asked: Sequence[Sequence[AnyEvent]]) -> Sequence[None]:
+def append_events(connection: Connection, batches: Sequence[Sequence[AnyEvent]]) -> Sequence[None]:
     """Appends events to the log and to the listing, in a transaction that is signed at its end."""
-    events = [event for together in asked for event in together]
+    events = [event for together in batches for event in together]
     log = open_appender(connection)
     if log.erased:
         _refuse_erased(connection, {event.trial_id for event in events})
@@ -219,7 +219,7 @@ def append_events(connection: Connection, asked: Sequence[Sequence[AnyEvent]]) -
             connection.execute(delete(t.known).where(t.known.c.trial_id == event.trial_id))
         if isinstance(event, VerdictGiven):
             log.want_checkpoint()  # as its receipt
-    return [None] * len(asked)
+    return [None] * len(batches)
 
 
 def _some(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:

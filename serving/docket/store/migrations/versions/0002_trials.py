@@ -64,9 +64,9 @@ def upgrade() -> None:
 
 
 def _fill(connection: sa.Connection, trials: sa.Table) -> None:
-    told = sa.text(f"SELECT trial_id, body FROM events WHERE kind IN ({_KINDS}) ORDER BY trial_id, seq")
+    query = sa.text(f"SELECT trial_id, body FROM events WHERE kind IN ({_KINDS}) ORDER BY trial_id, seq")
     rows: dict[str, dict[str, object]] = {}
-    for trial_id, body in connection.execute(told):
+    for trial_id, body in connection.execute(query):
         try:
             event = parse_event(body)
         except ValidationError as error:

@@ -31,12 +31,12 @@ def upgrade() -> None:
     if not keys:
         return  # most dockets: no witness was ever called
     entries = sa.table("entries", *map(sa.column, ("number", "trial_id", "kind")), sa.column("body", sa.LargeBinary))
-    told = sa.select(entries.c.trial_id, entries.c.kind, entries.c.body).where(
+    events = sa.select(entries.c.trial_id, entries.c.kind, entries.c.body).where(
         entries.c.kind.in_(_KINDS), entries.c.body.is_not(None), entries.c.number > min(keys)
     )
     # A set: one trial quotes a text in its search, its reading and its finding.
     rows: set[tuple[str, bytes]] = set()
-    for trial_id, kind, body in connection.execute(told):
+    for trial_id, kind, body in connection.execute(events):
         try:
             quoted = parts_in(kind, unpacked(bytes(body)))
         except ValueError as error:
