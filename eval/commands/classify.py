@@ -16,9 +16,9 @@ from eval.commands.options import EXIT_UNFINISHED, dataset_of, patience_option, 
 if TYPE_CHECKING:
     from eval.datasets.known import Dataset
     from eval.models.vllm_session import VllmSessions
+    from eval.runs.plan import Plan
     from eval.runs.progress import Progress
     from eval.runs.question import Question
-    from eval.runs.run import Plan
 
 
 @click.command()
@@ -107,7 +107,8 @@ def classify(**options: Any) -> None:
     from court.errors import Unavailable
     from eval.commands.options import run_watched
     from eval.models.vllm_session import VllmSessions
-    from eval.runs.run import SERVER_GONE, UNFINISHED, run
+    from eval.runs.judging import SERVER_GONE, UNFINISHED
+    from eval.runs.run import run
     from serving.models.connect import pictures_per_prompt
 
     if options["config"]:
@@ -275,8 +276,8 @@ def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out:
     from eval.commands.run import concurrency_for, settings_for, trial_settings_of
     from eval.datasets.known import SplitRole
     from eval.models.vllm_session import SERVER
+    from eval.runs.plan import Plan
     from eval.runs.question import Answerer
-    from eval.runs.run import Plan
 
     procedure = Procedure.SUMMARY if question.by is Answerer.PRECEDENTS else Procedure.FULL
     trial = trial_settings_of(options["settings"])

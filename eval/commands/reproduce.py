@@ -262,8 +262,8 @@ def _hold(plan: Reproduction, servers: Servers) -> str:
     """Makes the runs; says why they are not finished, or nothing where they are."""
     from court.errors import Unavailable
     from eval.reproduce.hold import hold
+    from eval.runs.judging import SERVER_GONE, UNFINISHED
     from eval.runs.progress import Progress
-    from eval.runs.run import SERVER_GONE, UNFINISHED
 
     async def work(progress: Progress) -> str:
         try:

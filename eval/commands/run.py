@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from court.events import Procedure
     from eval.models.vllm_session import VllmChoice
     from eval.runs.folder import RunManifest
+    from eval.runs.plan import Plan
     from eval.runs.progress import Progress
     from eval.runs.results import Results
-    from eval.runs.run import Plan
     from serving.settings import Settings
 
 _BEGUN = (
@@ -122,8 +122,8 @@ def run(**options: Any) -> None:
     """
     from court.errors import Unavailable
     from eval.runs.folder import MANIFEST
+    from eval.runs.judging import SERVER_GONE, UNFINISHED
     from eval.runs.progress import watching
-    from eval.runs.run import SERVER_GONE, UNFINISHED
     from eval.runs.run import run as hold
     from serving.cli.common import Interrupted
     from serving.cli.common import run as asyncio_run
@@ -201,7 +201,7 @@ def _planned(options: dict[str, Any]) -> Plan:
     from court.events import Procedure
     from eval.datasets.known import SplitRole, find_dataset
     from eval.models.vllm_session import SERVER
-    from eval.runs.run import Plan
+    from eval.runs.plan import Plan
 
     # Not `required=True`, as --resume needs none of them.
     for name in ("dataset", "data", "out"):
@@ -252,7 +252,7 @@ def _resumed(options: dict[str, Any]) -> Plan:
     from court.errors import BadRequest
     from court.settings import TrialSettings
     from eval.runs.folder import RunFolder, dataset_of
-    from eval.runs.run import Plan
+    from eval.runs.plan import Plan
 
     # What a run is can't be altered half-way: half of it would be one thing and half another.
     fixed = [name for name in _BEGUN if options[name]]

@@ -12,7 +12,7 @@ from eval.datasets.items import JudgedMeme
 from eval.datasets.known import DATASETS, Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.datasets.read import labels_dropped, read_split
-from eval.runs.run import judged_memes
+from eval.runs.material import judged_memes
 
 
 @dataclass(frozen=True)

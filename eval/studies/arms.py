@@ -38,9 +38,11 @@ from eval.models.vllm_session import VllmChoice, VllmSessions
 from eval.runs.comparators import Comparator
 from eval.runs.controls import Control
 from eval.runs.folder import CALLS, LIBRARY, MANIFEST, RunFolder
+from eval.runs.material import judged_memes
+from eval.runs.plan import Plan, require_models
 from eval.runs.precedents import Prepared, comparing, prepare_precedents
 from eval.runs.progress import Progress
-from eval.runs.run import Plan, judged_memes, require_models, run
+from eval.runs.run import run
 from eval.runs.sole_use import refuse_others
 from retrieval.audit.leakage import TEMPLATE, LeakThresholds
 from retrieval.open import load_encoder_for
@@ -252,7 +254,7 @@ class Study:
         allow_missing: True if memes without a picture fail, each by itself.
         retry_failed: True to retry memes that failed for a passing reason.
         drop_precedents: True if memes that no protocol of the study scores are neither precedents nor judged.
-        language: Language of the memes, as of :class:`eval.runs.run.Plan`.
+        language: Language of the memes, as of :class:`eval.runs.plan.Plan`.
         templates_apart: True if no precedent is on the template of a judged meme.
         vllm: Server to start for all roles; arms with another model have that started in its turn. None where the
             settings name servers.

@@ -15,10 +15,11 @@ from eval.datasets.protocol import Level, Protocol
 from eval.models.prompts import load
 from eval.runs.comparators import TEMPERATURE, Comparator
 from eval.runs.folder import RunFolder
+from eval.runs.plan import Plan
 from eval.runs.prediction import Outcome
 from eval.runs.progress import Progress
 from eval.runs.results import read_results
-from eval.runs.run import Plan, run
+from eval.runs.run import run
 from eval.studies.arms import run_study
 from eval.synthetic.make import read_key
 from eval.synthetic.oracle import Ability, JudgeInput, judge

@@ -32,9 +32,9 @@ from eval.reproduce.stages import (
     stages_of,
 )
 from eval.reproduce.targets import Target, has_accuracy, is_reachable, published
+from eval.runs.judging import UNFINISHED
 from eval.runs.prediction import Outcome, SideCourse
 from eval.runs.progress import Progress
-from eval.runs.run import UNFINISHED
 from eval.scores.published import PUBLISHED
 from eval.studies.arms import ARMS
 from eval.synthetic.make import Layout, make

@@ -46,10 +46,13 @@ from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings as StandInSettings
 from eval.runs.folder import DOCKET, RunFolder
 from eval.runs.from_record import chain_of, cost_of, level_of, prediction_of
+from eval.runs.judging import SERVER_GONE, UNFINISHED
+from eval.runs.material import PICTURE_MISSING
+from eval.runs.plan import Plan
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.progress import Progress, ProgressBar, ProgressLines, RunningScore
 from eval.runs.results import read_results
-from eval.runs.run import PICTURE_MISSING, SERVER_GONE, UNFINISHED, Plan, run
+from eval.runs.run import run
 from eval.runs.sole_use import RUN_DIFFERS
 from eval.synthetic.make import Layout, make
 from serving.docket.open import Docket
@@ -646,7 +649,7 @@ def test_a_run_stops_when_its_server_is_gone(home, data, tmp_path, monkeypatch):
         raise Unavailable("gone", reason="MODEL_GONE")
 
     monkeypatch.setattr(TrialExecutor, "hear", gone)
-    monkeypatch.setattr("eval.runs.run._IN_A_ROW", 2)
+    monkeypatch.setattr("eval.runs.judging._IN_A_ROW", 2)
     with pytest.raises(CourtError, match="The last 6 memes in a row failed") as caught:
         hold(a_plan(home, data, tmp_path / "run", concurrency=1))
     assert caught.value.reason == SERVER_GONE
