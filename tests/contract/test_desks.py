@@ -89,7 +89,13 @@ def test_a_docket_of_before_the_desk_gets_its_tables_and_the_desk_what_it_holds(
         await it.tried("b", verdict(U))
         with it.docket.transactions.database.writing() as connection:
             fresh = _shape(connection)
-            for table in (*desk_tables.metadata.sorted_tables, tables.leaving, tables.hooks, tables.deliveries):
+            for table in (
+                *desk_tables.metadata.sorted_tables,
+                tables.leaving,
+                tables.hooks,
+                tables.deliveries,
+                tables.document_uses,
+            ):
                 table.drop(connection)
             if connection.dialect.name == "sqlite":
                 connection.execute(text("PRAGMA user_version = 3"))
@@ -116,7 +122,7 @@ def test_what_was_drawn_by_an_earlier_version_is_drawn_again_and_saved_searches_
         await it.desk.take("a", "ada")
         await it.desk.save("ada", "mine", old)
         with it.docket.transactions.database.writing() as connection:
-            for table in (desk_tables.cases, tables.hooks, tables.deliveries):
+            for table in (desk_tables.cases, tables.hooks, tables.deliveries, tables.document_uses):
                 table.drop(connection)
             Table("desk_cases", MetaData(), Column("trial_id", String, primary_key=True)).create(connection)
             if connection.dialect.name == "sqlite":

@@ -103,6 +103,7 @@ def erasing(docket, *trial_ids):
 BOTH = {"document:one", "document:two"}
 
 
+@pytest.mark.slow
 def test_texts_of_documents_go_with_the_last_trial_that_quotes_them(record, using):
     async def scene(docket):
         for trial_id in "ab":

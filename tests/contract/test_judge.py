@@ -402,6 +402,7 @@ def test_the_shipped_clients_give_verdicts_and_typed_errors(tmp_path):
     assert "10,000" in str(error)
 
 
+@pytest.mark.slow
 def test_a_client_without_a_server_says_so():
     async def work():
         async with AsyncClient("127.0.0.1:1") as client:

@@ -218,6 +218,7 @@ def forged_notes(docket_name, old, new, number, root):
     yield "none", "nothing\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", range(7))
 def test_an_entry_that_both_keys_have_not_signed_for_its_place_changes_nothing(walk, which):
     async def scene(docket, path):

@@ -159,6 +159,7 @@ async def begun(court, number):
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_bucket", [True, False])
 def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
     """JetStream counts each delivery; those that were given back in good order are taken off again."""
@@ -208,6 +209,7 @@ def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_what_is_over_a_quota_takes_no_place_and_is_read_again(url, monkeypatch):
     monkeypatch.setattr("serving.queue.consumer._AGAIN_S", 0.05)
 

@@ -432,9 +432,9 @@ def test_what_a_server_could_not_store_as_sent_is_sent_again_by_another(using, r
             await append_all(docket, decided("a"))
             settle = docket.deliveries.settle
 
-            async def late(before, after, *, gone, kept):
+            async def late(before, after, *, gone, remaining):
                 assert await docket.hooks.take(before, "y")
-                return await settle(before, after, gone=gone, remaining=kept)
+                return await settle(before, after, gone=gone, remaining=remaining)
 
             frozen._docket = replace(docket, deliveries=Late(docket.deliveries, late))
             await frozen.work()

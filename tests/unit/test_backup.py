@@ -243,6 +243,7 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_copy_that_may_only_be_read_is_listed_shown_checked_and_backed_up(copy: Path, tmp_path: Path) -> None:
     before = state(copy)
     listed = read_only("records", "list")

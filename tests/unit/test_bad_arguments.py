@@ -290,6 +290,7 @@ def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str
     return [*words, flag, value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_bad_argument_is_told_and_nothing_is_loaded_for_it(
     name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -334,6 +335,7 @@ def can_not_be_right(name: str, parameter: click.Parameter, value: str) -> bool:
     return value == "long" or (value == "missing" and not made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_the_usual_arguments_are_no_fault_of_ours_either(
     name: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

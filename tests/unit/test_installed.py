@@ -52,6 +52,7 @@ def calls() -> list[tuple[str, str, ast.Call]]:
     ]
 
 
+@pytest.mark.slow
 def test_nothing_in_the_source_runs_what_it_is_given() -> None:
     found = [(path, name, node) for path, name, node in calls() if name in FORBIDDEN]
     assert {(path, name) for path, name, _ in found} <= ALLOWED

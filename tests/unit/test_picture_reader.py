@@ -323,6 +323,7 @@ def test_the_format_and_the_digest_of_the_upload():
     assert read(mpo()).format is PictureFormat.JPEG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "turned"),
     [((8160, 6120), 1), ((8160, 6120), 6), ((5210, 5057), 1), ((16_384, 6100), 1), ((2000, 16_384), 1)],
@@ -433,6 +434,7 @@ def test_a_large_webp_whose_picture_is_not_as_large_as_its_head_says_is_refused(
     assert refusal(bytes(data)).reason == "PICTURE_DAMAGED"
 
 
+@pytest.mark.slow
 def test_large_pictures_that_can_not_be_scaled_down_on_the_way_are_refused_with_the_remedy():
     still = Image.new("RGB", (5210, 5057), RED)
     stored_whole = [

@@ -221,6 +221,7 @@ def test_another_target_begins_its_searches_with_the_same_memes(tmp_path, data):
         read_seeds(tmp_path)
 
 
+@pytest.mark.slow
 def test_repeats_are_about_the_same_memes_with_other_draws(tmp_path, data):
     plan = a_plan(tmp_path / "probe", data, seed=3)
     plans = repeats_of(plan, 3)

@@ -96,6 +96,7 @@ def test_what_is_no_reader_is_refused_and_says_what_is(name: str, says: str) -> 
 # Nobody.
 
 
+@pytest.mark.slow
 def test_without_a_reader_a_meme_needs_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     shown = tmp_path / "meme.png"

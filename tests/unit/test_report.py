@@ -371,6 +371,7 @@ def test_a_record_that_is_damaged_is_told_of_where_it_would_stand(tmp_path):
     assert "the run&#39;s docket can&#39;t be opened" in as_html(report_on(root))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finished_is_reported_as_such(tmp_path):
     told = [*USUAL[:5], dataclasses.replace(USUAL[5], says="")]
     report = report_on(a_run(tmp_path, told, finished=False))

@@ -258,6 +258,7 @@ def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_
     assert [meme.label for meme in shuffle_labels(plain.library.memes, 6)] != labels[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HARMEME.is_dir(), reason="the annotations of HarMeme are not here")
 @pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])
 def test_harmeme_s_val_by_text(tmp_path: Path, folder: str, same_text: int) -> None:

@@ -54,6 +54,7 @@ def one_at_a_time(journal):
     return all(first == ("start", model) and second == ("end", model) for first, second in pairs for model in first[1:])
 
 
+@pytest.mark.slow
 def test_a_server_has_its_turn_until_nobody_waits_for_it(stand_in):
     async def work(turns, say):
         async def chain(models):

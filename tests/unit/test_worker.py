@@ -281,3 +281,26 @@ def test_it_does_not_outlive_its_parent(act):
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_closing_ends_a_process_that_is_only_being_started(monkeypatch):
+    started, there, start = [], asyncio.Event(), worker_process.WorkerProcess.start
+
+    async def slowly(*of):
+        started.append(await start(*of))
+        there.set()
+        await asyncio.sleep(0.1)  # it is there, and the pool does not hold it yet
+        return started[-1]
+
+    monkeypatch.setattr(worker_process.WorkerProcess, "start", slowly)
+
+    async def whole():
+        workers = pool()
+        job = asyncio.create_task(workers.run({"act": "echo"}))
+        await there.wait()
+        await workers.aclose()
+        assert started[0]._process.returncode is not None, "nothing is left when the pool is closed"
+        with pytest.raises(Unavailable, match="is being closed"):
+            await job
+
+    asyncio.run(whole())

@@ -62,6 +62,7 @@ class GuardedWorkers:
         self._closed = False
         self._alive: set[WorkerProcess] = set()
         self._reaping: set[asyncio.Task[None]] = set()
+        self._starting = 0
         # Last in, first out: the process that has just worked is warm, and those that are not needed are never started.
         self._idle: asyncio.LifoQueue[WorkerProcess | None] = asyncio.LifoQueue()
         for _ in range(workers):
@@ -124,8 +125,12 @@ class GuardedWorkers:
         self._closed = True
         for process in list(self._alive):
             self._end(process)
-        while self._reaping:
-            await asyncio.wait(self._reaping)
+        # A process that is just being started is ended by its job, as soon as it is there.
+        while self._reaping or self._starting:
+            if self._reaping:
+                await asyncio.wait(self._reaping)
+            else:
+                await asyncio.sleep(0.01)
 
     async def _ready(self, worker: WorkerProcess | None) -> WorkerProcess:
         # It may have died while nobody used it, or have done as many jobs as one process may.
@@ -136,11 +141,18 @@ class GuardedWorkers:
             raise self._unavailable("is closed")
         if worker is not None:
             return worker
+        self._starting += 1
         try:
             process = await WorkerProcess.start(self._module, self._guard, self._name)
         except OSError as error:
             raise self._unavailable("could not be started") from error
+        finally:
+            self._starting -= 1
         self._alive.add(process)
+        # The pool was closed meanwhile: what it ended did not hold this process yet.
+        if self._closed:
+            self._end(process)
+            raise self._unavailable("is being closed")
         try:
             await process.greet()
         except BaseException as error:
