@@ -66,7 +66,7 @@ def names_of_picture(text: str, description: str | None) -> frozenset[str]:
     # Of one form: the same letter may be written as one character or as two.
     words = _WORD.findall(unicodedata.normalize("NFKC", _POSSESSIVE.sub("", description)))
     # What is a word of the language stands somewhere in small letters, as names do not.
-    small = {word for word in words if not word[0].isupper()}
+    small = {_folded(word) for word in words if not word[0].isupper()}
     known = _NO_NAMES | small | {_folded(word) for word in _WORD.findall(unicodedata.normalize("NFKC", text))}
     return frozenset(_folded(word) for word in words if word[0].isupper()) - known
 

@@ -58,6 +58,7 @@ def test_names_that_the_picture_gave_and_the_text_does_not_are_left_out():
     assert outgoing("Annual examples of a man with tea", names).held_back == 0, "whole words alone"
     assert names_of_picture("tea", "Jürgen Beispiel pours. An ÉCOLE.") == {"jürgen", "beispiel", "école"}
     assert outgoing("JU\u0308RGEN tea", {"jürgen"}).text == "tea", "however its letters are written"
+    assert names_of_picture("tea", "An empty straße. Straße in fog.") == frozenset(), "ß is folded on both sides"
     assert names_of_picture("tea", None) == frozenset()
 
 
