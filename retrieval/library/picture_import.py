@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,8 +190,10 @@ def _file(name: str, folder: Path) -> bytes:
     try:
         if is_remote(folder):
             # Under its very name: each other that might be meant would be a question to the store.
-            if not leads_out(name) and has_picture(folder / name):
-                return read_picture(folder / name)
+            if not leads_out(name):
+                # Read without asking first whether it is there: that would be one more request for each picture.
+                with suppress(FileNotFoundError):
+                    return read_picture(folder / name)
             raise _NoPicture("its picture is missing")
         # Resolved, as is each path below: neither ``..`` nor a link may lead out.
         inside = folder.resolve()
