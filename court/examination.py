@@ -126,8 +126,8 @@ class Examination:
         await self._turn(number, gone_on)
         return (*history, await self._exchange(number, history, lambda: _progress(number, gone_on)))
 
-    async def _sum_up(self, number: int, task: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
-        history = await task
+    async def _sum_up(self, number: int, hearing: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> _Summary:
+        history = await hearing
         await self._turn(number, gone_on)
         return await self._summary(
             number,

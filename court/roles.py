@@ -570,9 +570,9 @@ class Judge:
         Raises:
             Overrun, Unavailable, ModelRefused: The server gave no reply.
         """
-        conversation = brief.odds()
+        conversations = brief.odds()
         harmful, benign, answered = [], [], []
-        for each, harmful_first in zip(conversation, (True, False), strict=True):
+        for each, harmful_first in zip(conversations, (True, False), strict=True):
             odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT)
             # What is no probability says as little as none.
             if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
@@ -582,7 +582,7 @@ class Judge:
             harmful.append(masses[0])
             benign.append(masses[1])
             answered.append(odds.reply)
-        call = _figures(Role.JUDGE, conversation, answered)
+        call = _figures(Role.JUDGE, conversations, answered)
         return OddsGiven(harmful=tuple(harmful), not_harmful=tuple(benign), call=call)
 
 

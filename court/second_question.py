@@ -63,7 +63,7 @@ async def rule_on_question(
         court: Court with the versions that the trial was held with.
         record: Record of a trial with a verdict in which models were asked.
         picture: Picture of its meme, as decoded then; None where its text was sent alone.
-        further_question: The question.
+        further_question: The question, with what is known of it from labelled memes.
         keep: Sink for the event.
         within_s: Seconds until the caller's deadline; None where there is none.
         batch: True if nobody waits for it singly.

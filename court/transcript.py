@@ -137,8 +137,8 @@ class Transcript:
 
 def transcript(record: TrialRecord) -> Transcript:
     """Lays out a record, finished or not."""
-    described, verdict, cited = record.last(Described), record.last(VerdictGiven), record.precedents
-    duplicates = record.last(NearDuplicatesFound)
+    described, verdict_given, cited = record.last(Described), record.last(VerdictGiven), record.precedents
+    duplicates_found = record.last(NearDuplicatesFound)
     # By side and round: both sides are examined at the same time, and their events come in any order.
     questions = {(event.side, event.round): event for event in record.all(QuestionAsked)}
     answered = {(event.side, event.round): event for event in record.all(AnswerGiven)}
@@ -200,14 +200,14 @@ def transcript(record: TrialRecord) -> Transcript:
         precedents=cited.findings.exhibits if cited else (),
         vote=cited.vote if cited else None,
         notes=cited.findings.notes if cited else (),
-        duplicates=duplicates.duplicates if duplicates else (),
+        duplicates=duplicates_found.duplicates if duplicates_found else (),
         panel=tuple(sorted(record.all(JudgeRuled), key=lambda ruled: ruled.judge)),
         guard=record.last(GuardHeard),
         claims_found=record.last(ClaimsFound),
-        verdict=verdict.verdict if verdict else None,
-        ruling=verdict.ruling if verdict else None,
-        odds=verdict.odds if verdict else None,
-        verdict_call=verdict.call if verdict else None,
+        verdict=verdict_given.verdict if verdict_given else None,
+        ruling=verdict_given.ruling if verdict_given else None,
+        odds=verdict_given.odds if verdict_given else None,
+        verdict_call=verdict_given.call if verdict_given else None,
         failures=record.all(TrialFailed),
         models=_models(record),
     )

@@ -285,9 +285,9 @@ class MemeTable:
         last, end = -1, 0
         statement = "SELECT row, flags, kept_offset, kept_size FROM memes WHERE row > ? ORDER BY row LIMIT ?"
         while answers := self.ask(statement, (last, 50_000)):
-            for row, flag, offset, size in answers:
+            for row, row_flags, offset, size in answers:
                 # Rows run from 0 without a gap: by them the vectors and the flags are found.
-                if row != last + 1 or row >= flags.size or flag != flags[row]:
+                if row != last + 1 or row >= flags.size or row_flags != flags[row]:
                     return f"{MEMES} and the flags beside it are not of the same memes"
                 if size is not None:
                     # Pictures lie one behind the other without a gap, so that no two memes can share one, and none

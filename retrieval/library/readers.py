@@ -95,7 +95,7 @@ def read_source(source: Source) -> Rows:
 
 
 def _holds(path: Path, mark: bytes) -> bool:
-    """Searches a file piece by piece: a data set's file may be larger than memory."""
+    """True if the mark stands in a file, which is read piece by piece: it may be larger than memory."""
     # To its end: a single marked row in the last line, or a column that Parquet names at the end, is enough.
     tail = b""
     with path.open("rb") as file:

@@ -192,8 +192,8 @@ class _ClusterCap:
 
 
 def _acquits(findings: Findings) -> bool:
-    current = vote_if_close(findings)
-    return current is not None and current.probability < current.settings.threshold
+    close_vote = vote_if_close(findings)
+    return close_vote is not None and close_vote.probability < close_vote.settings.threshold
 
 
 def _perhaps_sole(findings: Findings) -> list[str]:
@@ -368,7 +368,7 @@ class _Ranking:
         places: list[int] = []
         memes: list[LabelledMeme] = []
         passed_over: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
+        per_source: Counter[str] = Counter()
         seen: set[DuplicateKey] = set()
         crowds = None if self._per_cluster is None else _ClusterCap(self._per_cluster)
         silenced = self._silenced.crowd if self._silenced is not None else None
@@ -390,7 +390,7 @@ class _Ranking:
                     continue
                 if key is not None and key in seen:
                     passed_over["clone"] += 1
-                elif self._cap is not None and counts[meme.source] >= self._cap:
+                elif self._cap is not None and per_source[meme.source] >= self._cap:
                     passed_over["source"] += 1
                 elif crowds is not None and crowds.full(place - start, meme.harmful):
                     passed_over["cluster"] += 1
@@ -399,7 +399,7 @@ class _Ranking:
                         crowds.join(place - start, meme.harmful)
                     places.append(place)
                     memes.append(meme)
-                    counts[meme.source] += 1
+                    per_source[meme.source] += 1
                     if len(places) == k:
                         break
                 if key is not None:
