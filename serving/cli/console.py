@@ -21,7 +21,7 @@ _FILE = click.Path(path_type=Path)
     default="127.0.0.1:8080",
     show_default=True,
     metavar="HOST:PORT",
-    help=("Address to listen on; port 0 picks a free one. An address beyond loopback needs tokens and a certificate."),
+    help="Address to listen on; port 0 picks a free one. An address beyond loopback needs tokens and a certificate.",
 )
 @click.option("--tokens", type=_FILE, help="Token file of the people who may sign in; see `memecourt tokens`.")
 @click.option(
@@ -38,7 +38,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--overrulings",
     type=click.Choice(["never", "chosen", "always"]),
-    help=("Which overruled verdicts become precedents: none, those that the reviewer chooses (the default), or all."),
+    help="Which overruled verdicts become precedents: none, those that the reviewer chooses (the default), or all.",
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics of reviews on.")
 @insecure_option

@@ -64,7 +64,7 @@ docket.add_command(hashes)
     "anchors",
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
-    help=("Checkpoints stored elsewhere: those that the server pushed, or receipts and bundles as JSON. Repeatable."),
+    help="Checkpoints stored elsewhere: those that the server pushed, or receipts and bundles as JSON. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @docket_option

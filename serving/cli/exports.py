@@ -93,7 +93,7 @@ _MOST_NAMED = 20
 @click.option("--until", type=click.DateTime(), help="Select trials opened before this time (UTC).")
 @click.option("--namespace", help="Select trials of this namespace.")
 @click.option("--reviewed/--not-reviewed", default=None, help="Select trials that were, or were not, reviewed.")
-@click.option("--needs-review", is_flag=True, help="Select trials that need human review, or do not.")
+@click.option("--needs-review", is_flag=True, help="Select trials that need human review.")
 @docket_option
 @click.pass_context
 def export(

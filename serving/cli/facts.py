@@ -162,7 +162,7 @@ def show(place: Path, id_: str | None, as_json: bool) -> None:
 @click.argument("place", type=_folder, metavar="DIR")
 @click.argument("query")
 @click.option(
-    "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
+    "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of passages to show."
 )
 @_encoder
 @_json

@@ -23,7 +23,7 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
     "--service",
     default="",
     metavar="NAME",
-    help=("Service to check: liveness, memecourt.v1.Court, .Docket or .Precedents. [default: memecourt.v1.Court]"),
+    help="Service to check: liveness, memecourt.v1.Court, .Docket or .Precedents. [default: memecourt.v1.Court]",
 )
 @tls_options
 @click.option(

@@ -125,7 +125,7 @@ for _command in (*COMMANDS, check, push):
     default=0.05,
     show_default=True,
     type=FiniteRange(0, 0.5, min_open=True, max_open=True),
-    help=("Maximum error rate, on held-out memes of the library, at which a cascade may settle a label by the vote."),
+    help="Maximum error rate, on held-out memes of the library, at which a cascade may settle a label by the vote.",
 )
 @click.option(
     "--per-source", type=click.IntRange(1), help="Maximum precedents of one source in a vote. [default: no maximum]"

@@ -69,13 +69,13 @@ def check_prompts(folder: str) -> None:
     from serving.models.rehearsal import rehearse
 
     chosen = _open(folder)
-    rehearsals = run(rehearse(chosen, settings_of().trial))
+    rehearsal = run(rehearse(chosen, settings_of().trial))
     for file, prompt in chosen.by_file.items():
         click.echo(f"{file:<9} {prompt.id:<14} {prompt.digest}")
     click.echo(f"{chosen.name}  {chosen.digest}")
     click.echo(
-        f"A trial with a stand-in came to its verdict in {rehearsals.calls} calls; the longest message has "
-        f"{rehearsals.longest:,} characters."
+        f"A trial with a stand-in came to its verdict in {rehearsal.calls} calls; the longest message has "
+        f"{rehearsal.longest:,} characters."
     )
 
 

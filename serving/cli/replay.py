@@ -34,7 +34,7 @@ class _NotReplayed(click.ClickException):
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help=("Read trials from files (*.json, *.jsonl, as `memecourt records export` writes them) instead of the docket."),
+    help="Read trials from files (*.json, *.jsonl, as `memecourt records export` writes them) instead of the docket.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and trial.")
 @docket_option

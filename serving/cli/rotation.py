@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 100
+"""Most entries of rotations that are read from the log at a time."""
 EXIT_ONLY_FINISHED = 3
 """An earlier rotation was finished, and not the one that was asked for made."""
 

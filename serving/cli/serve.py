@@ -54,7 +54,7 @@ _SERVING = (
     default="127.0.0.1:50051",
     show_default=True,
     metavar="HOST:PORT",
-    help=("Address to listen on; port 0 picks a free one. An address beyond loopback needs a certificate and tokens."),
+    help="Address to listen on; port 0 picks a free one. An address beyond loopback needs a certificate and tokens.",
 )
 @click.option("--concurrent-trials", type=int, help="Maximum concurrent trials; further callers wait.")
 @click.option("--waiting-trials", type=int, help="Maximum waiting callers; further ones are told to retry later.")
@@ -78,7 +78,7 @@ _SERVING = (
 @click.option(
     "--vllm",
     metavar="MODEL|PRESET",
-    help=("Also start vLLM with this model and use it for full trials; `memecourt vllm --preset list` lists presets."),
+    help="Also start vLLM with this model and use it for full trials; `memecourt vllm --preset list` lists presets.",
 )
 @click.option("--vllm-flag", multiple=True, metavar="FLAG", help="Pass a flag to vLLM: --vllm-flag=--quantization=fp8.")
 @click.option("--resume", is_flag=True, help="Resume trials that were interrupted when a server stopped.")

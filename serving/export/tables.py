@@ -135,7 +135,7 @@ class Selection:
 
 def row_of(record: TrialRecord) -> dict[str, Any]:
     """A row of Parquet; see :func:`schema_of`."""
-    opened, found = record.opened, record.last(VerdictGiven)
+    opened, verdict_event = record.opened, record.last(VerdictGiven)
     verdict, text, cited = record.verdict, record.text, record.precedents
     review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
     calls = _calls(record)
@@ -164,7 +164,7 @@ def row_of(record: TrialRecord) -> dict[str, Any]:
         "rationale": verdict.rationale if verdict else None,
         "review_reasons": [str(review.reason) for review in verdict.review] if verdict else [],
         "reviewed": str(review.outcome) if review else None,
-        "failure_reason": failed.reason if failed and found is None else None,
+        "failure_reason": failed.reason if failed and verdict_event is None else None,
         "text": text.text if text else None,
         "text_source": str(text.source) if text else None,
         "precedents": [exhibit.id for exhibit in cited.findings.exhibits] if cited else [],

@@ -21,6 +21,7 @@ from serving.queue.consumer import QueueConsumer
 from serving.queue.open import open_queue
 from serving.queue.source import QueueAnswer
 from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
+from tests.support.playing import until
 
 AGAIN_S = 1.0
 
@@ -40,10 +41,10 @@ def nats_server(program, folder):
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, *options], stdout=log, stderr=log)
     try:
-        until = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while not (ports := list(folder.glob("*.ports"))):
             assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             time.sleep(0.02)
         yield json.loads(ports[0].read_text())["nats"][0]
     finally:
@@ -142,8 +143,7 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
         async with streams(url) as jetstream:
             await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
             async with consuming(url, slow, again_after_s=LONG_S):
-                while not slow.asked:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await until(lambda: slow.asked)
                 async with consuming(url, quick, again_after_s=LONG_S):
                     await asyncio.sleep(2.5 * LONG_S)
                     assert quick.asked == []
@@ -151,12 +151,6 @@ def test_what_is_worked_on_for_long_goes_to_nobody_else(url):
                     await messages_of(jetstream, "answers", 1)
 
     asyncio.run(scene())
-
-
-async def begun(court, number):
-    async with asyncio.timeout(120):
-        while len(court.asked) < number:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -174,7 +168,8 @@ def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
             court.may_answer.clear()
             for times in range(1, 5):
                 async with consuming(url, court, deliveries=2, again_after_s=60, grace_s=0) as consumer:
-                    await begun(court, times if has_bucket else min(times, 2))
+                    begun = times if has_bucket else min(times, 2)
+                    await until(lambda begun=begun: len(court.asked) >= begun)
                     if not has_bucket and times == 3:
                         (letter,) = await messages_of(jetstream, "dead", 1)
                         assert json.loads(letter.headers["Memecourt-Dead"])["reason"] == "DELIVERED_TOO_OFTEN"
@@ -198,7 +193,7 @@ def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
         async with streams(url) as jetstream:
             await jetstream.publish("memes.in", b'{"request_id": "long", "text": "a"}')
             async with consuming(url, court, deliveries=1, hold_s=3600) as consumer:
-                await begun(court, 1)
+                await until(lambda: court.asked)
                 await asyncio.sleep(3.5 * AGAIN_S)
                 assert (await jetstream.consumer_info("memes", "courts")).num_redelivered
                 court.may_answer.set()

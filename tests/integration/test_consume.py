@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 import redis
 
 from court.events import VerdictGiven
+from serving.models.vllm import free_port
 from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
 from tests.support.redis_server import entries_of, redis_server
 
@@ -131,8 +131,7 @@ def test_what_the_court_refuses_is_put_aside_and_a_harmful_meme_is_not_allowed(s
         client.xadd("in", {"image": b"no picture"})
         client.xadd("in", {"request": json.dumps({"image_url": "https://cdn.example.org/meme.png"})})
     names = ("--stream", "in", "--group", "g", "--answers", "out", "--dead", "aside", "--remove")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        at = f"127.0.0.1:{free.getsockname()[1]}"
+    at = f"127.0.0.1:{free_port('127.0.0.1')}"
     consumer = consume(queue.url, server, *names, "--metrics", at)
     (answer,) = asyncio.run(entries_of(queue.url, "out", at_least=1))
     letters = asyncio.run(entries_of(queue.url, "aside", at_least=2))
