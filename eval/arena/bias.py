@@ -259,7 +259,7 @@ def _under(
         ratings, reference = _rates(own, models), _rates(others, models)
         both = [model for model in models if model in ratings and model in reference]
         here, there = {m: ratings[m] for m in both}, {m: reference[m] for m in both}
-        # A model of `said` is in the joint vote too, as the judge's own battles are part of it.
+        # A model of `ratings` is in the joint vote too, as the judge's own battles are part of it.
         whole = {model: joint[model] for model in ratings}
         agreements.append(
             JudgeAgreement(

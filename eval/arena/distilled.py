@@ -167,10 +167,10 @@ def distil_report(
         (one.meme, one.task, one.a, one.b): {"A": Verdict.A, "B": Verdict.B}.get(one.longer, Verdict.BOTH_GOOD)
         for one in examples
     }
-    columns = {**verdicts, LONGER: longer}
+    by_judge = {**verdicts, LONGER: longer}
     checks = tuple(
         _check(name, own, taught, manifest, family=families.get(name, ""), resamples=resamples)
-        for name, own in columns.items()
+        for name, own in by_judge.items()
     )
     return DistilReport(
         held_out=manifest.held_out,
@@ -330,8 +330,8 @@ def distil_sections(report: DistilReport) -> list[Section]:
     return [Section("distilled", "A judge of one's own beside its teacher", table, notes)]
 
 
-def _percent(figure: Figure | None) -> str:
-    if figure is None:
+def _percent(share: Figure | None) -> str:
+    if share is None:
         return "–"
     # The unit before the interval, so that the column reads as one of shares.
-    return f"{100 * figure.value:.0f} % [{100 * figure.low:.0f}, {100 * figure.high:.0f}]"
+    return f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"

@@ -22,6 +22,7 @@ from eval.arena.settings import ArenaSettings
 from eval.datasets.json_lines import read_json_lines
 from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
 from eval.models.samples import SampledSet
+from eval.runs.sole_use import differing
 
 FORMAT = 1
 MANIFEST, EVENTS, USAGE, CALLS = "manifest.json", "events.jsonl", "usage.json", "calls.sqlite"
@@ -111,18 +112,14 @@ class ArenaManifest(_ArenaFileModel):
         """Seed of the sample of memes."""
         return self.seed if self.sample_seed is None else self.sample_seed
 
-    def same_as(self, other: ArenaManifest) -> list[str]:
+    def differs_from(self, other: ArenaManifest) -> list[str]:
         """Names of what differs that may not."""
-        # What may differ is listed, not what may not: a field that is added counts unless somebody says otherwise.
+        # Times, machine and software are those of a session, and an arena may have several.
         passing = {"name", "created", "finished", "interruptions", "software", "commit", "python", "machine", "command"}
         # Of an arena that an earlier version began, nobody knows its cards: it goes on as it did.
         if not self.cards:
             passing.add("cards")
-        return [
-            name
-            for name in type(self).model_fields
-            if name not in passing and getattr(self, name) != getattr(other, name)
-        ]
+        return differing(self, other, passing)
 
 
 class Spent(_ArenaFileModel):

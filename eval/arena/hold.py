@@ -266,26 +266,26 @@ class _Meme:
                 self._unanswered(name, task, spoken)
                 return None
             rounds, calls, forgotten = spoken
-            question = FixedQuestion("", rounds)
+            answer = FixedQuestion("", rounds)
         else:
             reply = await reply_or_reason(speaker.answer(task.rounds[0]))
             if isinstance(reply, str):
                 self._unanswered(name, task, reply)
                 return None
-            question, calls = FixedQuestion(reply[0].background_knowledge, (reply[0].reasoning,)), (reply[1],)
+            answer, calls = FixedQuestion(reply[0].background_knowledge, (reply[0].reasoning,)), (reply[1],)
         self._keep(
             Answered(
                 meme=self._meme.id,
                 task=task.number,
                 target=name,
-                background=question.background,
-                reasoning=question.rounds,
-                style=style_of("\n".join((question.background, *question.rounds))),
+                background=answer.background,
+                reasoning=answer.rounds,
+                style=style_of("\n".join((answer.background, *answer.rounds))),
                 calls=calls,
                 forgotten=forgotten,
             )
         )
-        return question
+        return answer
 
     def _unanswered(self, name: str, task: _Task, reason: str) -> None:
         self._keep(NotAnswered(meme=self._meme.id, task=task.number, target=name, reason=reason))
@@ -354,20 +354,20 @@ class _Meme:
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.given and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
-        battles: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
+        judgements: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen
         ]
         # The number among all tasks, not the order in which they are done: so the study is about the same tasks when
         # the arena is taken up again.
         if self._settings.bias and task.overall < self._settings.bias_tasks:
             shown = {Setting.FUSED: guideline, Setting.HUMAN: written}
-            for judge, place in itertools.product(self._settings.judges, Setting):
-                measure = answers.get(judge) if place is Setting.OWN else shown.get(place)
+            for judge, studied in itertools.product(self._settings.judges, Setting):
+                measure = answers.get(judge) if studied is Setting.OWN else shown.get(studied)
                 # A setting whose reference is missing is skipped; asked without one, it would be the setting NONE under
                 # another name.
-                if measure is not None or place is Setting.NONE:
-                    battles.append((judge, place, measure, "bias"))
-        await _all(self._judge(task, one, other, answers, *how) for how in battles)
+                if measure is not None or studied is Setting.NONE:
+                    judgements.append((judge, studied, measure, "bias"))
+        await _all(self._judge(task, one, other, answers, *how) for how in judgements)
 
     def _written(self, task: _Task) -> FixedQuestion | None:
         if task.reference:

@@ -215,16 +215,16 @@ def _targets(manifest: ArenaManifest, events: Sequence[Event]) -> tuple[Target, 
     languages = answer_languages(events)
     rows = []
     for name in manifest.settings.targets:
-        entry, counts = manifest.models[name], answers[name]
+        entry, own = manifest.models[name], answers[name]
         rows.append(
             Target(
                 model=name,
                 called=entry.model,
                 family=entry.family,
-                answered=len(counts),
+                answered=len(own),
                 unanswered=dict(missing[name]),
-                words=float(np.mean([one.style.words for one in counts])) if counts else 0.0,
-                tokens=float(np.mean([one.tokens_out for one in counts])) if counts else 0.0,
+                words=float(np.mean([one.style.words for one in own])) if own else 0.0,
+                tokens=float(np.mean([one.tokens_out for one in own])) if own else 0.0,
                 as_judge=judged[name],
                 unjudged=unjudged[name],
                 in_language=languages.get(name),

@@ -202,7 +202,7 @@ async def explain_losses(
             "explainer": chair.name,
             "second": again,
         }
-        # The order of the names in ``about`` is that of the tuples in ``said``.
+        # The order of the names in ``about`` is that of the tuples in ``explained``.
         if tuple(about.values()) not in explained:
             async with turn:
                 meme = memes[loss.meme]

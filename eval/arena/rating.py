@@ -214,7 +214,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
     found = []
     for number in sorted({text.round for text in texts}):
         of_round = [text for text in texts if text.round == number]
-        measures = [
+        shares = [
             # Words of both over words of either (Jaccard).
             len(earlier & set(text.words)) / max(1, len(earlier | set(text.words)))
             for text in of_round
@@ -225,7 +225,7 @@ def measures_by_round(texts: Sequence[GuidelineText]) -> tuple[RoundMeasures, ..
                 round=number,
                 n=len(of_round),
                 words=float(np.mean([len(text.words) for text in of_round])),
-                kept=float(np.mean(measures)) if measures else None,
+                kept=float(np.mean(shares)) if shares else None,
             )
         )
     return tuple(found)
@@ -275,12 +275,12 @@ def _different_memes(texts: Sequence[GuidelineText], most: int, rng: random.Rand
     """Draws texts; two of one meme only where there are too few memes."""
     shuffled = list(texts)
     rng.shuffle(shuffled)
-    numbers: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     ranked = []
     for place, text in enumerate(shuffled):
         # A second text of a meme stands behind all first ones.
-        ranked.append((numbers[text.meme], place, text))
-        numbers[text.meme] += 1
+        ranked.append((counts[text.meme], place, text))
+        counts[text.meme] += 1
     return [text for _, _, text in sorted(ranked, key=lambda one: one[:2])[:most]]
 
 

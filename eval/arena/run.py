@@ -256,7 +256,7 @@ def digest_of(lines: Sequence[BaseModel]) -> str:
 
 def _taken_up(begun: ArenaManifest, now: ArenaManifest) -> ArenaManifest:
     """The manifest of an arena that goes on. Raises BadRequest where it would be another one."""
-    refuse_different("arena", begun.same_as(now))
+    refuse_different("arena", begun.differs_from(now))
     # A finished arena that is gone through once more was not interrupted.
     return begun.model_copy(update={"interruptions": begun.interruptions + (begun.finished is None)})
 

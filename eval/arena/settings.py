@@ -142,12 +142,12 @@ def arena_settings(table: Mapping[str, Any], models: Mapping[str, object], *, be
     try:
         settings = ArenaSettings.model_validate({"targets": list(models), **values})
     except ValidationError as error:
-        names = "; ".join(
+        faults = "; ".join(
             # Without the words that pydantic puts before those of a validator.
             ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))))
             for fault in error.errors()
         )
-        raise BadRequest(f"{_SETTINGS}: {names}.", reason="ARENA_SETTINGS") from None
+        raise BadRequest(f"{_SETTINGS}: {faults}.", reason="ARENA_SETTINGS") from None
     for name in (*settings.targets, *settings.judges, settings.controller):
         if name not in models:
             raise BadRequest(

@@ -285,8 +285,8 @@ class Speaker:
     def _shown(self, prompt: Prompt) -> list[str | Frame]:
         return _meme_parts(prompt, self.meme, self.fence)
 
-    def _laid_out(self, prompt: Prompt, question: FixedQuestion) -> str:
-        return _laid_out(prompt, self.fence, question)
+    def _laid_out(self, prompt: Prompt, answer: FixedQuestion) -> str:
+        return _laid_out(prompt, self.fence, answer)
 
 
 def comparison(
@@ -323,18 +323,16 @@ def _meme_parts(prompt: Prompt, meme: ShownMeme, fence: Fence) -> list[str | Fra
     return [*meme.frames, prompt.task("meme", text=fence.around(meme.text))]
 
 
-def _laid_out(prompt: Prompt, fence: Fence, question: FixedQuestion) -> str:
-    if question.background:
-        return prompt.task(
-            "parts", background=fence.around(question.background), reasoning=fence.around(_joined(question))
-        )
-    return prompt.task("plain", answer=fence.around(_joined(question)))
+def _laid_out(prompt: Prompt, fence: Fence, answer: FixedQuestion) -> str:
+    if answer.background:
+        return prompt.task("parts", background=fence.around(answer.background), reasoning=fence.around(_joined(answer)))
+    return prompt.task("plain", answer=fence.around(_joined(answer)))
 
 
-def _joined(question: FixedQuestion) -> str:
-    if len(question.rounds) == 1:
-        return question.rounds[0]
-    return "\n\n".join(f"{number}. {text}" for number, text in enumerate(question.rounds, 1))
+def _joined(answer: FixedQuestion) -> str:
+    if len(answer.rounds) == 1:
+        return answer.rounds[0]
+    return "\n\n".join(f"{number}. {text}" for number, text in enumerate(answer.rounds, 1))
 
 
 # Up to three spaces, as CommonMark has it: four make a block of code.

@@ -179,7 +179,7 @@ async def _appending(folder: Path, *, trials: int, events: int, rounds: int) -> 
     }
 
 
-async def _appended(docket: Docket, events: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _appended(docket: Docket, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Appends trials, all at once; how long each append took, in seconds."""
     took: list[float] = []
 
@@ -190,15 +190,15 @@ async def _appended(docket: Docket, events: Sequence[Sequence[AnyEvent]]) -> lis
                 await docket.writer.append(event)
                 took.append(time.perf_counter() - began)
 
-    await asyncio.gather(*map(hold, events))
+    await asyncio.gather(*map(hold, trials))
     return took
 
 
-async def _beside_readers(docket: Docket, path: Path, events: Sequence[Sequence[AnyEvent]]) -> list[float]:
+async def _beside_readers(docket: Docket, path: Path, trials: Sequence[Sequence[AnyEvent]]) -> list[float]:
     """Times of the appends that were not given up while others read."""
     with _long_read(path), contextlib.suppress(asyncio.CancelledError):
         readers = [asyncio.create_task(_reading(docket)) for _ in range(_READERS)]
-        took = await _appended(docket, events)
+        took = await _appended(docket, trials)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -224,7 +224,7 @@ def _long_read(path: Path) -> Iterator[None]:
     engine.dispose()
 
 
-def _rows(events: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
+def _rows(trials: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
     """The events of trials as they would be kept without a docket."""
     return [
         {
@@ -234,7 +234,7 @@ def _rows(events: Sequence[Sequence[AnyEvent]]) -> list[dict[str, object]]:
             "at": stamp(event.at),
             "body": event.model_dump_json(),
         }
-        for trial in events
+        for trial in trials
         for event in trial
     ]
 

@@ -90,8 +90,8 @@ def _evalica(table: Battles) -> Callable[[], Floats]:
 
     def ask() -> Floats:
         # Solved as closely as ours: less would be quicker.
-        scores = evalica.bradley_terry(*columns, tolerance=1e-14, limit=10_000)
+        solved = evalica.bradley_terry(*columns, tolerance=1e-14, limit=10_000)
         # Its scores are strengths, whose logarithms are log-odds. They are taken by model, however it sorts them.
-        return rated(np.log(scores.scores.loc[range(len(table.models))].to_numpy()), None)
+        return rated(np.log(solved.scores.loc[range(len(table.models))].to_numpy()), None)
 
     return ask

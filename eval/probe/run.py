@@ -55,9 +55,9 @@ NOTICE = (
 )
 """What is said before a probe starts."""
 
-# The command opens the store of calls before the probe writes its manifest.
 # A probe may be taken up again with a later version on another machine, as long as it asks the same.
 _FREE = frozenset({"created", "finished", "software", "commit", "python", "machine", "command"})
+# The command opens the store of calls before the probe writes its manifest.
 _OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 """What may be there before a probe has begun."""
 

@@ -32,26 +32,26 @@ async def score_text(bench: ProbeModels, subject: Subject, text: str, category: 
             return Scoring(outcome=ScoringOutcome.REFUSED, why="the target declined", references=len(good))
         why = f"the target gave no answer: {answered.what}"
         return Scoring(outcome=ScoringOutcome.UNSCORED, why=why, references=len(good))
-    body = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
+    fields = {"references": len(good), "answer": answered.text, "cut": answered.is_cut}
     # One draft is enough for a reference; how many there were is part of the result.
     if not good:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **body)
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no draft of a reference", **fields)
     try:
         reference = await agents.merge(bench, subject, text=text, category=category, drafts=good)
     except NoReply as none:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {none.what}", **body)
-    body["reference"] = reference
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no reference: {none.what}", **fields)
+    fields["reference"] = reference
     try:
         rating, comment = await agents.score(
             bench, subject, text=text, category=category, reference=reference, answered=answered.text
         )
     except NoReply as none:
-        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {none.what}", **body)
+        return Scoring(outcome=ScoringOutcome.UNSCORED, why=f"there was no rating: {none.what}", **fields)
     if rating is None:
         return Scoring(
-            outcome=ScoringOutcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **body
+            outcome=ScoringOutcome.REFUSED, why="the Scorer finds that the target declined", comment=comment, **fields
         )
-    return Scoring(outcome=ScoringOutcome.SCORED, score=rating, comment=comment, **body)
+    return Scoring(outcome=ScoringOutcome.SCORED, score=rating, comment=comment, **fields)
 
 
 async def score_all(

@@ -132,7 +132,7 @@ class ArmSource:
     """An :class:`~court.ports.EvidenceSource` of one claim in one arm, which knows whether it was away.
 
     Attributes:
-        failure: Error of a search that may pass, likewise.
+        failure: Error of the first search that failed because the source was away; None if none did.
     """
 
     def __init__(self, inner: EvidenceSource) -> None:

@@ -113,13 +113,13 @@ def check_library(
     for meme, key in zip(memes, keys, strict=True):
         if key is not None:
             groups.setdefault(key, []).append(meme.id)
-    conflicts, nearly_empty = _compared(library, memes, progress)
+    conflicts, isolated = _compared(library, memes, progress)
     return LibraryCheck(
         memes=len(memes),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         conflicts=conflicts,
         suspicious=_suspicious(library, memes, sure),
-        near_empty=nearly_empty,
+        near_empty=isolated,
         leaks=leaks,
     )
 

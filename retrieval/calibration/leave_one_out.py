@@ -111,8 +111,8 @@ def leave_one_out_neighbours(
         # Where the first of some clones is the one that is tried, the next speaks for the rest.
         next_ = following[block]
         if not twins_too:
-            active = np.flatnonzero(next_ >= 0)
-            left_out[active, next_[active]] = False
+            followed = np.flatnonzero(next_ >= 0)
+            left_out[followed, next_[followed]] = False
         # Itself in any case, whichever of the above are off.
         left_out[np.arange(block.size), block] = True
         for number, alpha in enumerate(alphas):

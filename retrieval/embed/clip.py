@@ -78,6 +78,9 @@ class OpenClipEncoder(Halves):
     """A CLIP model for pictures, on a GPU where there is one; in float32, so that it hardly matters where.
 
     One pass of the model at a time; pictures are decoded and scaled in threads of their own meanwhile.
+
+    Attributes:
+        identity: Identity of the encoder.
     """
 
     def __init__(

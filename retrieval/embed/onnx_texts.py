@@ -39,6 +39,9 @@ class OnnxTextEncoder(DescribedPictures):
     """A sentence encoder in onnxruntime, and the descriptor of :mod:`retrieval.embed.descriptor`.
 
     Each text is a pass of its own on one thread, without padding, so that equal texts get equal vectors.
+
+    Attributes:
+        identity: Identity of the encoder: the digest covers model, tokenizer, pooling and our own rules for texts.
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None) -> None:

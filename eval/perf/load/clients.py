@@ -112,8 +112,8 @@ def ask(job: Job) -> LoadOutcome:
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
     """A bare grpc.aio server that answers whatever it is asked with so many bytes; gives its address and process id."""
-    with running_module("eval.perf.load.clients", ["echo", size]) as (lines, pid):
-        yield f"127.0.0.1:{lines['port']}", pid
+    with running_module("eval.perf.load.clients", ["echo", size]) as (ready, pid):
+        yield f"127.0.0.1:{ready['port']}", pid
 
 
 def with_field(number: int, value: bytes) -> bytes:

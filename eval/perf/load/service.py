@@ -112,10 +112,10 @@ def service(*, memes: int = 64, clients: int = 64, seconds: float = 8.0, turns: 
 
 def _rate(process: Process, job: Job) -> _Rate:
     before = process.cpu_s()
-    answers = ask(job).require_all_answered()
+    outcome = ask(job).require_all_answered()
     # The warming up counts for all: it is asked for at the same rate.
     spent = (process.cpu_s() - before) * job.seconds / (job.seconds + job.warm_s)
-    return _Rate(answers.rate, 1000 * spent / answers.answered, 1000 * answers.cpu_s / answers.answered)
+    return _Rate(outcome.rate, 1000 * spent / outcome.answered, 1000 * outcome.cpu_s / outcome.answered)
 
 
 def _at_rate(job: Job, echo_address: str, turns: int) -> dict[str, float]:
@@ -171,10 +171,10 @@ def service_summary(
         figures={
             **medians(
                 taken,
-                of_encoder=lambda alone, answered: answered.rate / alone,
-                requests_s=lambda _, answered: answered.rate,
+                of_encoder=lambda alone, outcome: outcome.rate / alone,
+                requests_s=lambda _, outcome: outcome.rate,
                 encoder_s=lambda alone, _: alone,
-                p99_ms=lambda _, answered: answered.p99_ms,
+                p99_ms=lambda _, outcome: outcome.p99_ms,
             ),
             "requests_a_turn": count,
         },

@@ -275,12 +275,12 @@ class FakeModelServer:
         if payload.get("response_format") and not self.settings.reasoning_parser:
             return False
         enabled = (payload.get("chat_template_kwargs") or {}).get("enable_thinking")
-        message = {
+        turned_off = {
             "template": enabled is False,
             "effort": payload.get("reasoning_effort") == "none",
             "asked": not enabled,
         }
-        return bool(self.settings.thinks) and not message.get(self.settings.thinks, False)
+        return bool(self.settings.thinks) and not turned_off.get(self.settings.thinks, False)
 
     def _check_request(self, payload: Mapping[str, Any]) -> None:
         """Refuses what this server, as it is set, does not take."""

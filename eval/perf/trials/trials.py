@@ -185,8 +185,8 @@ def of_tokens(speed: Speed, tokens: Mapping[str, int], rounds: int) -> Times:
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
     """A stand-in as a process of its own; gives its address."""
-    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (lines, _):
-        yield f"http://127.0.0.1:{lines['port']}"
+    with running_module("eval.perf.model_server.server", ["--port", 0, *flags]) as (ready, _):
+        yield f"http://127.0.0.1:{ready['port']}"
 
 
 @dataclass(frozen=True, slots=True)

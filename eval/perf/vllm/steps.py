@@ -132,11 +132,11 @@ async def _counted(server: VllmServer, trial: Awaitable[T]) -> tuple[T, EngineUs
     """Runs a trial; returns its result and its use of the engine."""
     before = await _counters(server)
     began = time.perf_counter()
-    counted = await trial
+    result = await trial
     wall_s = time.perf_counter() - began
     # Nobody else is at this server: whatever it counted meanwhile belongs to this trial.
     steps, tokens = (now - then for then, now in zip(before, await _counters(server), strict=True))
-    return counted, EngineUse(wall_s, steps, tokens)
+    return result, EngineUse(wall_s, steps, tokens)
 
 
 async def _counters(server: VllmServer) -> tuple[int, int]:
