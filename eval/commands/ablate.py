@@ -89,7 +89,7 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
 
     # `full` is always the first arm, wherever it was named: see `arms_named`.
     full = results[0]
-    words = {
+    by_protocol = {
         str(protocol): [(arm, compare(arm, full, protocol, seed=seed)) for arm in results] for protocol in protocols
     }
     if as_json:
@@ -106,11 +106,11 @@ def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, 
                     compared, [1.0, *holm([one.mcnemar_p for _, one in compared[1:]])], strict=True
                 )
             ]
-            for protocol, compared in words.items()
+            for protocol, compared in by_protocol.items()
         }
         click.echo(json.dumps(rows))
         return
-    for protocol, compared in words.items():
+    for protocol, compared in by_protocol.items():
         click.echo(f"{full.dataset}, split {full.split}, protocol {protocol}: {compared[0][1].n:,} memes\n")
         click.echo(_table(compared) + "\n")
         spent = ", ".join(f"{arm.name} {_calls(arm)['tokens']:,}" for arm, _ in compared)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     default="0",
     show_default=True,
     metavar="N,…",
-    help=("Number of nearest labelled memes of the train split to show as examples; several numbers make a grid."),
+    help="Number of nearest labelled memes of the train split to show as examples; several numbers make a grid.",
 )
 @click.option("--rotate", is_flag=True, help="Ask once for each rotation of the options.")
 @click.option("--odds", is_flag=True, help="Ask the model for the probability of each label too.")
@@ -333,7 +333,8 @@ def _show(plans: Sequence[Plan], options: dict[str, Any]) -> None:
     groups = tasks.gather_tasks([read_results(plan.out) for plan in plans])
     lead, sections = tasks.lead_of(groups), tasks.sections_of(groups)
     question = plans[0].question
-    title = f"{question.task if question else ''} on {plans[0].dataset.title}"
+    assert question is not None, "every plan of this command asks one"
+    title = f"{question.task} on {plans[0].dataset.title}"
     figures = {"groups": tasks.as_json(groups)} if options["as_json"] else None
     show_sections(title, lead, sections, page=options["html"], figures=figures, command=command_line())
     if not options["as_json"]:

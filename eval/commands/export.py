@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from eval.reports.every_eval_ever import Publisher
     from eval.runs.results import Results
 
-C = TypeVar("C", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path)
 
 

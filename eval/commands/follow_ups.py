@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from eval.arena.folder import ArenaFolder, ArenaManifest
     from eval.models.memes import ShownMeme
     from eval.models.metered import MeteredModel
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)

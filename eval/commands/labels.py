@@ -50,7 +50,7 @@ def annotators(
     lead: list[str] = []
     if votes.is_dir():
         own = read_results(votes)
-        card_votes = scored.card_votes(own)
+        cast = scored.card_votes(own)
         lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
         if own.question is None:
             # A run of trials is itself held against its memes' votes.
@@ -60,9 +60,9 @@ def annotators(
             named = list(task.court.harmful) if task.court else []
     else:
         rows = read_meme_rows(votes, ("id", "annotator", "label"), "votes of annotators")
-        card_votes = [scored.AnnotatorVote(*row) for row in rows]
-    agreement = annotator_agreement(card_votes, seed=seed)
-    soft = soft_labels(card_votes)
+        cast = [scored.AnnotatorVote(*row) for row in rows]
+    agreement = annotator_agreement(cast, seed=seed)
+    soft = soft_labels(cast)
     sections = [annotators_section(agreement)]
     scores = []
     if runs:

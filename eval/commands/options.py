@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from eval.commands.pages import command_line
 from serving.cli.common import FiniteRange, with_options
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ patience_option = click.option(
     show_default=True,
     type=FiniteRange(0),
     metavar="MINUTES",
-    help="Seconds that a meme waits for a busy or absent model server; Ray workers try once.",
+    help="Minutes that a meme waits for a busy or absent model server; Ray workers try once.",
 )
 
 
@@ -339,9 +340,6 @@ def study_of(
         BadRequest: A setting is none, or an arm needs two model servers at once where one is started.
         click.ClickException: The settings can't be used, or there is no such data set or protocol.
     """
-    import shlex
-    import sys
-
     from court.events import Procedure
     from eval.models.vllm_session import SERVER
     from eval.studies.arms import Study, parse_setting
@@ -365,7 +363,7 @@ def study_of(
         limit=limit,
         seed=seed,
         concurrency=concurrency,
-        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        command=command_line(),
         server=server_name or (SERVER if chosen else ""),
         drop_precedents=drop_precedents,
         templates_apart=templates_apart or apart,

@@ -24,10 +24,7 @@ def command_line() -> str:
 
 
 def write_page(path: Path, html: str) -> None:
-    """Writes a page. Raises click.ClickException where the disk will not have it.
-
-    The process writes files for their owner alone; a page is to be shown to others, as the umask allows.
-    """
+    """Writes a page that others may read. Raises click.ClickException where the disk will not have it."""
     try:
         path.write_text(html, encoding="utf-8")
         # The process writes files for their owner alone; a page is for others too, as the umask allows.

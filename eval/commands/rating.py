@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from eval.reports.rating_sheet import Criterion, RatedItem, SheetKey
     from eval.reports.sections import Section
     from eval.scores.ratings import CriterionRatings, Rating
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 _sheet_options = with_options(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from eval.commands.options import EXIT_UNFINISHED, patience_option, run_watched, say
+from eval.commands.pages import command_line
 from serving.cli.common import FiniteRange
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _planned(paper: str, options: dict[str, Any]) -> tuple[Reproduction, Servers
         limit=options["limit"],
         seed=options["seed"],
         concurrency=options["concurrency"],
-        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        command=command_line(),
         patience_s=60 * options["patience"],
         allow_missing=options["allow_missing"],
         retry_failed=options["retry_failed"],
@@ -313,7 +313,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str
     fewest, most = sum(run.fewest for run in left), sum(run.most for run in left)
     minutes = options["calls_per_minute"]
     if options["dry_run"] and options["as_json"]:
-        notes = [
+        planned = [
             {
                 "size": run.stage.size,
                 "model": run.stage.model,
@@ -328,7 +328,7 @@ def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str
             for run in runs
         ]
         hours = [fewest / minutes / 60, most / minutes / 60] if minutes else None
-        click.echo(json.dumps({"runs": notes, "calls": [fewest, most], "stored": stored, "hours": hours}))
+        click.echo(json.dumps({"runs": planned, "calls": [fewest, most], "stored": stored, "hours": hours}))
         return
     rows = [["size", "model", "data", "arm", "memes", "calls", "judged"]]
     for run in runs:

@@ -21,6 +21,7 @@ from eval.commands.options import (
     vllm_choice,
     vllm_options,
 )
+from eval.commands.pages import command_line
 
 if TYPE_CHECKING:
     from court.events import Procedure
@@ -233,7 +234,7 @@ def _planned(options: dict[str, Any]) -> Plan:
         concurrency=options["concurrency"] or concurrency_for(procedure),
         calls=options["calls"],
         library=options["library"],
-        command=shlex.join(["memecourt-eval", *sys.argv[1:]]),
+        command=command_line(),
         # A vLLM that is started here has one name in the store of calls, whatever its address is.
         server=options["server_name"] or (SERVER if options["vllm"] else ""),
         allow_missing=options["allow_missing"],
@@ -361,6 +362,7 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
     from court.errors import CourtError
     from eval.runs.results import read_results
     from eval.scores.metrics import Card, card
+    from eval.scores.tables import figure
 
     results = read_results(plan.out)
     cards: dict[str, Card | str] = {}
@@ -372,8 +374,10 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
             cards[protocol] = error.message
     reasons = _reasons(results)
     if options["as_json"]:
-        fields = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
-        click.echo(json.dumps({"run": str(plan.out), "name": results.name, "cards": fields, "without_class": reasons}))
+        by_protocol = {name: value if isinstance(value, str) else asdict(value) for name, value in cards.items()}
+        click.echo(
+            json.dumps({"run": str(plan.out), "name": results.name, "cards": by_protocol, "without_class": reasons})
+        )
         return
     for name, value in cards.items():
         if isinstance(value, str):
@@ -385,7 +389,7 @@ def _show(plan: Plan, options: dict[str, Any]) -> None:
         for what, rates in rows:
             if rates is not None:
                 figures = (("accuracy", rates.accuracy), ("macro-F1", rates.macro_f1))
-                text = "  ".join(f"{n} {f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for n, f in figures)
+                text = "  ".join(f"{n} {figure(f)}" for n, f in figures)
                 click.echo(f"  {what:<9}{text}")
         click.echo(f"  {'majority':<9}accuracy {value.majority:.3f}{'':<16}macro-F1 {value.majority_macro_f1:.3f}")
     if reasons:

@@ -125,26 +125,22 @@ def _score_answers(
     as_json: bool,
 ) -> None:
     """Scores answers to a question of the card, and shows them as runs of classify are shown."""
-    from court.errors import CourtError
     from eval.datasets.read_tasks import read_task_split
     from eval.reports import tasks
     from eval.reports.sections import as_text
     from eval.runs.question import ELSEWHERE, question_about
     from eval.scores.task_file import read_answers
 
-    try:
-        # Before anything is read: a task that there is none of is told with those that there are.
-        card_task = dataset.card.task(task)
-        read = read_task_split(dataset, data, split, card_task.id)
-        scored = read_answers(file, read.memes, card_task, scorer=scorer)
-        results = replace(
-            scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
-            answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
-            card=dataset.card,
-        )
-        groups = tasks.gather_tasks([results], seed=seed)
-    except CourtError as error:
-        raise click.ClickException(error.message) from None
+    # Before anything is read: a task that there is none of is told with those that there are.
+    card_task = dataset.card.task(task)
+    read = read_task_split(dataset, data, split, card_task.id)
+    scored = read_answers(file, read.memes, card_task, scorer=scorer)
+    results = replace(
+        scored.results(read.memes, name=name, dataset=dataset.id, split=split, protocols=()),
+        answered_question=question_about(card_task, inputs=(ELSEWHERE,)),
+        card=dataset.card,
+    )
+    groups = tasks.gather_tasks([results], seed=seed)
     if as_json:
         gaps = {"missing": scored.missing, "unused": scored.unused}
         click.echo(json.dumps({"name": name, **gaps, "groups": tasks.as_json(groups)}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from court.display import word
+from eval.commands.pages import command_line
 from serving.cli.common import changed_place, docket_option, printable, run, settings_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def shadow(
     if out is not None:
         if not reviewed:
             raise click.ClickException("No trial of these was reviewed: there is nothing to compare with.")
-        made = write_runs(reviewed, out, command=" ".join(["memecourt-eval", *sys.argv[1:]]), names=("court", "shadow"))
+        made = write_runs(reviewed, out, command=command_line(), names=("court", "shadow"))
         # With --json standard output has one object and nothing else.
         click.echo(f"memecourt-eval compare {made[0]} {made[1]}", err=as_json)
 

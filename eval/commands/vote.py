@@ -132,6 +132,7 @@ def vote(
 
 
 def _plain_votes(library: Path, source: Source, ks: str, without_duplicates: bool, seed: int, as_json: bool) -> None:
+    from eval.scores.tables import figure
     from eval.studies.vote import measure_plain_votes
 
     try:
@@ -153,7 +154,7 @@ def _plain_votes(library: Path, source: Source, ks: str, without_duplicates: boo
         click.echo(f"near         {report.with_near:,} had a near-duplicate in the library, which gave no vote")
     click.echo("  k  accuracy              macro-F1")
     for one in report.votes:
-        cells = (f"{f.value:.3f} [{f.low:.3f}, {f.high:.3f}]" for f in (one.scores.accuracy, one.scores.macro_f1))
+        cells = map(figure, (one.scores.accuracy, one.scores.macro_f1))
         click.echo(f"{one.k:>3}  {'  '.join(cells)}")
     if report.problems:
         click.echo(f"left out     {len(report.problems):,} rows can't be used; --json lists them")

@@ -103,12 +103,12 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
     agreeing: list[tuple[str, float]] = []
     agreements: list[tuple[str, float]] = []
     against_others: list[tuple[str, float]] = []
-    for meme, by_annotator in paired.items():
-        counts, n = Counter(by_annotator), len(by_annotator)
+    for meme, of_meme in paired.items():
+        counts, n = Counter(of_meme), len(of_meme)
         # Pairs of votes that agree, over all pairs: a meme counts once, however many annotators it has.
         agreeing.append((meme, sum(count * (count - 1) for count in counts.values()) / (n * (n - 1))))
         agreements.append((meme, float(len(counts) == 1)))
-        for label in by_annotator:
+        for label in of_meme:
             # Without this vote: compared with a majority that it is part of, an annotator would agree
             # with itself.
             most = _most(counts - Counter([label]))

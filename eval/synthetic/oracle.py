@@ -161,13 +161,13 @@ def rounds_of(text: str) -> int:
 
 def _follow(precedents: Iterable[tuple[str, str | None, bool]]) -> bool:
     """True if most precedents are labelled by the rule, as far as can be seen of them."""
-    lines = []
+    by_rule = []
     for text, badge, harmful in precedents:
         claim = claim_of(text)
         ruled = claim is not None and claim.bad and (badge is None or claim.group == badge)
-        lines.append(claim is not None and ruled == harmful)
+        by_rule.append(claim is not None and ruled == harmful)
     # More than half: a tie helps nobody.
-    return 2 * sum(lines) > len(lines)
+    return 2 * sum(by_rule) > len(by_rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ class Oracle:
         if "description" in wanted:
             return {"description": f"A drawn scene with words. {self._sight(parts)}"}
         if "answer" in wanted:
-            shows_sight = any(_SIGHT in part for part in parts if isinstance(part, str))
-            return {"answer": self._sight(parts) if shows_sight else "There are many colours in the background."}
+            asks_for_badge = any(_SIGHT in part for part in parts if isinstance(part, str))
+            return {"answer": self._sight(parts) if asks_for_badge else "There are many colours in the background."}
         if "question" in wanted:
             return {"question": self._question(system, parts)}
         if "summary" in wanted:
@@ -212,9 +212,9 @@ class Oracle:
 
     def odds(self, parts: Sequence[str | bytes]) -> dict[str, float]:
         """Masses of the letters that a question offers, as the Judge's for its label, or that for a task's."""
-        answer = task_odds(parts, self.ability)
-        if answer is not None:
-            return answer
+        masses = task_odds(parts, self.ability)
+        if masses is not None:
+            return masses
         probability = judge(_shown(parts), self.ability).probability
         last = next(part for part in reversed(parts) if isinstance(part, str))
         # The court asks twice, with the options in either order.
@@ -227,11 +227,11 @@ class Oracle:
         return "I don't know of any badge." if badge is None else f"In the middle is the badge of {badge}."
 
     def _question(self, system: str, parts: Sequence[str | bytes]) -> str:
-        questions = len(_exchanges(parts))
+        put = len(_exchanges(parts))
         # The one question that brings something to light; without a stance an advocate does not know to put it.
-        if questions == 0 and prompts.load("advocate").stance("none") not in system:
+        if put == 0 and prompts.load("advocate").stance("none") not in system:
             return _SIGHT
-        return f"What else is there to see in the background, {questions + 1}?"
+        return f"What else is there to see in the background, {put + 1}?"
 
     def _argument(self, system: str, parts: Sequence[str | bytes]) -> dict[str, Any]:
         text, description, *_ = _fenced(parts)

@@ -143,9 +143,9 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
         elif precedent := _PRECEDENT.match(heading):
             # Its likeness stands in the heading too, so that the text is looked up by number alone.
             under[f"Text of precedent {precedent[1]}:"] = under.get(heading, "")
-    lines = [
-        _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), text)
-        for which, text in labelled.items()
+    by_rule = [
+        _follows(under.get(f"Text of {which}:", ""), pictures.get(f"Above: the picture of {which}."), label)
+        for which, label in labelled.items()
     ]
     openings = ("Description of its picture by the witness:", "Caption that people wrote for it:")
     words = "".join(under.get(heading, "") for heading in openings)
@@ -154,7 +154,7 @@ def _shown(parts: Sequence[str | bytes]) -> TaskInput:
         text=under.get("Text of the meme that is judged:", ""),
         badge=pictures.get("Above: the meme that is judged."),
         named=named[1] if named else None,
-        follow=2 * sum(lines) > len(lines),
+        follow=2 * sum(by_rule) > len(by_rule),
     )
 
 
