@@ -184,7 +184,7 @@ class JetStreamQueue(QueueSource):
                 await self._nats.close()
 
     def _key_of(self, id_: str) -> str:
-        # Two streams have messages of one number, and two groups read one stream.
+        # Messages of two streams may have the same number, and two groups may read the same stream.
         # By digest: names of streams may hold characters that no key may.
         whose = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
         return f"{whose[:32]}.{id_}"

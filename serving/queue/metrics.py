@@ -20,7 +20,7 @@ class QueueMetrics:
         registry: Registry of the metrics.
         answered: Messages that got a verdict here, by decision.
         dead: Messages that were put aside here, by reason.
-        given_back: Deliveries without an end: the message is delivered again.
+        given_back: Deliveries that ended here without an answer, by why: the message is delivered again.
         seconds: Time from a message's delivery to its answer.
         unread: Messages that no consumer has read yet.
     """

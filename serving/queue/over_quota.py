@@ -74,7 +74,7 @@ class QuotaWaiters:
 
     def take_due(self, most: int) -> Sequence[QueuedMeme]:
         """Up to so many messages that have waited long enough; they wait no more."""
-        # Those that are over go, so that namespaces which come once do not pile up.
+        # Times that have passed are dropped, so that namespaces which come once do not pile up.
         self._until = {namespace: until for namespace, until in self._until.items() if until > self._clock()}
         # In the order in which they came: a namespace's oldest message is the next to be judged.
         due = [meme for meme, namespace in self._waiting.values() if not self._is_over(namespace)][:most]

@@ -77,8 +77,8 @@ class JudgeEndpoint:
             # Not before the trial is in the docket, whatever the wait: until then, the address that 202 gives would
             # lead nowhere.
             while began is None or clock.time() < until:
-                pause = pause_s if began is None else until - clock.time()
-                done, _ = await asyncio.wait((trial, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                timeout_s = pause_s if began is None else until - clock.time()
+                done, _ = await asyncio.wait((trial, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if leaving in done or trial.cancelled():
                     raise CallerGone
                 if trial in done:

@@ -80,13 +80,13 @@ class Operation:
         return self.source is Source.BODY and PICTURE in self.descriptor.input_type.fields_by_name
 
 
-def _operation(address: str, method: str, summary: str, **parts: Any) -> Operation:
+def _operation(address: str, method: str, summary: str, **fields: Any) -> Operation:
     """The operation ``VERB /path`` that is ``Service.Method``."""
     verb, path = address.split()
     service, name = method.split(".")
     usual = Source.BODY if verb in ("POST", "PATCH") else Source.QUERY
-    source = parts.pop("source", usual)
-    return Operation(verb=verb, path=path, service=service, method=name, source=source, summary=summary, **parts)
+    source = fields.pop("source", usual)
+    return Operation(verb=verb, path=path, service=service, method=name, source=source, summary=summary, **fields)
 
 
 _OF_TRIAL: Any = {"fields": {"trial_id": "trial_id"}}

@@ -178,10 +178,10 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
     there: dict[ReadinessCheck, bool] = {}
 
     def tell() -> None:
-        for service, looks in leans_on.items():
+        for service, checks in leans_on.items():
             # Until each was looked at once, a service keeps NOT_SERVING from its birth.
-            if all(check in there for check in looks):
-                health.say(service, all(there[check] for check in looks))
+            if all(check in there for check in checks):
+                health.say(service, all(there[check] for check in checks))
 
     async def keep_looking(check: ReadinessCheck) -> None:
         while True:
@@ -202,5 +202,5 @@ async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[Read
     tell()
     async with asyncio.TaskGroup() as group:
         # Each once, however many services depend on it.
-        for one in {one for looks in leans_on.values() for one in looks}:
-            group.create_task(keep_looking(one))
+        for check in {check for checks in leans_on.values() for check in checks}:
+            group.create_task(keep_looking(check))

@@ -106,7 +106,7 @@ class _OpenStream:
         self._responses = Responses(
             context, idle_s, "Read them as they come; those that are left can be had by asking again."
         )
-        self._told = on_sent
+        self._on_sent = on_sent
         self._places = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()
         self.not_taken: BadRequest | None = None
@@ -147,7 +147,7 @@ class _OpenStream:
             # Answers become ready in any order, and a call takes one message at a time.
             async with self._writing:
                 await self._write(data)
-            self._told(response.failure.code)  # 0 where there is a verdict
+            self._on_sent(response.failure.code)  # 0 where there is a verdict
         finally:
             self._answered += 1
             self._last_answer = asyncio.get_running_loop().time()

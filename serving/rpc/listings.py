@@ -34,9 +34,9 @@ LABELS: dict[int, Label] = {wire.Label.Value(f"LABEL_{label}"): label for label 
 
 def event_of(event: AnyEvent) -> wire.TrialEvent:
     """An event as it is kept."""
-    event_ = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
-    event_.at.FromDatetime(event.at)
-    return event_
+    message = wire.TrialEvent(trial_id=event.trial_id, seq=event.seq, kind=event.kind, json=event.model_dump_json())
+    message.at.FromDatetime(event.at)
+    return message
 
 
 def trial_of(record: TrialRecord) -> wire.Trial:

@@ -17,7 +17,6 @@ from court.digests import digest
 from court.errors import CantResume, CourtError
 from court.record import TrialRecord, TrialState
 from serving.docket.ports import TrialErased, TrialUnknown
-from serving.docket.store.pictures import picture_of
 from serving.export.tables import Selection
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
@@ -132,12 +131,8 @@ class Rejudging:
             return None
 
     async def _hear(self, old: TrialRecord, trial_id: str) -> TrialRecord:
-        meme, text, picture = old.opened.meme, old.text, None
-        if meme.picture_given:
-            frames = await self._house.docket.trials.frames(meme.pixels_sha256)
-            if not frames:
-                raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-            picture = picture_of(meme, frames)
+        meme, text = old.opened.meme, old.text
+        picture = await self._house.picture_of_trial(old)
         ask = TrialRequest(
             # Only whether there is one counts: the picture has been decoded.
             image=b"" if picture is None else b"decoded",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from court.errors import CantResume, CourtError
+from court.errors import CourtError
 from court.events import AnyEvent, Procedure, VerdictGiven
 from court.record import TrialRecord
 from court.trial import Court
@@ -24,7 +24,6 @@ from serving.docket.log.entries import Entry, erased_of
 from serving.docket.open import Docket
 from serving.docket.ports import TrialUnknown
 from serving.docket.store.bodies import PART, part_owner
-from serving.docket.store.pictures import picture_of
 from serving.runner.admission import Admission
 from serving.runner.executor import TrialExecutor
 from serving.runner.request import TrialRequest
@@ -175,12 +174,7 @@ class Shadow:
     async def _hear(self, record: TrialRecord) -> None:
         shadow, opened, text = self._shadow, record.opened, record.text
         assert text is not None, "there is no verdict without"
-        picture = None
-        if opened.meme.picture_given:
-            frames = await self._live.docket.trials.frames(opened.meme.pixels_sha256)
-            if not frames:
-                raise CantResume("The picture of that trial is not in the docket.", reason="PICTURE_MISSING")
-            picture = picture_of(opened.meme, frames)
+        picture = await self._live.picture_of_trial(record)
         ask = TrialRequest(
             # Only whether there is one counts: the picture has been decoded.
             image=b"" if picture is None else b"decoded",

@@ -75,19 +75,19 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
         message, where = safe_parts(record)
-        extra: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": message,
         }
         if _of(record, _OURS):
-            extra |= {key: value for key, value in fields(record).items() if key not in _STANDARD}
+            line |= {key: value for key, value in fields(record).items() if key not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
-            extra["error"] = record.exc_info[0].__qualname__
+            line["error"] = record.exc_info[0].__qualname__
         if where:
-            extra["where"] = where
-        return _as_json(extra)  # ASCII: no character of a caller ends a line
+            line["where"] = where
+        return _as_json(line)  # ASCII: no character of a caller ends a line
 
 
 @lru_cache(maxsize=4)

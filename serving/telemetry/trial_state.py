@@ -78,13 +78,13 @@ class ObservedTrial:
     @classmethod
     def of(cls, record: TrialRecord) -> ObservedTrial:
         """A trial that is taken up again."""
-        state = cls.opened(record.opened)
-        state.began = None  # when it is resumed
-        state.events = list(record.events)
+        trial = cls.opened(record.opened)
+        trial.began = None  # when it is resumed
+        trial.events = list(record.events)
         for event in record.events:
             # For what it remembers: calls of summaries run ahead that were counted before must not count again.
-            state.calls(event)
-        return state
+            trial.calls(event)
+        return trial
 
     @classmethod
     def unknown(cls, event: AnyEvent) -> ObservedTrial:

@@ -374,8 +374,8 @@ class _Signed:
             text = f"Entry {size} changes the docket's key, and was signed over others than are before it."
             self._report.wrong(Fault.KEY_DIFFERS, text, size)
         # Taken out: what is left at the end was signed over more entries than there are.
-        stored = self._kept.pop(size, ())
-        for signed in stored:
+        roots = self._kept.pop(size, ())
+        for signed in roots:
             if signed == root():
                 self._report.checkpoints += 1
             else:
@@ -385,7 +385,7 @@ class _Signed:
             if signed == root():
                 self._report.anchors += 1
                 self._report.anchored = max(self._report.anchored, size)
-                if is_receipt and not stored:
+                if is_receipt and not roots:
                     text = f"The checkpoint over {size} entries in the anchor {name} was taken out of the docket."
                     self._report.wrong(Fault.CHECKPOINT_MISSING, text)
             else:

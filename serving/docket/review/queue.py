@@ -550,8 +550,8 @@ class ReviewQueue:
                 "Say what you are unsure of, in at most 2,000 characters.", reason="FIELD_MISSING", field="reason"
             )
         now = self._clock()
-        opinion = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
-        stored = await self._transactions.write(locks.SAY, LockedReview(opinion, now))
+        draft = SecondOpinionAsked(trial_id=trial_id, seq=0, at=now, by=who, reason=reason)
+        stored = await self._transactions.write(locks.SAY, LockedReview(draft, now))
         assert isinstance(stored, SecondOpinionAsked)
         return stored
 

@@ -105,18 +105,19 @@ def part_body(part: Part) -> bytes:
 
 def part_value(body: str) -> str:
     """Returns the content of a part's entry. Raises ValueError if it is none."""
-    value = parse(body)
-    if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get("value"), str):
-        raise ValueError("this is no part")
-    return str(value["value"])
+    return _part_field(body, "value")
 
 
 def part_owner(body: str) -> str:
     """Returns whose text a part's entry holds. Raises ValueError if it is none."""
+    return _part_field(body, "of")
+
+
+def _part_field(body: str, field: str) -> str:
     value = parse(body)
-    if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get("of"), str):
+    if not isinstance(value, dict) or value.get("kind") != PART or not isinstance(value.get(field), str):
         raise ValueError("this is no part")
-    return str(value["of"])
+    return str(value[field])
 
 
 def bodies(events: Sequence[AnyEvent], numbers: Callable[[Sequence[Part]], Mapping[Part, int]]) -> list[bytes]:

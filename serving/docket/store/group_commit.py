@@ -188,9 +188,9 @@ def _tell(outcomes: Sequence[tuple[_Item, Any]]) -> None:
     own: dict[asyncio.AbstractEventLoop, list[tuple[_Item, Any]]] = {}
     for item, outcome in outcomes:
         own.setdefault(item.loop, []).append((item, outcome))
-    for loop, futures in own.items():
+    for loop, settled in own.items():
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, futures)
+            loop.call_soon_threadsafe(_settle, settled)
 
 
 def _settle(outcomes: Sequence[tuple[_Item, Any]]) -> None:
