@@ -191,9 +191,9 @@ def _inspect_files(paths: Sequence[Path]) -> _Found:
 
 def _kind_of(path: Path) -> FileKind:
     """Format of a file, by its beginning where its name says too little."""
-    # A file that was named by hand may have any ending.
     if path.suffix.lower() == _SHARD:
         return FileKind.TAR
+    # A file that was named by hand may have any ending.
     kind = kind_of(path) or FileKind.CSV
     if kind in (FileKind.CSV, FileKind.TSV):
         text = read_text(path, "memes")

@@ -93,7 +93,7 @@ def first_memes(memes: Iterator[CardMeme]) -> list[CardMeme]:
 
 
 class CardReader:
-    """The memes of a split, read while they are iterated over; and a bounded number of their ids stays in memory.
+    """The memes of a split, read while they are iterated over; of them a bounded number of ids stays in memory.
 
     Args:
         card: Card of the data set.

@@ -150,7 +150,7 @@ def _split(
         reader = CardReader(card, data, split.name, doubles=True)
         memes = iter(reader)
         first = first_memes(memes)
-        pictures = PictureSearch(card, reader, first)
+        pictures = PictureSearch(reader, first)
         for meme in chain(first, memes):
             number += 1
             for one, labels in meme.gold.items():
@@ -282,16 +282,16 @@ def _twice(groups: Iterable[Sequence[FoundMeme]], kind: DatasetFaultKind, what: 
     """Finds values that occur more than once, grouped by the splits in which they occur."""
     found = []
     # By splits: a leak from train to test is another finding than a double within train.
-    for splits, rows in _grouped(groups, _splits_of).items():
-        differ = sum(_labels_differ(group) for group in rows)
-        words = f"{what} stands in several rows, {sum(map(len, rows)):,} in all"
+    for splits, cases in _grouped(groups, _splits_of).items():
+        differ = sum(_labels_differ(group) for group in cases)
+        words = f"{what} stands in several rows, {sum(map(len, cases)):,} in all"
         if "+" in splits:
             words += f", of the splits {splits.replace('+', ', ')}"
         # An id that stands twice may be of two memes, whose labels need not agree.
         if differ and kind is not DatasetFaultKind.ID_TWICE:
-            words += f"; under different labels in {differ:,} of the {len(rows):,} cases"
-        where = tuple(" = ".join(one.name for one in group) for group in rows)
-        found.append(DatasetFault(kind=kind, split=splits, what=words, count=len(rows), where=where))
+            words += f"; under different labels in {differ:,} of the {len(cases):,} cases"
+        where = tuple(" = ".join(one.name for one in group) for group in cases)
+        found.append(DatasetFault(kind=kind, split=splits, what=words, count=len(cases), where=where))
     return found
 
 
@@ -315,10 +315,10 @@ def _conflicts(found: FoundMemes) -> list[DatasetFault]:
             kind=DatasetFaultKind.LABELS_CONFLICT,
             split=splits,
             what="memes of the same picture and text are labelled differently",
-            count=len(rows),
-            where=tuple(" = ".join(one.name for one in group) for group in rows),
+            count=len(cases),
+            where=tuple(" = ".join(one.name for one in group) for group in cases),
         )
-        for splits, rows in _grouped(differ, _splits_of).items()
+        for splits, cases in _grouped(differ, _splits_of).items()
     ]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from court.errors import BadRequest
-from eval.datasets.card import DatasetCard
 from eval.datasets.card_split import CardMeme, CardReader
 from eval.datasets.faults import DatasetFault, DatasetFaultKind
 from eval.datasets.picture_finder import DatasetPictures
@@ -19,7 +18,6 @@ class PictureSearch:
     """The search for the pictures of a split, and what was wrong with it.
 
     Args:
-        card: Card of the data set.
         reader: Reader of the split.
         first: Its first memes.
 
@@ -27,10 +25,10 @@ class PictureSearch:
         found: Pictures that are there.
     """
 
-    def __init__(self, card: DatasetCard, reader: CardReader, first: Sequence[CardMeme]) -> None:
-        self._split, self._source_url = reader.split.name, card.source_url
+    def __init__(self, reader: CardReader, first: Sequence[CardMeme]) -> None:
+        self._split, self._source_url = reader.split.name, reader.card.source_url
         # A card without pictures has none that could be missing.
-        self._pictures = reader.pictures if card.fields.picture is not None else None
+        self._pictures = reader.pictures if reader.card.fields.picture is not None else None
         self._doubt = ""
         self.found = 0
         if self._pictures is not None:

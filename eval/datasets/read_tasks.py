@@ -72,10 +72,11 @@ def read_task_split(dataset: Dataset, data: Path, split: str, task: str, *, choo
     def with_gold() -> Iterator[JudgedMeme]:
         nonlocal labelled, unlabelled
         for meme in reader.with_pictures():
-            labelled += task in meme.gold
-            unlabelled += task not in meme.gold
             if task in meme.gold:
+                labelled += 1
                 yield _as_judged(card, meme)
+            else:
+                unlabelled += 1
 
     memes = choose(with_gold())
     if not labelled:

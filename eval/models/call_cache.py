@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, String, Table, Text, func, insert, select, text
 from sqlalchemy.dialects.sqlite import insert as insert_or
@@ -29,8 +29,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from court.errors import Overrun, Unavailable
 from serving.docket.store.group_commit import GroupCommit, sqlite_engine, transaction
-
-T = TypeVar("T")
 
 FORMAT = 1
 """Of the tables below; a store of a later format is refused."""

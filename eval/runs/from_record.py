@@ -120,15 +120,15 @@ def chain_of(record: TrialRecord) -> int:
     judged = 0
     rulings: list[VerdictGiven | JudgeRuled] = [*record.all(VerdictGiven), *record.all(JudgeRuled)]
     for ruled in rulings:  # those of a panel sit side by side
-        judged = max(judged, _number(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
+        judged = max(judged, calls_in_step(ruled.call), len(ruled.odds.harmful) if ruled.odds else 0)
     overlap = record.opened.settings.get("overlap", True) is not False
     longest = max(_side_chain(record, side, overlap) for side in Side)
     if record.opened.settings.get("expert_waits") is True:
         # Called by a side, the witness begins at some summary of its: at the last one, at the latest.
         before = longest if record.opened.settings.get("expert") == "asked" else 0
         longest = max(longest, before + _expert_chain(record)) if record.all(ClaimsFound) else longest
-    guarded = _number(opinion.call) if opinion else 0
-    return (_number(described.call) if described else 0) + longest + guarded + judged
+    guarded = calls_in_step(opinion.call) if opinion else 0
+    return (calls_in_step(described.call) if described else 0) + longest + guarded + judged
 
 
 def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
@@ -138,11 +138,11 @@ def _side_chain(record: TrialRecord, side: Side, overlap: bool) -> int:
     questions, answered, summed = (_by_round(record, kind, side) for kind in (QuestionAsked, AnswerGiven, Summarised))
     if rested.rounds == 0:
         # Nothing was asked (the arm no-captioner): the side only sums up once.
-        return _number(summed.get(0))
+        return calls_in_step(summed.get(0))
     before, chains = 0, []
     for number in range(1, rested.rounds + 1):
-        before += _number(questions.get(number)) + _number(answered.get(number))
-        chains.append(before + _number(summed.get(number)))
+        before += calls_in_step(questions.get(number)) + calls_in_step(answered.get(number))
+        chains.append(before + calls_in_step(summed.get(number)))
         # Without overlap a question waits for the summary of the round before.
         if not overlap:
             before = chains[-1]
@@ -154,7 +154,7 @@ def _expert_chain(record: TrialRecord) -> int:
     by_claim: Counter[int] = Counter()
     found = 0
     for event in record.events:
-        number = sum(map(_number, calls_in(event)))
+        number = sum(map(calls_in_step, calls_in(event)))
         if isinstance(event, ClaimsFound):
             found = number
         elif isinstance(event, QueriesPlanned | EvidenceSearched | DocumentWeighed | ClaimSettled):
@@ -168,8 +168,8 @@ def _by_round(
     return {event.round: event.call for event in record.all(kind) if event.side is side and event.call is not None}
 
 
-def _number(call: ModelCall | None) -> int:
-    """Calls that one step took."""
+def calls_in_step(call: ModelCall | None) -> int:
+    """Number of calls that one step took; 0 where there was none."""
     # A call with a fault was made twice.
     return 0 if call is None else 2 if call.fault else 1
 
@@ -181,7 +181,7 @@ def calls_of(record: TrialRecord) -> list[tuple[ModelCall, int]]:
     for event in record.events:
         if isinstance(event, SummarisedAhead) and (event.side, event.round) in summed:
             continue  # told again, and made once
-        calls += [(call, _number(call)) for call in calls_in(event)]
+        calls += [(call, calls_in_step(call)) for call in calls_in(event)]
         if isinstance(event, VerdictGiven | JudgeRuled) and event.odds is not None:
             calls.append((event.odds.call, len(event.odds.harmful)))
     return calls

@@ -99,7 +99,7 @@ class Judging:
         self._failures = 0  # in a row, for want of something
 
     async def all(self) -> None:
-        """Until every meme has a prediction. Raises as :func:`run`."""
+        """Until every meme has a prediction. Raises as :func:`eval.runs.run.run`."""
         # Read before anything is judged: a trial of this process is none that was cut off.
         self._trials = await self._house.docket.index.requests()
         predictions = await self._valid_predictions()

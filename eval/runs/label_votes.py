@@ -134,11 +134,11 @@ class LabelVotes:
         query = Query.embedded(self.encoder, text, frames, shown.pixels_sha256 if frames else "")
         found = {}
         for label, view in self.views.items():
-            outcome = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
+            vote = vote_of(search_library(view, query, SearchRequest(exhibits=0, tally=0, alpha=None)))
             # What is compared is the same for every label: if nothing can be for one, so it is for all.
-            if outcome is None:
+            if vote is None:
                 return None
-            found[label] = outcome.probability
+            found[label] = vote.probability
         return found
 
     def answer(self, probabilities: Mapping[str, float]) -> TaskAnswer:

@@ -18,7 +18,7 @@ from eval.datasets.sample import sample
 from eval.runs.attempt import PICTURE_MISSING
 from eval.runs.plan import Plan
 from eval.runs.progress import Progress
-from eval.runs.question import TEXTS, Question, require_inputs, words_of
+from eval.runs.question import WORDS, Question, require_inputs, words_of
 from retrieval.library.picture_files import has_picture
 from retrieval.library.sources import Source
 
@@ -93,7 +93,7 @@ def _question_material(plan: Plan, question: Question, progress: Progress) -> Ma
 def _noting_words(memes: Iterable[JudgedMeme], worded: dict[str, JudgedMeme]) -> Iterator[JudgedMeme]:
     """Passes memes on, and notes the first that has words of each kind: of the whole split, and not of a sample."""
     for meme in memes:
-        for kind in TEXTS:
+        for kind in WORDS:
             if kind not in worded and words_of(meme, kind).strip():
                 worded[kind] = meme
         yield meme

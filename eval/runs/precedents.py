@@ -398,7 +398,7 @@ def _notes(
         read = read_source(source)
         rows += len(read.good) + len(read.problems)
     counts = whole.manifest.counts
-    fields = {
+    sentences = {
         f"{rows - counts.memes:,} of the {rows:,} rows of the train split can't be used as precedents.": rows
         - counts.memes,
         f"{counts.memes - counts.with_picture:,} of {counts.memes:,} precedents have no picture.": counts.memes
@@ -408,4 +408,4 @@ def _notes(
         f"{text_alone:,} precedents are near a judged meme by their text, and there is no picture on one side to tell "
         "whether they are copies; they were kept, since a near text alone is not a copy.": text_alone,
     }
-    return tuple(sentence for sentence, number in fields.items() if number)
+    return tuple(sentence for sentence, number in sentences.items() if number)

@@ -22,8 +22,8 @@ ELSEWHERE = "elsewhere"
 """In place of all inputs: another system answered, and it is not known what it was shown."""
 TEXTS = ("text", "ocr", "caption")
 """Inputs that the data set itself has as words."""
-SAID = (*TEXTS, "language")
-"""These, and what else the data set says of a meme, which no vote of labelled memes compares."""
+WORDS = (*TEXTS, "language")
+"""Inputs of :func:`words_of`: the texts, and the language, which no vote of labelled memes compares."""
 
 
 class Answerer(StrEnum):
@@ -131,7 +131,7 @@ def gold_of(meme: JudgedMeme, task: str) -> frozenset[str] | None:
 
 
 def words_of(meme: JudgedMeme, kind: str) -> str:
-    """Words of a meme that the data set has for an input of :data:`SAID`; empty where it has none."""
+    """Words of a meme that the data set has for an input of :data:`WORDS`; empty where it has none."""
     return {"text": meme.text, "ocr": meme.ocr, "caption": meme.caption, "language": meme.language}[kind]
 
 
@@ -162,7 +162,7 @@ def parse_inputs(text: str, tasks: Sequence[str], task: str) -> tuple[str, ...]:
 
 def require_inputs(question: Question, memes: Sequence[JudgedMeme]) -> None:
     """Raises BadRequest where no meme has words that are to be shown: it would be asked about nothing."""
-    for kind in SAID:
+    for kind in WORDS:
         if kind in question.inputs and not any(words_of(meme, kind).strip() for meme in memes):
             raise BadRequest(
                 f"No meme has a field {kind}: the data set's card names none, or its cells are empty. Leave {kind} out "

@@ -29,7 +29,7 @@ from eval.runs.attempt import PICTURE_MISSING, Attempt
 from eval.runs.label_votes import open_label_votes
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.progress import Progress
-from eval.runs.question import GOLD, SAID, Answerer, Question, gold_of, words_of
+from eval.runs.question import GOLD, WORDS, Answerer, Question, gold_of, words_of
 from eval.runs.question_trial import LabelClassifier, QuestionTrialAttempt
 from retrieval.precedents.finder import LibraryFinder
 
@@ -63,7 +63,7 @@ class QuestionAttempt(AttemptWithoutTrial):
         classifier: Embedded classifier that answers; None where a model does.
     """
 
-    # A default for every field, since the fields of the base class have some.
+    # By keyword alone: it has no default, and fields of the base class have some.
     question: Question = field(kw_only=True)
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
@@ -165,7 +165,7 @@ class _LabelCalls(MemeCalls):
             named = {"number": str(number)}
             if shot.picture is not None and "picture" in self.question.inputs:
                 parts += [shot.picture, prompt.task("example_picture", **named)]
-            words = [(kind, words_of(shot.meme, kind)) for kind in SAID if kind in self.question.inputs]
+            words = [(kind, words_of(shot.meme, kind)) for kind in WORDS if kind in self.question.inputs]
             if "description" in self.question.inputs and shot.picture is not None:
                 words.append(("description", await self._described((shot.picture,))))
             # In a fence like the meme's own words: an example is a stranger's text too.
@@ -186,7 +186,7 @@ class _LabelCalls(MemeCalls):
         parts.append(prompt.task("picture" if with_picture else "without"))
         for kind in inputs:
             words = ""
-            if kind in SAID:
+            if kind in WORDS:
                 words = words_of(shown.meme, kind)
             elif kind == "description":
                 words = await self._described(shown.frames)
@@ -319,13 +319,13 @@ def open_question(
             progress.tell(f"{len(unknown):,} precedents have no label of {question.task}, and no vote.")
     else:
         require_examples(finder.library.name, question)
-    # Every precedent needs its gold label, or some would be shown as examples of no label.
-    if unknown and question.by is not Answerer.TRIAL:
-        raise BadRequest(
-            f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among them: it "
-            "was prepared for another task or other data. Leave --library out.",
-            reason="LIBRARY_FOR_OTHERS",
-        )
+        # Every precedent needs its gold label, or some would be shown as examples of no label.
+        if unknown:
+            raise BadRequest(
+                f"{len(unknown):,} memes of the library have no gold label of {question.task}, {unknown[0]} among "
+                "them: it was prepared for another task or other data. Leave --library out.",
+                reason="LIBRARY_FOR_OTHERS",
+            )
     if question.by is Answerer.MODEL:
         return OpenQuestion(question, examples, None)
     votes = open_label_votes(

@@ -16,7 +16,7 @@ from eval.models.cached_model import HitCounter
 from eval.models.call_cache import CallsError
 from eval.runs.asking import DecodedMeme
 from eval.runs.attempt import LATE, Attempt, Tried, ends_the_run
-from eval.runs.from_record import prediction_of
+from eval.runs.from_record import calls_in_step, prediction_of
 from eval.runs.prediction import Outcome, Prediction, TaskAnswer
 from eval.runs.question import Question, gold_of
 
@@ -43,7 +43,7 @@ class QuestionTrialAttempt(Attempt):
         classifier: Embedded classifier, whose votes the Judge is told; None where it is told none.
     """
 
-    # A default for every field, since the fields of the base class have some.
+    # By keyword alone: it has no default, and fields of the base class have some.
     question: Question = field(kw_only=True)
     examples: Mapping[str, JudgedMeme] = field(default_factory=dict)
     classifier: LabelClassifier | None = None
@@ -52,9 +52,9 @@ class QuestionTrialAttempt(Attempt):
     async def _try_once(
         self, meme: JudgedMeme, known: TrialRecord | None, picture: Callable[[], Awaitable[bytes | None]]
     ) -> Tried:
-        # By name: a dataclass with slots is made anew, and super() would look for the class before that.
         tried = Tried(Prediction(meme=meme.id, outcome=Outcome.FAILED), False, known)
         if known is None or known.state is not TrialState.DECIDED:
+            # By name: a dataclass with slots is made anew, and super() would look for the class before that.
             tried = await Attempt._try_once(self, meme, known, picture)
         record = tried.record
         # A trial without a verdict has no Judge to be asked: its failure is the outcome.
@@ -109,7 +109,7 @@ class QuestionTrialAttempt(Attempt):
         cost = of_trial.cost
         if ruled is not None and ruled.call is not None:
             # It waits for the whole trial: one link more, or two where it was asked for again.
-            cost = cost.model_copy(update={"chain": cost.chain + (2 if ruled.call.fault else 1)})
+            cost = cost.model_copy(update={"chain": cost.chain + calls_in_step(ruled.call)})
         # Neither score nor vote of the trial: they are of harm.
         base = {"meme": meme.id, "trial": record.trial_id, "cost": cost, "sides": of_trial.sides}
         if ruled is None or ruled.chosen is None:

@@ -128,12 +128,14 @@ async def run(plan: Plan, progress: Progress) -> RunFolder:
             if plan.question is None:
                 house = replace(house, court=with_control(house.court, plan.control, plan.seed))
             else:
+                # In a thread, too: the whole train split is read.
+                examples = await asyncio.to_thread(examples_of, plan)
                 question = await asyncio.to_thread(
                     open_question,
                     plan.question,
                     plan.out,
                     house.court.finder,
-                    examples=examples_of(plan),
+                    examples=examples,
                     progress=progress,
                 )
             manifest = _manifest(

@@ -232,12 +232,12 @@ async def _measured(
                 tally=1,
                 alpha=None,
             )
-            outcome = vote_of(findings)
-            if outcome is None:
+            vote = vote_of(findings)
+            if vote is None:
                 continue  # nothing of it could be compared
             gold.append(row.label is Label.HARMFUL)
-            predicted.append(outcome.probability >= outcome.settings.threshold)
-            probabilities.append(outcome.probability)
+            predicted.append(vote.probability >= vote.settings.threshold)
+            probabilities.append(vote.probability)
             # Beside the vote: the figure is of all memes, this says how many the court would pass on.
             undecided += vote_if_close(findings) is None
             without_picture += picture is None
