@@ -60,13 +60,16 @@ def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
             yield f"{', '.join(places)}: {len(places)} classes are named {name}"
 
 
-def vague_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
-    """Yields line and name of each vaguely named argument and variable of a function."""
-    for node in ast.walk(function):
+def vague_variables(place: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields line and name of each vaguely named argument and variable of a function, without the functions in it."""
+    for node in ast.iter_child_nodes(place):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue  # its variables are reported in its own turn
         if isinstance(node, ast.arg) and node.arg in VAGUE_VARIABLES:
             yield node.lineno, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_VARIABLES:
             yield node.lineno, node.id
+        yield from vague_variables(node)
 
 
 def comment_share(texts: Iterator[str]) -> float:

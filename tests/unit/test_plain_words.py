@@ -1,0 +1,40 @@
+"""The check of names and docstrings that `make lint` runs: each fault is reported, and once."""
+
+import ast
+
+from scripts.plain_words import faults, name_faults
+
+NESTED = """
+def outer(told):
+    kept = 1
+    def inner(held):
+        said = lambda asked: asked
+    class Local:
+        def method(self, heard):
+            given: int = 2
+"""
+
+
+def test_a_vague_name_is_reported_once_however_deep_it_stands():
+    found = list(name_faults({"a.py": ast.parse(NESTED)}))
+    assert sorted(found) == [
+        f"a.py:{line}: the name {name} is vague"
+        for line, name in [(2, "told"), (3, "kept"), (4, "held"), (5, "asked"), (5, "said"), (7, "heard"), (8, "given")]
+    ]
+
+
+DESCRIBED = '''
+def outer(first):
+    """Opens.
+
+    Args:
+        first: Whether so.
+    """
+    def inner():
+        """What it is."""
+'''
+
+
+def test_openings_of_docstrings_and_of_descriptions_are_reported_once():
+    found = sorted(faults("a.py", ast.parse(DESCRIBED)))
+    assert found == ["a.py:2: first: Whether so.", "a.py:8: What it is."]
