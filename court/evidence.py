@@ -1,7 +1,7 @@
 """Evidence of one trial: the meme's text, memes tried before that are nearly the same, precedents and their pictures.
 
-Each is recorded once. A trial that is resumed, or a full trial that follows a summary, finds it on record and does not
-ask for it again.
+Each piece is recorded once. A resumed trial, or a full trial that follows a summary, finds it on record and does not
+gather it again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from court.settings import TrialSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Gathers what a trial goes by, within its deadline.
+    """Gathers the evidence of a trial within its deadline.
 
     Attributes:
         meme: The meme on trial.
         namespace: Namespace of its content.
         settings: Settings of the trial.
-        text_reader: Reads the text where the caller gave none; None where callers have to.
+        text_reader: Reads the text if the caller gave none; None if callers must give it.
         finder: Finds precedents.
-        duplicates: Finds memes tried before; None where none are looked for.
+        duplicates: Finds memes tried before; None to search for none.
         recorder: Records each piece of evidence, and finds those on record.
         deadline: Time that is left of the trial.
-        distant_vote: True if precedents vote however far they are; else only those that are near enough do.
+        distant_vote: True if precedents vote however distant they are; otherwise only near ones do.
     """
 
     meme: Meme
@@ -48,11 +48,11 @@ class Evidence:
     distant_vote: bool = False
 
     async def text(self) -> TextRead:
-        """The meme's text, read off the picture where it is not on record.
+        """Returns the meme's text, reading it off the picture unless it is on record.
 
         Raises:
             Overrun, Unavailable: It could not be read in time, or not now.
-            NotLoaded: Nobody reads text here.
+            NotLoaded: This court has no text reader.
         """
         if known := self.recorder.recall(TextRead):
             return known
@@ -67,7 +67,7 @@ class Evidence:
         return await self.recorder.note(
             TextRead,
             text=reading.text,
-            # Nothing found is a finding: a meme without words is judged by its picture, and nobody reads it again.
+            # Nothing found is a finding: a meme without words is judged by its picture, and not read again.
             source=TextSource.OCR if reading.lines else TextSource.NONE,
             language=self.meme.language or "",
             lines=reading.lines,
@@ -76,7 +76,7 @@ class Evidence:
         )
 
     async def text_and_duplicates(self) -> TextRead:
-        """The text; near duplicates, which depend on it, are recorded with it. Raises as either does."""
+        """Returns the text, and records near-duplicates, which depend on it. Raises as either does."""
         text = await self.text()
         await self.recorder.note_all(*await self.near_duplicates(text))
         return text
@@ -100,13 +100,13 @@ class Evidence:
         return [EventDraft(NearDuplicatesFound, found)] if duplicates else []
 
     async def precedents(self, query: str) -> tuple[Findings, Vote | None]:
-        """The precedents for a query and their vote, recorded. Raises as :meth:`search`."""
+        """Returns the precedents for a query and their vote, and records them. Raises as :meth:`search`."""
         findings, vote, drafts = await self.search(query)
         await self.recorder.note_all(*drafts)
         return findings, vote
 
     async def search(self, query: str) -> tuple[Findings, Vote | None, list[EventDraft]]:
-        """Precedents, their vote, and what is to be recorded of them: nothing where they are on record.
+        """Returns precedents, their vote, and the drafts to record: none if they are on record.
 
         Raises:
             Overrun, Unavailable: They were not found in time, or could not be.
@@ -130,13 +130,13 @@ class Evidence:
         return findings, vote, [EventDraft(PrecedentsCited, cited)]
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
-        """Pictures of precedents by their ids; None where the library has none. Raises as the port does."""
+        """Reads pictures of precedents by their ids; None if the library has none. Raises as the port does."""
         reading = self.finder.pictures(ids)
         return await run_within(reading, self.deadline.at_most(self.settings.find_s), search_late)
 
 
 def text_reader_off() -> NotLoaded:
-    """The error of a meme without a text where nobody reads it off the picture."""
+    """Error of a meme without a text in a court without a text reader."""
     return NotLoaded(
         'This court does not read text off pictures. Send the meme\'s text with it, or "" if it has none.',
         reason="TEXT_READER_OFF",
@@ -156,5 +156,5 @@ def _duplicates_late() -> Overrun:
 
 
 def search_late() -> Overrun:
-    """The error of a search for precedents, or of reading their pictures, that takes too long."""
+    """Error of a search for precedents, or of reading their pictures, that takes too long."""
     return Overrun("The precedents were not found in time. Try again later.", reason="SEARCH_TOO_SLOW")

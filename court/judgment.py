@@ -1,4 +1,4 @@
-"""From what the Judge says to the recorded verdict: the label by the rule, and every reason to have a person look."""
+"""From the Judge's ruling to the recorded verdict: the label by the rule, and every reason for human review."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from court.verdict import Finding, Label, Review, ReviewReason, ScoreMeaning, Ve
 
 _NONE = "none"
 _SUREST = 1e-6
-"""Probability from which on a model's odds count as no surer."""
+"""Least distance of a probability from 0 and from 1 in log-odds: a model that is surer counts as just as sure."""
 
 
 def verdict_of(
@@ -59,25 +59,25 @@ def verdict_of(
     testimony: Testimony | None = None,
     facts: bool = False,
 ) -> Verdict:
-    """The verdict.
+    """Returns the verdict of a full trial.
 
     Args:
-        opinions: Opinion of each judge; one where the Judge sits alone.
+        opinions: Opinion of each judge; a single one without a panel.
         text: The meme's text, and how sure its reading is.
         settings: Settings of the trial.
         sides: Cases of the two sides.
-        vote: The precedents' vote, where there was one.
-        findings: Precedents that were found; None where none were looked for.
-        prior: Vote by which a cascade went on to the full trial; None where there is none.
-        guard: Opinion of a guard model, or that it gave none; None where none was to be heard.
-        testimony: Findings about the meme's claims of fact; None where there is no witness for them.
+        vote: The precedents' vote, if there was one.
+        findings: Precedents that were found; None if none were searched.
+        prior: Vote by which a cascade went on to the full trial; None otherwise.
+        guard: Opinion of a guard model, or its failure; None if none was called.
+        testimony: Findings about the meme's claims of fact; None without an expert witness.
         facts: True if the policy has a clause that turns on facts.
     """
     strengths = median_strengths(opinions)
     label = rule(strengths.harmful, strengths.benign)
     # The words of a judge who found the panel's label: a rationale for the other one would contradict the verdict.
     ruling = opinions[spokesman_of(opinions)].ruling
-    # Beside the label and never before it: the rule alone decides, and a score that contradicts it calls a person.
+    # It only accompanies the label: the rule alone decides, and a score that contradicts it asks for review.
     score = mean_score(opinions, settings.least_label_mass)
     # A Judge may name a category and still give strengths that acquit: the label decides, and then nothing is found.
     found = label is Label.HARMFUL and ruling.category != _NONE
@@ -190,7 +190,7 @@ def _no_score(opinions: Sequence[Opinion]) -> tuple[Review, ...]:
 
 
 def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRecord:
-    """The ruling as it is kept: precedents by their ids instead of their numbers."""
+    """Converts a ruling to its stored form: precedents by their ids instead of their numbers."""
     return RulingOnRecord(
         harmful_evidence=ruling.harmful_evidence,
         harmless_evidence=ruling.harmless_evidence,
@@ -207,7 +207,7 @@ def on_record(ruling: Ruling, exhibits: Sequence[Exhibit[Frame]]) -> RulingOnRec
 
 
 def from_record(event: JudgeRuled) -> Opinion:
-    """The opinion of a judge of a panel, from the record: precedents by their numbers again."""
+    """Restores the opinion of a panel's judge from the record: precedents by their numbers again."""
     ruling = event.ruling
     return Opinion(
         Ruling(
@@ -293,7 +293,7 @@ def with_harmful_duplicates(verdict: Verdict, found: NearDuplicatesFound | None)
 
 
 def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdict:
-    """Says what of a meme was not judged.
+    """Adds what was not judged of a meme to its verdict.
 
     A picture that was not sent is a signal: of the text alone the verdict may be right. Frames, or a part of the
     picture, that were not seen are reasons for review of a verdict that is not harmful.
@@ -316,7 +316,7 @@ def with_parts_not_judged(verdict: Verdict, meme: MemeIdentity | None) -> Verdic
 
 
 async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **values: Any) -> None:
-    """Keeps a verdict, and with it the signs of steering in all that strangers and the picture said in the trial.
+    """Records a verdict, with the signs of steering in all texts by strangers and in the picture's description.
 
     Args:
         clerk: Recorder of the trial.
@@ -341,7 +341,7 @@ async def give_verdict(clerk: Recorder, *before: Drafted, verdict: Verdict, **va
 
 
 def steering_in(events: Iterable[AnyEvent]) -> tuple[SteeringFound, ...]:
-    """The signs in the meme's text, in what the Proposer said of it, and in the precedents and documents shown."""
+    """Finds signs of steering in the meme's text, the Proposer's words, and the precedents and documents shown."""
     return tuple(
         SteeringFound(event=event.seq, **quoted, **signal.model_dump())
         for event in events
@@ -362,7 +362,7 @@ def with_review(verdict: Verdict, found: Sequence[SteeringFound]) -> Verdict:
 
 
 def _untrusted_texts(event: AnyEvent) -> Iterator[tuple[dict[str, str], str]]:
-    """Texts that somebody else than the court's own sides wrote, each with the precedent or document that it is of."""
+    """Yields all texts but those of the court's own sides, each with the precedent or document that it belongs to."""
     match event:
         case TextRead():
             yield {}, event.text

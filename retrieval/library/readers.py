@@ -1,7 +1,7 @@
 """Labelled memes from the files they are published in: HarMeme, Hateful Memes (FHM), MAMI, a plain CSV, our own jsonl.
 
-A bad row is told by line, id and reason, and never stops the others. No message quotes a meme: what people publish as
-examples of harm has no place in logs.
+A bad row is reported by line, id and reason, and never stops the others. No message quotes a meme: published examples
+of harm have no place in logs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "read_source"]
 _CSV_COLUMNS = ("id", "label")
 """Columns that a CSV file must have."""
 _LOOKED_AT = 20
-"""Rows looked at to tell the format."""
+"""Rows by which the format is detected."""
 
 # HarMeme has three degrees and a court two labels: both degrees of harm are harm.
 _HARMEME: dict[str, PrecedentLabel] = {
@@ -50,15 +50,15 @@ class _BadRow(Exception):
 
 
 def read_source(source: Source) -> Rows:
-    """All rows of a source.
+    """Reads all rows of a source.
 
     Raises:
-        BadRequest: The file can't be read, its format is none that is known, or it says of itself that it is for no
-            library (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
+        BadRequest: The file can't be read, its format is unknown, or a row is marked as not for libraries
+            (:data:`~retrieval.library.sources.NOT_FOR_LIBRARIES`).
     """
     if source.rows is not None:
         for path in source.files:
-            # In whichever format: a row is seldom so marked, and nothing else is called so.
+            # A search for the bytes serves every format: nothing else has this name.
             if _holds(path, NOT_FOR_LIBRARIES.encode()):
                 raise _marked(path)
         return source.rows()
@@ -85,7 +85,7 @@ def read_source(source: Source) -> Rows:
         id_ = ""
         try:
             if isinstance(record, str):
-                # In the place of a record stands why its line could not be read.
+                # A string in place of a record is the reason why its line could not be read.
                 raise _BadRow(record)
             id_ = _id(record, "file_name" if layout is SourceFormat.MAMI else "id")
             rows.good.append(_row(_PARSERS[layout], record, line=line, id_=id_, name=name))
@@ -107,8 +107,8 @@ def _holds(path: Path, mark: bytes) -> bool:
 
 
 def _refuse_marked(path: Path, content: str) -> None:
-    """Looks at every row, in whichever layout it may be: a label added by hand must not get it in."""
-    # Nearly always so; what follows parses the file once for each layout.
+    """Refuses a file with a marked row, in whichever layout: labels added by hand must not get it in."""
+    # The usual case; what follows parses the file once for each layout.
     if NOT_FOR_LIBRARIES not in content:
         return
     rows = [
@@ -135,7 +135,7 @@ def _records(layout: SourceFormat, content: str) -> Iterator[Record]:
 
 
 def _detect(content: str) -> SourceFormat | None:
-    # Split no further than is looked at: these files may be large.
+    # Split no further than needed: these files may be large.
     for line in content.split("\n", _LOOKED_AT)[:_LOOKED_AT]:
         record = parse_json(line)
         if isinstance(record, dict) and "id" in record:

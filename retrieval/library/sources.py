@@ -10,8 +10,8 @@ from pathlib import Path
 from court.precedents import PrecedentLabel
 
 NOT_FOR_LIBRARIES = "memecourt_not_for_libraries"
-"""A field, or column, by which a row says that it is never to become a precedent, such as a meme that was rewritten to
-be harder to recognise. A file with one such row is refused as a whole."""
+"""Name of a field, or column, that marks a row as never to become a precedent, such as a meme that was rewritten to be
+harder to recognise. A file with one such row is refused as a whole."""
 
 
 class SourceFormat(StrEnum):
@@ -35,12 +35,12 @@ class SourceFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Further origin of memes, by which searches can be limited.
+    """Properties of the origin of memes, by which searches can be filtered.
 
     Attributes:
         split: Split of their data set; empty if it has none.
         namespace: Namespace of their content.
-        language: BCP 47 tag of their texts; empty where that is not known.
+        language: BCP 47 tag of their texts; empty if it is not known.
         policy: Name of the policy that they were labelled by.
         verified: True if people have confirmed the labels for this court; the labels of a data set are not.
     """
@@ -57,15 +57,15 @@ class Source:
     """Source of labelled memes.
 
     Attributes:
-        path: The file.
+        path: File of the memes.
         name: Source name of its precedents; the file's own name if empty.
         pictures: Directory that image names are relative to; None to go by the texts alone.
-        format: None to tell it from the content.
-        labels: The file that the labels stand in where they stand apart, as those of MAMI's test split; else None.
-        provenance: Further origin of its memes.
+        format: Layout of the file; None to detect it from the content.
+        labels: Separate file with the labels, as MAMI's test split has; else None.
+        provenance: Further properties of its memes.
         rows: Reads the rows of a source of format ``card``; None for the others.
-        files: All files that the rows are made of, where they are not ``path`` and ``labels``.
-        recipe: Digest of the rules by which the rows are made of them; empty where the format says it.
+        files: All files that the rows are read from, if these are not ``path`` and ``labels``.
+        recipe: Digest of the rules by which rows are read from them; empty if the format determines them.
     """
 
     path: Path
@@ -90,12 +90,12 @@ class Row:
 
     Attributes:
         line: Line number, counted from 1.
-        id: Its name.
-        label: Ours.
-        source_label: In the source's words.
-        text: Empty where there is none.
-        categories: In the source's words.
-        image: Name of the picture's file; empty where there is none.
+        id: Id of the meme in the source.
+        label: Label in the court's terms.
+        source_label: Label in the source's own words.
+        text: Text of the meme; empty if it has none.
+        categories: Categories in the source's own words.
+        image: Name of the picture's file; empty if there is none.
         scene: Scene to draw instead of reading a file; empty if there is a file or none.
         source: Name of the source.
     """
@@ -118,9 +118,9 @@ class Problem:
     Attributes:
         source: Name of the source.
         line: Line number, counted from 1.
-        id: Its name; empty where that could not be read.
-        reason: In words, without any of the meme.
-        kept: True if the meme went in all the same, by its text alone.
+        id: Id of the meme; empty if it could not be read.
+        reason: Fault in words, which quote nothing of the meme.
+        kept: True if the meme was imported all the same, by its text alone.
     """
 
     source: str
@@ -136,8 +136,8 @@ class Rows:
 
     Attributes:
         format: Layout of the source.
-        good: The rows to go on with.
-        problems: The others.
+        good: Usable rows.
+        problems: Faults of the other rows.
     """
 
     format: SourceFormat

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 _TEXT_ALONE = "the text"
-"""Name of what is judged where no picture is given."""
+"""Name of a meme without a picture in the output."""
 _AT_ONCE = 8  # pictures on their way at once: enough to keep every worker busy, few enough to hold in memory
 
 
 @dataclass(frozen=True, slots=True)
 class _JudgeFailure:
-    """Why there is no verdict on a picture."""
+    """Failure of one meme: a message for people, and a stable reason."""
 
     message: str
     reason: str
@@ -171,7 +171,7 @@ async def _judge_all(
     where: str,
     docket: Path | Address | None,
 ) -> None:
-    """Judges several at a time, prints in the order given, each as soon as its turn has come; notes the exit codes.
+    """Judges several memes at a time, prints outcomes in the given order as they come, and collects the exit codes.
 
     Without a picture, one text is judged alone.
     """
@@ -250,14 +250,14 @@ async def _here(
     from serving.rpc.convert import ask_of, response_of
     from serving.wiring import open_court
 
-    async with open_court(settings, read_text=text is None, tell=tell) as courthouse:
+    async with open_court(settings, read_text=text is None, tell=tell) as executor:
         if watch:
-            courthouse.feed.subscribe(show_event)
+            executor.feed.subscribe(show_event)
 
         async def ask(request: wire.JudgeRequest) -> wire.JudgeResponse | _JudgeFailure:
             try:
                 trial_ask = ask_of(request, default=settings.procedure)
-                return response_of(await asyncio.wait_for(courthouse.hear(trial_ask, within_s=timeout), timeout))
+                return response_of(await asyncio.wait_for(executor.hear(trial_ask, within_s=timeout), timeout))
             except TimeoutError:
                 return _JudgeFailure(f"There was no verdict within {timeout:g} s; --timeout allows more.", "TIMEOUT")
             except CourtError as error:
@@ -267,7 +267,7 @@ async def _here(
 
 
 def _read(path: Path) -> bytes | _JudgeFailure:
-    """The file, but no more of it than is needed to see that it is too large."""
+    """Reads a file, but no more of it than shows that it is too large."""
     try:
         if str(path) == "-":
             image = sys.stdin.buffer.read(MESSAGE_BYTES)
@@ -276,7 +276,7 @@ def _read(path: Path) -> bytes | _JudgeFailure:
                 image = file.read(MESSAGE_BYTES)
     except OSError as error:
         return _JudgeFailure(f"The file can't be read: {error.strerror}.", "FILE_UNREADABLE")
-    # Not asked for: with a text, a file without bytes would be judged as that text alone.
+    # Refused here: beside a text, a file without bytes would be judged as that text alone.
     return image or _JudgeFailure("The picture has no bytes. Send the file itself.", "PICTURE_EMPTY")
 
 
@@ -306,7 +306,7 @@ def show_verdict(
     Args:
         name: Name of the meme.
         response: The verdict.
-        where: On which machine its record is, if not on this one.
+        where: Note on the machine that has the record; empty for this one.
         docket: Option that opens the record, if the docket is not in its usual place.
     """
     label = label_name(response.label)
@@ -348,13 +348,13 @@ def show_verdict(
 
 
 def label_name(label: wire.Label.ValueType) -> str:
-    """HARMFUL, NOT HARMFUL or UNDECIDED; a label that this client does not know is the last."""
+    """Returns HARMFUL, NOT HARMFUL or UNDECIDED; a label that this client does not know counts as undecided."""
     names = {wire.LABEL_HARMFUL: "HARMFUL", wire.LABEL_NOT_HARMFUL: "NOT HARMFUL"}
     return names.get(label, "UNDECIDED")
 
 
 def _this_command() -> str:
-    """This command as it can be typed here: its path where it is not on the PATH."""
+    """Returns this command as it can be typed here: its path if it is not on the PATH."""
     if shutil.which("memecourt"):
         return "memecourt"
     called = Path(sys.argv[0])

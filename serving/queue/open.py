@@ -25,14 +25,14 @@ _LONGEST_TOLD_S = 5.0
 
 @asynccontextmanager
 async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
-    """A queue, open while the block lasts.
+    """Opens a queue for the length of a block.
 
     Raises:
-        BadRequest: The address is of no queue that is known here, or its server refuses this consumer.
-        NotLoaded: Its client is not installed.
+        BadRequest: The address names no supported queue, or its server refuses this consumer.
+        NotLoaded: The client for this kind of queue is not installed.
         Unavailable: Its server can't be reached.
     """
-    # By its beginning alone: the rest may hold a password, and goes to the client as it is.
+    # Only the scheme is read here: the rest may hold a password, and goes to the client as it is.
     scheme = settings.address.partition("://")[0].lower()
     opener = {"redis": _redis, "rediss": _redis, "unix": _redis, "nats": _jetstream, "tls": _jetstream}.get(scheme)
     if opener is None:
@@ -70,17 +70,17 @@ def _not_installed(error: ModuleNotFoundError) -> NotLoaded:
 
 
 class RemoteCourt:
-    """A server, asked over gRPC."""
+    """A court behind a server's gRPC address."""
 
     def __init__(
         self, address: str, *, tls: Tls | None, token: str | Callable[[], str] | None, timeout_s: float
     ) -> None:
-        """Connects when it is asked first.
+        """Connects at the first request.
 
         Args:
             address: ``host:port``.
-            tls: TLS options; None to speak without.
-            token: Token that the server knows the consumer by.
+            tls: TLS options; None for a connection without TLS.
+            token: Token of the consumer.
             timeout_s: Seconds that a verdict may take.
 
         Raises:
@@ -101,7 +101,7 @@ class RemoteCourt:
         """See :class:`serving.queue.consumer.JudgingCourt`."""
         try:
             health = await self._health.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=_HEALTH_S)
-        # Whatever the reason: messages wait, and the next look finds out.
+        # Whatever the reason: messages wait, and the next check finds out.
         except grpc.RpcError:
             return False
         return bool(health.status == health_pb2.HealthCheckResponse.SERVING)

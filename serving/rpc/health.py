@@ -1,16 +1,16 @@
-"""Health checks: whether this process lives, and whether asks are heard, for each service by itself.
+"""Health checks of each service: whether this process lives, and whether requests can be answered.
 
 ========================  ==============================================================================
-``liveness``              SERVING as long as the process answers at all. For what restarts it.
+``liveness``              SERVING as long as the process answers at all. For supervisors that restart it.
 ``memecourt.v1.Court``    SERVING while trials can be held: the court is open, its docket answers, its encoder
                           runs or can be started, and the model servers answer, where its procedure needs them.
-                          For what sends it requests.
-``""``                    The same: what is asked where nobody names a service.
+                          For load balancers.
+``""``                    The same, for callers that name no service.
 ``memecourt.v1.Docket``   SERVING while the docket answers.
 ``memecourt.v1.Precedents``  SERVING while the court is open and its encoder runs or can be started.
 ========================  ==============================================================================
 
-A model server that is gone makes no process of ours any better by a restart: that is why liveness does not look at it.
+A restart of this process does not bring a model server back: liveness therefore ignores model servers.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 EVERY_S = 1.0
-"""Between the end of one look at what a service leans on and the next, in seconds."""
+"""Seconds between the end of one check of a dependency and the next."""
 WITHIN_S = 1.75
-"""In which what a service leans on must answer. With the time between two looks: gone is noticed within 4.5 s."""
+"""Seconds in which a dependency must answer. With the time between two checks, an outage is noticed within 4.5 s."""
 DOCKET_WITHIN_S = 4.0
-"""In which the docket must: its threads have the trials' own work to do as well."""
+"""Seconds in which the docket must answer: its threads have the trials' work to do as well."""
 _HELLO = ChatRequest(
     system="You answer briefly.",
     parts=("Say hello.",),
@@ -56,14 +56,14 @@ _HELLO = ChatRequest(
 _log = logging.getLogger("memecourt.health")
 
 ReadinessCheck = Callable[[], Awaitable[object]]
-"""Looks whether something is there; raises CourtError if it is not."""
+"""Checks one dependency; raises CourtError if it does not answer."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
     """Answers ``grpc.health.v1.Health``.
 
-    The library's own says SERVING from birth, and writes to those who watch while it holds the lock that every change
-    needs: one who watches and does not read would keep the truth from all others.
+    The library's own servicer reports SERVING from the start, and writes to watchers while it holds the lock that every
+    change needs: a single watcher that does not read would keep changes from all others.
     """
 
     def __init__(self, services: Iterable[str] = (COURT, DOCKET, PRECEDENTS)) -> None:
@@ -78,7 +78,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
     @property
     def services(self) -> list[str]:
-        """Names of all that can be asked for, liveness aside."""
+        """Names of all services but liveness."""
         return [name for name in self._status if name != LIVENESS]
 
     async def until_serving(self, service: str) -> bool:
@@ -88,7 +88,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         return True
 
     def say(self, service: str, serving: bool) -> None:
-        """From now on, that is what is told of a service; those who watch it are told."""
+        """Sets the status of a service, and notifies those who watch it."""
         # A check that ends after the court has closed must not call anybody back.
         status = SERVING if serving and not self._over else NOT_SERVING
         if self._status[service] != status:
@@ -97,7 +97,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
             self._wake()
 
     def end(self) -> None:
-        """From now on NOT_SERVING, liveness aside, whatever is said; those who watch are told, and then left."""
+        """Sets all services but liveness to NOT_SERVING for good; watchers are notified, and their calls end."""
         for service in self._status.keys() - {LIVENESS}:
             self.say(service, serving=False)
         self._over = True
@@ -109,19 +109,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._changed = asyncio.Event()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """The status of one service now. NOT_FOUND: there is none of that name."""
+        """Returns the status of one service; NOT_FOUND if there is none of that name."""
         if request.service not in self._status:
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no service of that name.")
         return health_pb2.HealthCheckResponse(status=self._status[request.service])
 
     async def List(self, _: health_pb2.HealthListRequest, __: Any) -> health_pb2.HealthListResponse:
-        """The status of all services."""
+        """Returns the status of all services."""
         return health_pb2.HealthListResponse(
             statuses={name: health_pb2.HealthCheckResponse(status=status) for name, status in self._status.items()}
         )
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """The status of one service, now and each time that it changes; SERVICE_UNKNOWN of one that there is not."""
+        """Sends the status of one service, now and after each change; SERVICE_UNKNOWN if there is none of that name."""
         last = None
         while True:
             # Before the status is read: a change in between sets this very event, and is not missed.
@@ -137,20 +137,20 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
 
 class ModelProbe:
-    """Looks whether a model is there: one of its servers must write a token, for one may answer with its engine dead.
+    """Checks that a model works: one of its servers must generate a token, since one may answer with its engine dead.
 
-    Where one has just answered a call of ours, none is asked. Where none writes its token in time, but answers one of
-    ours meanwhile, it is there: it has much to do.
+    If a server has just answered another call, none is probed. If none generates its token in time, but one answers
+    another call meanwhile, the model works: it is busy.
     """
 
     def __init__(self, model: ChatCompletions) -> None:
-        """Args: the model; only asked, never changed."""
+        """Args: the model, which is never changed."""
         self._model = model
 
     async def __call__(self) -> None:
-        """Raises CourtError if it is gone."""
+        """Raises CourtError if no server of the model works."""
         began = time.monotonic()
-        # A busy server shows by its answers that it is there, and is not asked for more.
+        # The answers of a busy server show that it works: it gets no further request.
         if self._model.answered_at > began - EVERY_S:
             return
         replies = [asyncio.ensure_future(model.reply(_HELLO, within_s=WITHIN_S)) for model in self._model.apart()]
@@ -169,38 +169,38 @@ class ModelProbe:
 
 
 async def run_health_checks(health: Health, leans_on: Mapping[str, Sequence[ReadinessCheck]]) -> None:
-    """Looks again and again whether what the services lean on is there, and says so; for ever.
+    """Checks the dependencies of all services repeatedly, and sets the services' status; never returns.
 
     Args:
-        health: Is told.
-        leans_on: Dependencies of each service; its status is unknown until all of them were checked.
+        health: Receives the status of each service.
+        leans_on: Dependencies of each service; it is NOT_SERVING until all of them were checked.
     """
     there: dict[ReadinessCheck, bool] = {}
 
-    def tell() -> None:
+    def update() -> None:
         for service, checks in leans_on.items():
-            # Until each was looked at once, a service keeps NOT_SERVING from its birth.
+            # Until each was checked once, a service stays NOT_SERVING, as it was created.
             if all(check in there for check in checks):
                 health.say(service, all(there[check] for check in checks))
 
-    async def keep_looking(check: ReadinessCheck) -> None:
+    async def check_repeatedly(check: ReadinessCheck) -> None:
         while True:
             try:
                 await check()
                 now = True
             except Exception as error:
-                # Also where the fault is ours: a look that ended would leave SERVING standing for ever.
+                # Also for a fault of ours: a loop that ended would leave the service SERVING for ever.
                 now = False
-                # Only when it changes: what is away for hours must not fill the log.
+                # Only when it changes: an outage of hours must not fill the log.
                 if there.get(check, True):
                     reason = error.reason if isinstance(error, CourtError) else type(error).__qualname__
                     _log.warning("what the court leans on is not there reason=%s", reason)
             there[check] = now
-            tell()
+            update()
             await asyncio.sleep(EVERY_S)
 
-    tell()
+    update()
     async with asyncio.TaskGroup() as group:
         # Each once, however many services depend on it.
         for check in {check for checks in leans_on.values() for check in checks}:
-            group.create_task(keep_looking(check))
+            group.create_task(check_repeatedly(check))

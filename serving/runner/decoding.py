@@ -1,7 +1,7 @@
-"""The one door to what decodes pictures, whoever has them decoded.
+"""Decoding of pictures, shared by all callers.
 
-Each file is decoded once for all who wait for it, so many files at once, namespaces taking turns; one that has killed
-or worn out its process is not decoded again.
+Each file is decoded once for all who wait for it, and a bounded number of files at once, in turns of the namespaces. A
+file that killed its process, or exceeded its limits, is not decoded again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Decoded:
 
     Attributes:
         picture: Decoded picture.
-        seconds: Seconds that decoding took its first caller; 0 for those who waited for the same file.
+        seconds: Seconds that decoding took; 0 for callers that joined a decoding in progress.
     """
 
     picture: Picture
@@ -36,7 +36,7 @@ class Decoded:
 
 
 class DecodingPool:
-    """Decodes. Safe to call concurrently, within one event loop."""
+    """Decodes pictures by one reader. Safe to call concurrently, within one event loop."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class DecodingPool:
 
         Args:
             pictures: Reader of pictures.
-            quarantine: Remembers the files that killed it.
-            most: Files that are decoded at once.
-            telemetry: Is told how long each took.
+            quarantine: Records the files that killed it.
+            most: Maximum number of files that are decoded at once.
+            telemetry: Records how long each took.
             memory: Accounts for the bytes of the pictures that :meth:`picture` lends; None where nothing bounds them.
         """
         self._pictures = pictures
@@ -65,11 +65,11 @@ class DecodingPool:
         self._decoding: dict[bytes, SingleFlight[Decoded]] = {}
 
     def at(self, file: bytes) -> bool:
-        """True if a file of that digest is being decoded, or waits for decoding."""
+        """True if a file with this digest is being decoded, or waits for decoding."""
         return file in self._decoding
 
     async def read(self, data: bytes, file: bytes, namespace: str) -> Decoded:
-        """The picture in a file.
+        """Returns the picture in a file.
 
         Args:
             data: The file.
@@ -88,8 +88,8 @@ class DecodingPool:
             if decoding is None:
                 decoding = self._decoding[file] = SingleFlight(lambda: self._decoding.pop(file))
                 decoding.begin(self._decode(data, file, namespace))
-            # A decoding that its last caller has left is being cancelled: who joins it gets that cancellation for an
-            # answer. Hence its end is awaited, and another begun.
+            # A decoding that its last caller has left is being cancelled, and whoever joined it would be cancelled too:
+            # its end is awaited, and another begun.
             if not decoding.ending:
                 with decoding:
                     decoded = await decoding.result()
@@ -98,9 +98,9 @@ class DecodingPool:
 
     @asynccontextmanager
     async def picture(self, data: bytes, namespace: str) -> AsyncIterator[Picture]:
-        """The picture in a file, counted for as long as the block lasts. Raises as :meth:`read`.
+        """Lends the picture in a file, whose memory is counted while the block lasts. Raises as :meth:`read`.
 
-        A process that the block's work on the picture ends is held against the file, as in a trial.
+        If the block's work on the picture kills a process, that counts against the file, as in a trial.
         """
         file = await digest_of_file(data)
         picture = (await self.read(data, file, namespace)).picture

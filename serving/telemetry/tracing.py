@@ -1,12 +1,12 @@
-"""Spans for OpenTelemetry: a call of the wire, the trial that is held for it, and each call of a model in that.
+"""Spans for OpenTelemetry: each gRPC call, the trial that runs for it, and the trial's model calls.
 
-Those of a trial are made of its events, after the fact: what a record tells, a trace shows, and no more. Unless an
-operator asks for it (:mod:`serving.telemetry.span_contents`), no attribute holds anything of a meme. Names follow
+The spans of a trial are built from its events afterwards: a trace shows what the record shows, and no more. Unless an
+operator turns contents on (:mod:`serving.telemetry.span_contents`), no attribute holds anything of a meme. Names follow
 OpenTelemetry's conventions for generative AI (which left the common conventions for a repository of their own,
-open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release candidate); what they have no
-name for stands under ``memecourt.``. Beside them stand OpenInference's, by which Phoenix and others tell calls of
-models from searches: the automatic instrumentation of the client that asks models knows neither roles nor rounds, and
-loses messages that hold pictures.
+open-telemetry/semantic-conventions-genai, and are in development) and for RPC (release candidate); attributes that they
+have no name for begin with ``memecourt.``. Beside them stand OpenInference's, by which Phoenix and others distinguish
+model calls from searches: the automatic instrumentation of the client that calls models knows neither roles nor rounds,
+and loses messages that hold pictures.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "IN
 """Codes that make a server's span one of an error, by the conventions; the others are the caller's own doing."""
 
 _TO_EXPORT_S = 5.0
-"""What the last spans have when the server ends, in seconds: an orchestrator does not wait for ever."""
+"""Seconds for the export of the last spans when the server ends: an orchestrator does not wait for ever."""
 
 KIND = "openinference.span.kind"
 _MOST_WITH_CONTENTS = 32
-"""Spans that are exported at once where they hold what was said."""
+"""Spans that are exported at once if they have contents."""
 
 _log = logging.getLogger("memecourt.telemetry")
 _wanted_trace: ContextVar[int] = ContextVar("memecourt_wanted_trace", default=0)
@@ -53,20 +53,20 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, but that of a trace which a record names already."""
+    """Generates random ids, except for a trace that a record names already."""
 
     def generate_trace_id(self) -> int:
         return _wanted_trace.get() or super().generate_trace_id()
 
 
 def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
-    """Exports as the ``OTEL_`` variables say; the service's name is theirs where they have one.
+    """Opens an export as the ``OTEL_`` variables say; they may also name the service.
 
     Args:
-        contents: True to include the contents of messages and replies.
+        contents: True to include messages and replies.
         console: Address of the console whose veiled pictures are linked to then; empty for no links.
     """
-    # What the operator names in the variable goes before what we would name.
+    # Names that the operator sets in the variable take precedence over ours.
     attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     own = {"service.version": SOFTWARE, "service.instance.id": str(uuid.uuid4())}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in attributes:
@@ -75,14 +75,14 @@ def open_tracing(*, contents: bool = False, console: str = "") -> Tracing:
     # No exit handler: whoever opened it closes it, and a process that is killed has nobody to wait for the export.
     provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
     exporter = OTLPSpanExporter()
-    # Collectors take 4 MiB at once; with all that was said, a call of a model has tens of kilobytes.
+    # Collectors take 4 MiB at once; with its contents, a model call has tens of kilobytes.
     batch = _MOST_WITH_CONTENTS if contents else None
     provider.add_span_processor(BatchSpanProcessor(exporter, max_export_batch_size=batch))
     return Tracing(provider, exporter, contents=contents, console=console.rstrip("/"))
 
 
 class Tracing:
-    """Makes spans of what happens."""
+    """Builds spans of calls and trials, and exports them."""
 
     def __init__(
         self, provider: TracerProvider, exporter: OTLPSpanExporter, *, contents: bool = False, console: str = ""
@@ -94,7 +94,7 @@ class Tracing:
         self._tracer = provider.get_tracer("memecourt", SOFTWARE)
 
     def close(self) -> None:
-        """Exports what waits, in as much time as there is for it: the library would wait for half a minute."""
+        """Exports waiting spans within :data:`_TO_EXPORT_S`: the library would wait for half a minute."""
         # A daemon: a collector that never answers must not keep the process from ending.
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
@@ -110,11 +110,11 @@ class Tracing:
         return trace.format_trace_id(current.trace_id) if current.is_valid else ""
 
     def reused(self, *, near: bool) -> None:
-        """The current call was answered with an earlier verdict."""
+        """Marks the current call as answered with an earlier verdict."""
         trace.get_current_span().set_attribute("memecourt.reused", "near" if near else "exact")
 
     def begin_call(self, service: str, method: str, metadata: Mapping[str, str]) -> Span:
-        """The span of a call, in the caller's trace where there is one; it is current from now on, in this task."""
+        """Starts the span of a call, in the caller's trace if there is one; it becomes current in this task."""
         name = f"{service}/{method}"
         span = self._tracer.start_span(
             name,
@@ -129,7 +129,7 @@ class Tracing:
         return span
 
     def end_call(self, span: Span, code: str) -> None:
-        """A call ended, with the name of a gRPC status code."""
+        """Ends the span of a call with the name of a gRPC status code."""
         span.set_attribute("rpc.response.status_code", code)
         if code in _SERVER_FAULTS:
             span.set_attribute("error.type", code)
@@ -137,13 +137,13 @@ class Tracing:
         span.end()
 
     def note(self, event: AnyEvent, trial: ObservedTrial, calls: Sequence[ObservedModelCall]) -> None:
-        """An event of a trial was kept; ``calls`` are the calls that it is the first to tell of."""
+        """Adds a stored event to its trial's spans; ``calls`` are the model calls that it is the first to report."""
         if isinstance(event, TrialOpened | TrialResumed):
             trial.span = self._trial(event, trial)
         if trial.span is None:
             return
         if self._contents:
-            # Contents of a call are put together from all that was said before it.
+            # The messages of a call are rebuilt from all events before it.
             trial.events.append(event)
             trial.span.set_attributes(contents.of_trial(event))
         # A text that the caller gave took no reader, and so no step.
@@ -176,9 +176,9 @@ class Tracing:
             trial.span.end(_ns(event.at))
 
     def _trial(self, event: TrialOpened | TrialResumed, trial: ObservedTrial) -> Span:
-        """A trial, in the trace that its record names: as a child of the call that it is held for, where that is its.
+        """Starts the span of a trial, as a child of the current call if both are in the same trace.
 
-        One that is resumed, and one whose record names another trace, has no parent there, but a link to the call.
+        A trial whose record names another trace, as that of a resumed one does, has no parent but a link to the call.
         """
         current = trace.get_current_span().get_span_context()
         context, links = None, []
@@ -211,13 +211,16 @@ class Tracing:
             _wanted_trace.reset(token)
 
     def _record_call(self, model_call: ObservedModelCall, event: AnyEvent, trial: ObservedTrial) -> None:
-        """A call of a model. An event says how long it took and not when it ended: that is when it was kept, at most
-        as much too late as the call waited for its turn in the record."""  # noqa: D205, D209
+        """Adds the span of a model call, which ends when the call's event was stored.
+
+        An event says how long its call took, not when it ended: the span is late by as long as the call waited for its
+        turn in the record.
+        """
         call = model_call.call
         model = trial.models.get(call.role.value, call.model)
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "chat",
-            # Which dialect is spoken; model and address tell whose it is.
+            # The dialect of the API; model and address identify the provider.
             "gen_ai.provider.name": "openai",
             "gen_ai.request.model": model,
             "gen_ai.response.model": call.model,
@@ -284,7 +287,7 @@ def _ns(at: datetime) -> int:
 
 
 def _trace_id(id_: str) -> int:
-    """The trace that a record names; 0 where it names none."""
+    """Parses the trace id of a record; 0 if it names none."""
     try:
         return int(id_, 16) if len(id_) == 32 else 0
     except ValueError:
@@ -292,7 +295,7 @@ def _trace_id(id_: str) -> int:
 
 
 def _server(address: str) -> dict[str, str | int]:
-    """Host and port of a model server."""
+    """Attributes for the host and port of a model server."""
     parts = urlsplit(address)
     if not parts.hostname:
         return {}

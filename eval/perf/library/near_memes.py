@@ -1,9 +1,9 @@
-"""The cost of looking among known memes: memory for each, and time for a question, with 100,000 of them.
+"""Cost of searching known memes: memory for each, and time of a search, among 100,000 of them.
 
-The looks are of random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
-before and after. A question is what a trial asks, about a picture that has been hashed before: its hashes
-in eight positions searched, the texts of what is near compared, and what their trials came to asked. Nothing is decoded
-and no picture laid over another, for no text is the same.
+The fingerprints have random hashes and made-up texts, a hundred captions to a picture. Memory is that of the process
+before and after they are read. A search is that of a trial whose picture was hashed before: its hashes in eight
+positions are searched, the texts of near ones compared, and the labels of their trials read. No picture is decoded or
+aligned with another, because no text is the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _measured(known: int) -> Result:
 
 
 async def _query(index: NearDuplicateIndex, picture: Picture) -> float:
-    """Milliseconds that a question about a picture takes, the median; the first one, which hashes it, left out."""
+    """Median time of a search for a picture, in milliseconds, without the first one, which hashes it."""
     took = []
     for _ in range(1 + _QUESTIONS):
         began = time.perf_counter()
@@ -108,7 +108,7 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
 
     async def fingerprints(self, since: int, *, most: int = 10_000) -> Sequence[tuple[int, str, bytes]]:
         return [
-            (number, str(uuid.UUID(int=number)), self._search(number))
+            (number, str(uuid.UUID(int=number)), self._fingerprint(number))
             for number in range(since + 1, min(since + most, self._known) + 1)
         ]
 
@@ -136,7 +136,7 @@ class _Docket(FingerprintStore, TrialReader, TrialIndex):
     async def requests(self) -> Mapping[str, Sequence[str]]:
         raise AssertionError("nothing is requested")
 
-    def _search(self, number: int) -> bytes:
+    def _fingerprint(self, number: int) -> bytes:
         hashes = self._pictures[number % len(self._pictures)][None].copy()
         text = f"People from Blueland bring soup to the neighbours, and this is caption {number} of them all"
         return StoredFingerprint(f"{number:064x}", "", MemeText(text, read=True), hashes).to_bytes()

@@ -1,11 +1,11 @@
-"""Many clients of a gRPC method in a process of their own: how many answers a second they get, and after how long.
+"""A load generator: many clients of a gRPC method in a separate process, with the rate and latency of the answers.
 
-Requests are bytes made beforehand, to which each client adds fields of its own: a field that stands twice in a message
-counts as it stands last. So the same client asks a service and a bare echo, at the same cost.
+Requests are bytes made beforehand, to which each client appends fields of its own: of a field that stands twice in a
+message, the last value counts. So the same client calls a service and a bare echo, at the same cost.
 
-``python -m eval.perf.load.clients`` takes a job as JSON on its standard input and tells its outcome on its standard
-output; ``python -m eval.perf.load.clients echo SIZE`` serves an echo whose answers have so many bytes, prints
-``{"port": …}`` and runs until it is stopped.
+``python -m eval.perf.load.clients`` reads a job as JSON from standard input and prints its outcome as JSON;
+``python -m eval.perf.load.clients echo SIZE`` serves an echo whose answers have so many bytes, prints ``{"port": …}``
+and runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Job:
 
     Attributes:
         address: ``host:port`` of the server.
-        requests: Files of requests, asked in turn.
+        requests: Files of requests, sent in turn.
         clients: Number of clients; each has a connection of its own.
         seconds: Seconds of the load, without warming up.
         warm_s: Seconds of warming up before.
-        most: Requests at most, those for warming up not counted; 0 for as many as there is time for.
-        rate: Requests a second, evenly spaced and whether or not there are answers; 0 to have each client ask again as
-            soon as it has its answer.
+        most: Maximum number of requests, without those for warming up; 0 for as many as there is time for.
+        rate: Requests a second, evenly spaced, whether or not earlier ones were answered; 0 to have each client send
+            its next request as soon as it has its answer.
         named: True if each request has an id of its own.
         text: Words before the number in texts that are all different; empty to leave the text as it is.
     """
@@ -70,12 +70,12 @@ class LoadOutcome:
     Attributes:
         codes: Number of answers by gRPC status.
         seconds: Seconds from the first request to the last answer.
-        p50_ms: Median time of an answer, from when it was due to be asked for.
+        p50_ms: Median latency, in milliseconds, from the time at which the request was due.
         p99_ms: 99th percentile of the latency, in milliseconds.
         p95_ms: 95th percentile of the latency, in milliseconds.
         answer_bytes: Size of the last answer, in bytes.
-        cpu_s: Time of the clients on a processor, the warming up included.
-        first_ms: The longest answer while they warmed up: over connections that were new.
+        cpu_s: CPU time of the clients, in seconds, warming up included.
+        first_ms: Longest latency while warming up, in milliseconds: over new connections.
     """
 
     codes: dict[str, int]
@@ -89,7 +89,7 @@ class LoadOutcome:
 
     @property
     def answered(self) -> int:
-        """Requests that were answered without error."""
+        """Number of requests that were answered without an error."""
         return self.codes.get("OK", 0)
 
     @property
@@ -98,38 +98,38 @@ class LoadOutcome:
         return self.answered / self.seconds
 
     def require_all_answered(self) -> LoadOutcome:
-        """Itself. Raises RuntimeError where a request ended in an error: what is measured is then something else."""
+        """Returns itself. Raises RuntimeError if a request ended in an error: then something else was measured."""
         if set(self.codes) != {"OK"}:
             raise RuntimeError(f"not all requests were answered: {self.codes}")
         return self
 
 
 def ask(job: Job) -> LoadOutcome:
-    """Has a process of its own do a job. Raises RuntimeError if it can't."""
+    """Runs a job in a separate process. Raises RuntimeError if that fails."""
     return LoadOutcome(**run_module("eval.perf.load.clients", payload=asdict(job)))
 
 
 @contextmanager
 def echo(size: int) -> Iterator[tuple[str, int]]:
-    """A bare grpc.aio server that answers whatever it is asked with so many bytes; gives its address and process id."""
+    """Runs a bare grpc.aio server that answers each request with so many bytes; yields its address and process id."""
     with running_module("eval.perf.load.clients", ["echo", size]) as (ready, pid):
         yield f"127.0.0.1:{ready['port']}", pid
 
 
 def with_field(number: int, value: bytes) -> bytes:
-    """A field of a message on the wire, of less than 128 bytes."""
+    """Encodes a field of a message, of less than 128 bytes."""
     # Wire type 2 of protobuf is a length and so many bytes; below 128 the length is one byte itself.
     return bytes((number << 3 | 2, len(value))) + value
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:
-    """The value that so large a share does not exceed; 0 where there is none."""
+    """Returns the value that this share of the values does not exceed; 0 without values."""
     return sorted_values[min(len(sorted_values) - 1, int(share * len(sorted_values)))] if sorted_values else 0.0
 
 
 @dataclass(slots=True)
 class _Clients:
-    """The clients while they ask."""
+    """Running clients of one job, and what they have measured."""
 
     job: Job
     calls: Sequence[Any]
@@ -142,7 +142,7 @@ class _Clients:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def one(self, client: int, due: float | None = None) -> None:
-        """One request, counted."""
+        """Sends one request, and records its status and latency."""
         number = next(self._numbers)
         name = f"{self._run}-{number}"
         message = self.messages[number % len(self.messages)]
@@ -163,7 +163,7 @@ class _Clients:
         self.took.append(time.perf_counter() - began)
 
     async def closed(self, seconds: float, most: int = 0) -> None:
-        """Runs a closed loop: each client asks again as soon as it has its answer."""
+        """Runs a closed loop: each client sends its next request as soon as it has its answer."""
         end = time.perf_counter() + seconds
         # One iterator for all clients: `most` is what they send together.
         left = iter(range(most)) if most else itertools.repeat(0)
@@ -175,7 +175,7 @@ class _Clients:
         await asyncio.gather(*(client(number) for number in range(len(self.calls))))
 
     async def open(self, seconds: float) -> None:
-        """Requests leave evenly spaced, whatever has become of those before."""
+        """Runs an open loop: requests leave evenly spaced, whether or not earlier ones were answered."""
         began, tasks = time.perf_counter(), set[asyncio.Task[None]]()
         for number in range(round(self.job.rate * seconds)):
             due = began + number / self.job.rate
@@ -193,7 +193,7 @@ class _Clients:
 
 
 async def do(job: Job, messages: Sequence[bytes]) -> LoadOutcome:
-    """Does a job here, with what stands in the files of its requests."""
+    """Runs a job in this process, with the contents of its files of requests."""
     channels = [grpc.aio.insecure_channel(job.address, options=_CHANNEL) for _ in range(job.clients)]
     # Without serialisers: messages are bytes on both sides, at the same cost against a service and an echo.
     calls: list[Any] = [channel.unary_unary(JUDGE, None, None) for channel in channels]
@@ -242,7 +242,7 @@ async def _echo(size: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Does what the module says."""
+    """Runs a job, or the echo: see the module."""
     if arguments and arguments[0] == "echo":
         asyncio.run(_echo(int(arguments[1])))
         return

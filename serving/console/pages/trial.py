@@ -1,4 +1,4 @@
-"""A trial: its page, what is new of one that is still being held, and the messages of a call."""
+"""Pages of a trial: the whole, the parts of a running trial that have changed, and the messages of a call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _CHANGES: Mapping[str, tuple[type[Event], ...]] = {
 
 
 async def trial(request: Request) -> Response:
-    """The whole trial, as far as it has come."""
+    """Returns the page of a trial, as far as it has come."""
     try:
         record = await trial_of(request)
     except (TrialErased, DocketError) as error:
@@ -78,7 +78,7 @@ async def trial(request: Request) -> Response:
 async def _stored(request: Request, error: TrialErased | DocketError) -> Response:
     """Shows the stored entries of a record that was erased, or that can't be read, so that tampering becomes visible.
 
-    Whose content it is can't be told any more, so it is shown to those alone who may see everybody's.
+    Its namespace is no longer known, so only visitors who may see all namespaces see it.
     """
     visitor, trial_id = visitor_of(request), request.path_params["trial_id"]
     if visitor.namespaces is not None:
@@ -111,7 +111,7 @@ async def news(request: Request) -> Response:
     values = await _values(request, record)
     parts = [name for name, kinds in _CHANGES.items() if any(isinstance(event, kinds) for event in fresh)]
     rounds = _rounds(fresh)
-    # A round that the page has not got yet is put below the others.
+    # A round that the page does not show yet is appended below the others.
     known = _rounds(record.events[:since])
     laid_out = transcript(record).rounds
     return render(
@@ -126,7 +126,7 @@ async def news(request: Request) -> Response:
 
 
 async def messages(request: Request) -> Response:
-    """The messages of the calls that an event tells of."""
+    """Returns the messages of the calls that an event reports."""
     from serving.views.messages import messages_of
 
     record = await trial_of(request)
@@ -166,7 +166,7 @@ async def _picture_state(trials: TrialReader, digest: str) -> str:
 
 
 def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
-    """Which picture may be shown sharp in this very answer, and what to ask for it with."""
+    """Returns the picture that this one response may show sharp, if any, with the key to fetch it."""
     key = request.query_params.get("shown", "")
     grant = session_of(request).granted(key, console_of(request).sessions.now()) if key else None
     # A key of another trial, or a page that is loaded again: the picture stays veiled.
@@ -176,7 +176,7 @@ def _shown(request: Request, record: TrialRecord) -> Mapping[str, str]:
 
 
 def _number(value: str) -> int | None:
-    """A number as an address names it; None where it is none, or longer than any of ours."""
+    """Parses a number in an address; None if it is none, or longer than any of ours."""
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
 
 

@@ -1,11 +1,11 @@
 """Erasure: removes a trial, or a precedent, from a docket and keeps what the log needs.
 
-Entries lose body and salt: what is left of them, numbers, times and kinds, is what the log is signed over, and tells
-nothing of the meme. The trial stays in listings as erased. A picture outside of the database goes after the record:
-that it is to go is kept with the erasure, so that a crash between the two leaves it to the next start.
+An erased entry loses body and salt. Its number, time and kind stay, because the signatures of the log cover them; they
+reveal nothing of the meme. The trial stays in listings as erased. A picture outside of the database is removed after
+the record. The erasure stores that this is due, so that after a crash between the two the next start does it.
 
-A precedent that is erased leaves an empty part, its grave. Whatever is quoted of it from then on, by a trial that was
-running or by a server that has not heard of it, is that part: its texts don't come back.
+An erased precedent leaves an empty part, its grave. Whatever is quoted of it afterwards, by a running trial or by a
+server that has not noticed the erasure yet, is that part: the precedent's texts don't come back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from serving.docket.store.transactions import Rank, SqlStore, Transactions
 from serving.docket.store.trials import buried, part_draft
 
 UNFINISHED = "ERASURE_UNFINISHED"
-"""Reason of the error where something is erased, and a file or the place of pictures still holds some of it."""
+"""Reason of the error if something is erased, but a file or the place of pictures still holds some of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +47,14 @@ _READERS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Erasure:
-    """Asks that something is erased.
+    """Request to erase a trial, precedents, or both.
 
     Attributes:
-        trial_id: The trial; empty where only precedents are meant.
+        trial_id: Id of the trial; empty to erase precedents only.
         who: Person or system that requests the erasure.
-        why: Why.
+        why: Reason.
         at: Time of the request.
-        precedents: Precedents whose texts go from all records that quote them: those that this trial was made into.
+        precedents: Precedents to remove from all records that quote them, such as those made from this trial.
         outside: True if pictures are stored outside of the database.
     """
 
@@ -70,7 +70,7 @@ class SqlEraser(SqlStore, Eraser):
     """Erases in one transaction, then outside of the database and in its files."""
 
     def __init__(self, transactions: Transactions, pictures: ObjectPictures | None) -> None:
-        """Erases nothing yet; ``pictures`` is None where they lie in the database."""
+        """``pictures`` is None if the database holds the pictures."""
         super().__init__(transactions)
         self._pictures = pictures
         self._removing = threading.Lock()
@@ -133,12 +133,12 @@ class SqlEraser(SqlStore, Eraser):
         return erased
 
     def _remove_pictures(self) -> bool:
-        with self._removing:  # what one removes, another would read by halves
+        with self._removing:  # two at once would read what the other has half removed
             return self._pictures is None or remove_erased_pictures(self._transactions.database, self._pictures)
 
 
 def remove_erased_pictures(database: Database, pictures: ObjectPictures) -> bool:
-    """Removes pictures whose last trial was erased; False where that can't be done now, and is left for later."""
+    """Removes pictures whose last trial was erased; returns False if that has to be tried again later."""
     try:
         with database.reading() as connection:
             leaving = connection.execute(select(t.leaving.c.pixels_sha256)).scalars().all()
@@ -198,13 +198,13 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
     for first in range(0, len(numbers), _AT_ONCE):
         some = entry.number.in_(numbers[first : first + _AT_ONCE])
         connection.execute(update(t.entries).where(some).values(body=None, salt=None))
-    # What the listing still says, its events can't vouch for any more: so that it can be checked, the erasure does.
+    # The remaining line of the listing can no longer be checked against events: the entry of the erasure repeats it.
     found = connection.execute(select(t.trials).where(row.trial_id == ask.trial_id)).one_or_none()
     left = {name: value for name, value in found._mapping.items() if name != "trial_id"} if found else {}
     erased = Erased(
         trial_id=ask.trial_id, at=ask.at, who=ask.who, why=ask.why, numbers=tuple(numbers), buried=graves, left=left
     )
-    # Right behind the graves: who follows erasures finds there what was buried.
+    # Directly after the graves: a reader that follows erasures finds them by counting back from here.
     log.add(
         [
             EntryDraft(
@@ -218,7 +218,7 @@ def _erase_one(connection: Connection, ask: _Erasure) -> Erased | CourtError:
 
 
 def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
-    """Numbers of the texts of the precedents, which are not found any more, and how many graves were made."""
+    """Unlinks the texts of precedents; returns the numbers of their entries, and how many graves were added."""
     if not ask.precedents:
         return (), 0
     part, log = t.parts.c, open_appender(connection)
@@ -239,9 +239,9 @@ def _bury(connection: Connection, ask: _Erasure) -> tuple[Sequence[int], int]:
 
 
 def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
-    """Numbers of the texts of documents that only this trial quotes; they are not found any more.
+    """Unlinks the texts of documents that only this trial quotes; returns the numbers of their entries.
 
-    No grave is made: another trial may well read the same document.
+    They leave no grave: another trial may well read the same document.
     """
     use, part, others = t.document_uses.c, t.parts.c, t.document_uses.alias("others")
     by_others = select(others.c.part).where(others.c.part == use.part, others.c.trial_id != trial_id).exists()
@@ -255,7 +255,7 @@ def _unquoted(connection: Connection, trial_id: str) -> Sequence[int]:
 
 
 def _forget(connection: Connection, trial_id: str, outside: bool) -> None:
-    """All that other tables hold of a trial."""
+    """Deletes what other tables hold of a trial."""
     row = t.trials.c
     for table in (t.known, t.requests, t.looks):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
