@@ -1,4 +1,4 @@
-"""``memecourt-eval arena``: which models understand harm in memes best, by each other's judgement."""
+"""``memecourt-eval arena``: ranks models by how well they explain harm, by each other's judgement."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     type=click.Path(path_type=Path),
     default=Path("arena.toml"),
     show_default=True,
-    help="The file of models (TOML), with the table [arena]: who judges, who writes the questions, and all settings.",
+    help="File of models (TOML), with the table [arena]: judges, controller and all other settings.",
 )
 @vllm_turns_options
 @click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
+@click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
 @click.option("--split", help="Split. [default: the first test split]")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("arena"), show_default=True, help="Folder to write to."
 )
-@click.option("--name", help="What to call it. [default: the folder's name]")
-@click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
+@click.option("--name", help="Name of the arena. [default: the folder's name]")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of memes, drawn by label.")
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Of that sample, of who meets whom, and of replies.",
+    help="Seed of the sample, of the pairings and of replies.",
 )
 @click.option(
     "--repeats",
     default=1,
     show_default=True,
     type=click.IntRange(1, 100),
-    help="How often it is held, about the same memes, each time with the next seed: folders side by side in --out.",
+    help="Number of arenas about the same memes, each with the next seed, in folders side by side in --out.",
 )
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Memes at once.")
 @click.option(
@@ -69,12 +69,12 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
 @click.option(
     "--references",
     type=click.Path(path_type=Path),
-    help="What people wrote about memes (JSON lines: meme, background, reasoning), for the bias study.",
+    help="Answers that people wrote (JSON lines: meme, background, reasoning), for the bias study.",
 )
 @click.option(
     "--humans",
     type=click.Path(path_type=Path),
-    help="What people said of battles (JSON lines: meme, task, one, other, who, better), to hold the panel against.",
+    help="Battles judged by people (JSON lines: meme, task, one, other, who, better), to compare the panel with.",
 )
 @click.option("--calls", type=click.Path(path_type=Path), help="Store of model calls, shared by arenas.")
 @click.option(
@@ -82,20 +82,20 @@ PAGE, GROUP_PAGE = "leaderboard.html", "groups.html"
     metavar="KEY,KEY,…",
     help="Boards by group too: dataset, label, gold, language, rounds, relevance, or a tag of the questions.",
 )
-@click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
-@click.option("--yes", is_flag=True, help="Begin without asking, in a terminal, whether that many calls are meant.")
-@click.option("--json", "as_json", is_flag=True, help="The leaderboard as one JSON object, without any text.")
+@click.option("--report", "only_report", is_flag=True, help="Call no model: report on the arena in --out.")
+@click.option("--yes", is_flag=True, help="Begin without asking in a terminal to confirm the number of calls.")
+@click.option("--json", "as_json", is_flag=True, help="Print the leaderboard as one JSON object, without any text.")
 @click.pass_context
 def arena(context: click.Context, /, **options: Any) -> None:
     """Has models explain the harm in memes and judge each other's answers in pairs, and ranks them.
 
-    For each meme a controller makes up three people and has each ask a question; every target answers all of them. The
-    panel's views are fused into a guideline, by which judges then compare answers that they are not told the authors
-    of. The folder holds every step, and a page (leaderboard.html) the ratings with their intervals.
+    For each meme a controller invents three people, each of whom asks a question; every target answers all questions.
+    The panel's views are fused into a guideline, by which judges then compare answers without knowing their authors.
+    The folder holds every step, and a page (leaderboard.html) the ratings with their intervals.
 
-    Called again in the same way, it goes on where it was: no model is asked again for what it has said.
+    The same command continues an interrupted arena, and repeats no stored call.
 
-    Exit code: 0 if the arena has come to its end, 1 if it could not go on, 130 if it was interrupted.
+    Exit code: 0 if the arena is complete, 1 if it could not continue, 130 if it was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
@@ -116,18 +116,18 @@ def arena(context: click.Context, /, **options: Any) -> None:
     if not options["only_report"]:
         ask = _options_of(options)
         if options["repeats"] == 1:
-            _hold(ask, yes=options["yes"])
+            _run(ask, yes=options["yes"])
         else:
             for number, repeat in enumerate(repeats_of(ask, options["repeats"])):
-                # The question is put once: repeats are of one decision.
-                _hold(repeat, yes=options["yes"] or number > 0)
+                # Confirmed once: the repeats are one decision.
+                _run(repeat, yes=options["yes"] or number > 0)
     if folders := repeats_in(out):
         if options["by"]:
             raise click.UsageError(f"--by is for one arena: name the folder of a repeat, such as {folders[0]}.")
         boards = [leaderboard(folder, humans) for folder in folders]
         for one, folder in zip(boards, folders, strict=True):
             _page(one, folder)
-        _tell_repeats(boards, out, as_json=options["as_json"])
+        _print_repeats(boards, out, as_json=options["as_json"])
         return
     board = leaderboard(out, humans)
     groups = groups_in(out, _keys(options["by"]))
@@ -181,7 +181,7 @@ def export_arena(out: Path, parquet: Path | None, **options: Any) -> None:
 @click.option("--mixed", is_flag=True, help="Prefix meme ids with the data set's id, for an arena over several.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Task file to write, for --tasks.")
 def tasks_from_run(run: Path, side: str, mixed: bool, out: Path) -> None:
-    """Makes arena tasks of the questions that Accuser and Defender asked in the trials of a RUN.
+    """Makes arena tasks from the questions of Accuser and Defender in the trials of a RUN.
 
     An arena with these tasks (--tasks) finds the better witness. The Proposer's answers are left out.
     """
@@ -228,7 +228,7 @@ def _group_page(board: Leaderboard, groups: Sequence[BoardsBy], out: Path) -> li
     return sections
 
 
-def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
+def _print_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from eval.arena.repeats import repeat_section, repeated_board
@@ -244,7 +244,7 @@ def _tell_repeats(boards: Sequence[Leaderboard], out: Path, *, as_json: bool) ->
 
 
 def figures_of(board: Leaderboard) -> dict[str, Any]:
-    """The figures, for other programs."""
+    """Returns a leaderboard's figures for other programs, without any text."""
     from dataclasses import asdict
 
     figures = asdict(board)
@@ -258,13 +258,13 @@ def figures_of(board: Leaderboard) -> dict[str, Any]:
         "samples": [one.model_dump(mode="json") for one in manifest.samples],
     }
     for one in (*figures["boards"], *filter(None, [figures["other_vote"]])):
-        # A pair is no key of a JSON object.
+        # A pair can't be the key of a JSON object.
         one["against"] = [[*pair, rate] for pair, rate in one["against"].items()]
     figures["spent"] = {name: spent.model_dump() for name, spent in board.spent.items()}
     return figures
 
 
-def _hold(ask: Ask, *, yes: bool) -> None:
+def _run(ask: Ask, *, yes: bool) -> None:
     from eval.arena.folder import ArenaFolder
     from eval.arena.run import run
     from eval.runs.progress import watching
@@ -273,18 +273,18 @@ def _hold(ask: Ask, *, yes: bool) -> None:
 
     def begin(calls: int, dollars: float) -> None:
         price = f", about US$ {dollars:,.2f} at 1,500 tokens in and 300 out a call" if dollars else ""
-        tell(f"This takes about {calls:,} calls{price}; what was asked before is not asked again.")
-        # In a job nobody could answer, and whoever wrote it has decided.
+        tell(f"This takes about {calls:,} calls{price}; stored calls are not made again.")
+        # In a job nobody could answer: whoever wrote it has decided.
         if not yes and sys.stdin.isatty():
             click.confirm("Begin?", abort=True, err=True)
 
     if ArenaFolder(ask.out).begun:
-        tell(f"{ask.out} holds an arena: it is gone on with.")
+        tell(f"{ask.out} holds an arena, which is continued.")
     try:
         with watching(tell) as progress:
             asyncio_run(run(ask, progress.tell, partial(progress.step, "memes"), begin=begin))
     except Interrupted as error:
-        tell("Interrupted. What was asked is kept; the same command goes on.")
+        tell("Interrupted. All replies so far are stored; the same command continues.")
         sys.exit(error.exit_code)
 
 
@@ -304,10 +304,10 @@ def _options_of(options: dict[str, Any]) -> Ask:
     samples = samples_of(options, table, "[arena] in the file of models")
     own = {name: table[name] for name in table if name not in TABLE_KEYS}
     settings = arena_settings(own, file.models, beside=options["models"].parent)
-    # A file may name models that no role has; their servers need not be there.
+    # A file may name models without a role; their servers need not run.
     used = dict.fromkeys((*settings.targets, *settings.judges, settings.controller))
     specs = {name: file.models[name] for name in used}
-    require_servers(specs, options["vllm"])  # what is wrong is said before anything is read
+    require_servers(specs, options["vllm"])  # reports what is wrong before anything is read
     return Ask(
         out=options["out"],
         name=options["name"] or options["out"].resolve().name,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--trial",
     is_flag=True,
-    help="Hold a full trial on harm of every meme, and put the question to its Judge after the verdict.",
+    help="Try every meme on harm in a full trial, and put the question to its Judge after the verdict.",
 )
 @click.option(
     "--split",

@@ -28,14 +28,14 @@ def labels() -> None:
 def annotators(
     votes: Path, runs: tuple[Path, ...], harmful: str | None, seed: int, html: Path | None, as_json: bool
 ) -> None:
-    """Measures how far annotators agree, and holds each RUN against their shares.
+    """Measures how far annotators agree, and compares each RUN with their votes.
 
-    VOTES is CSV with a header or JSON a line: id (of the meme), annotator and label, a line a vote; or the folder of a
-    run whose data set's card keeps votes, which is held against them, too. Agreement is told
-    by Krippendorff's alpha (labels as names), shares of pairs and memes that agree, and an annotator's accuracy against
-    the rest. A run's scores are held against the share of annotators who found a meme harmful (Brier score,
-    cross-entropy), its labels against the majority, apart for memes on which all agree and others. Intervals are 95 %,
-    by bootstrap over memes.
+    VOTES is CSV with a header or JSON a line, with id (of the meme), annotator and label, one line per vote; or the
+    folder of a run whose data set's card keeps votes, which is then compared with them too. Agreement is measured by
+    Krippendorff's alpha (nominal labels), by the shares of pairs and of memes that agree, and by an annotator's
+    accuracy against the rest. A run's scores are compared with the share of annotators who found a meme harmful (Brier
+    score, cross-entropy), and its labels with the majority, separately for unanimous memes and for the others.
+    Intervals are 95 %, by bootstrap over memes.
     """
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
@@ -53,7 +53,7 @@ def annotators(
         cast = scored.card_votes(own)
         lead.append("The card's votes bear no names: there are as many annotators as votes on one meme at most.")
         if own.question is None:
-            # A run of trials is itself held against its memes' votes.
+            # A run of trials is itself compared with its memes' votes.
             runs = tuple(dict.fromkeys((votes, *runs)))
         # What the card calls harmful, unless the user says it.
         if not named and own.manifest is not None and (task := dataset_of(own.manifest).card.court_task):

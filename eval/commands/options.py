@@ -29,8 +29,8 @@ T = TypeVar("T")
 # Neither 1 nor 2, which click uses for errors: a script can tell that --resume is what is left to do.
 EXIT_UNFINISHED = 3
 LANGUAGE = (
-    "Language of the memes' texts (BCP 47); detect, to detect it of each text; or card, as the data set's card names "
-    "it. `--set language_shown=true` has advocates and Judge told."
+    "Language of the memes' texts (BCP 47); detect, to detect it in each text; or card, to take it from the data set's "
+    "card. `--set language_shown=true` shows it to advocates and Judge."
 )
 TEMPLATE_SPLIT = "template"
 """Split of every data set: its first test split, with no precedent on the template of a judged meme."""

@@ -26,42 +26,44 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
 
 
 @click.group(invoke_without_command=True)
-@click.option("--target", metavar="NAME", help="Who is probed: a model of the file of models.")
+@click.option("--target", metavar="NAME", help="Model to probe, by its name in the file of models.")
 @click.option(
     "--controller",
     "controllers",
     multiple=True,
     metavar="NAME",
-    help="Who probes: sorts memes, writes references, scores, rewrites. May be given again, the senior one first: "
-    "three of different makers vote better than one.",
+    help="Model that sorts memes, writes references, scores and rewrites. May be repeated, the senior one first: three "
+    "of different makers vote better than one.",
 )
 @click.option(
     "--models",
     type=click.Path(path_type=Path),
     default=Path("models.toml"),
     show_default=True,
-    help="The file of models (TOML): where their servers are, what they cost, what they may be asked.",
+    help="File of models (TOML): addresses of their servers, prices and budgets.",
 )
 @vllm_turns_options
 @click.option("--data", type=click.Path(path_type=Path), help="Directory of the unpacked data set.")
-@click.option("--dataset", metavar="ID", help="Which data set that is. [default: the one that is recognised there]")
+@click.option("--dataset", metavar="ID", help="Data set. [default: the one that is recognised there]")
 @click.option("--split", help="Split. [default: the first test split]")
 @click.option("--out", type=click.Path(path_type=Path), help="The probe's folder. [default: probe-TARGET]")
 @click.option(
     "--calls",
     type=click.Path(path_type=Path),
-    help="A store of model calls that probes share: how memes are sorted, and what the references are, is then asked "
-    "once for all targets. [default: the probe's own]",
+    help="Store of model calls, shared by probes: memes are then sorted, and references written, once for all targets. "
+    "[default: the probe's own]",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="So many memes at most, drawn by label.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of memes, drawn by label.")
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Of that sample, of where searches begin, and of replies.",
+    help="Seed of the sample, of the starts of searches, and of replies.",
 )
-@click.option("--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Of a search, at most (N).")
+@click.option(
+    "--steps", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum steps of a search (N)."
+)
 @click.option("--seeds", type=click.IntRange(0, 1000), default=5, show_default=True, help="Searches in a category.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Memes sorted alike; see docs.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=8, show_default=True, help="Memes at once.")
@@ -70,12 +72,12 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     type=click.IntRange(0, 10),
     default=4,
     show_default=True,
-    help="Up to which score an explanation has failed. The paper says below 4; its figures come out with 4.",
+    help="Highest score of a failed explanation. The paper says below 4; its figures result with 4.",
 )
 @click.option(
     "--per-category",
     type=click.IntRange(min=1),
-    help="Score so many memes of a category at most, drawn by seed: the same for every target. [default: all]",
+    help="Maximum memes scored in a category, drawn by seed: the same for every target. [default: all]",
 )
 @click.option(
     "--seeds-from",
@@ -88,30 +90,32 @@ AS_PUBLISHED = {"seeds": 10, "steps": 10, "batch": 1, "per_category": 200}
     default=1,
     show_default=True,
     type=click.IntRange(1, 100),
-    help="How often it is probed, with the same memes, each time with the next seed: folders side by side in --out.",
+    help="Number of probes of the same memes, each with the next seed, in folders side by side in --out.",
 )
 @click.option(
     "--as-published",
     is_flag=True,
-    help="As AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category; what is named besides "
-    "goes before it.",
+    help="Values of AdamMeme: ten seeds and ten steps, memes sorted one by one, 200 memes a category. Options that you "
+    "name take precedence.",
 )
-@click.option("--report", "only_report", is_flag=True, help="Ask nobody: report on what is there in --out.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, without any text of a meme.")
+@click.option("--report", "only_report", is_flag=True, help="Call no model: report on the probe in --out.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, without any text of a meme."
+)
 @click.pass_context
 def probe(context: click.Context, /, **options: Any) -> None:
-    """Finds out which harmful memes a model does not understand, and looks for more by rewriting them.
+    """Finds harmful memes that a model does not understand, and searches for more by rewriting them.
 
     Memes of a data set are sorted into kinds of harm. The target explains each; the controllers score that against a
     reference of theirs, 1 to 10. Then they rewrite texts, step by step, into what the target explains worse. The folder
-    holds every step, and a page (weakness.html) what was found.
+    holds every step, and a page (weakness.html) with the findings.
 
     Rewritten texts are harder to recognise by design. They stay in that folder, each is marked, and no library of
     precedents takes them in.
 
-    Called again in the same way, it goes on where it was: no model is asked again for what it has said.
+    The same command continues an interrupted probe, and repeats no stored call.
 
-    Exit code: 0 if the probe has come to its end, 1 if it could not go on, 130 if it was interrupted.
+    Exit code: 0 if the probe is complete, 1 if it could not continue, 130 if it was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
@@ -284,7 +288,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
         raise click.UsageError(f"{models.name} has no model {', '.join(unknown)}. It has: {', '.join(specs)}.")
 
     chosen = {name: specs[name] for name in names}
-    require_servers(chosen, options["vllm"])  # what is wrong is said before anything is read
+    require_servers(chosen, options["vllm"])  # reports what is wrong before anything is read
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -293,7 +297,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
     # Before the store of calls is opened, which would leave its files in somebody else's folder.
     refuse_place(plan.out)
     if ProbeFolder(plan.out).begun:
-        say(f"{plan.out} holds a probe: it is gone on with.")
+        say(f"{plan.out} holds a probe, which is continued.")
 
     async def go(progress: Progress) -> None:
         from contextlib import AsyncExitStack
@@ -324,7 +328,7 @@ def _hold(plan: ProbePlan, options: dict[str, Any]) -> None:
         except Interrupted as error:
             interrupted = error.exit_code
     if interrupted:
-        say("Interrupted. What was asked is kept; the same command goes on.")
+        say("Interrupted. All replies so far are stored; the same command continues.")
         sys.exit(interrupted)
 
 

@@ -22,8 +22,8 @@ def steering(files: tuple[Path, ...], as_json: bool) -> None:
     """Counts the texts in each FILE, all together, that read like an attempt to steer the court.
 
     FILE holds memes (as for `memecourt precedents build`), texts line by line (.txt), or a JSON array of texts (.json).
-    No text is shown. Intervals are 95 %, exact (Clopper-Pearson); "in words" leaves out what is told by its form alone:
-    control tokens, hidden text, floods.
+    No text is shown. Intervals are 95 %, exact (Clopper-Pearson); "in words" leaves out texts that only their form
+    betrays: control tokens, hidden text, floods.
     """
     from eval.studies.steering import measure_steering
 

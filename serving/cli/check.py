@@ -47,11 +47,11 @@ _SHOWN = 10  # ids that are listed of each kind; --json lists all
 def check(
     place: Path, against: Path | None, pictures: Path | None, sure: float, encoder: str | None, as_json: bool
 ) -> None:
-    """Looks for what is wrong with a LIBRARY, and tells it by ids; no text of a meme is printed.
+    """Searches a LIBRARY for faults, and lists them by ids; no text of a meme is printed.
 
     \b
     leaks              precedents too near to a meme of --against: the same id, file,
-                       pixels or text, or a picture and a text that are nearly its own
+                       pixels or text, or a picture and a text that are both near
     duplicates         precedents with the same words and picture: they count once
     conflicts          the same, or nearly, under both labels
     suspicious labels  the vote of the others clearly says otherwise

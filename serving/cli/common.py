@@ -224,7 +224,9 @@ def settled_trial_options(command: F) -> F:
             help="Leave out a part of the full trial, to measure its contribution.",
         ),
         click.option("--dull-judge", is_flag=True, default=None, help="Make one call of the Judge with only the meme."),
-        click.option("--stance-at", type=click.Choice(["start", "summary"]), help="When an advocate learns its side."),
+        click.option(
+            "--stance-at", type=click.Choice(["start", "summary"]), help="Point at which an advocate learns its side."
+        ),
     )
     return with_options(*options)(command)
 

@@ -33,12 +33,12 @@ _FILE = click.Path(path_type=Path)
 @click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
 @click.option("--tls-client-ca", type=_FILE, help="Authorities (PEM) that must have issued the browser's certificate.")
 @click.option(
-    "--blind-first/--no-blind-first", default=None, help="Whether reviewers decide before they see the verdict."
+    "--blind-first/--no-blind-first", default=None, help="Have reviewers decide before they see the verdict, or not."
 )
 @click.option(
     "--overrulings",
     type=click.Choice(["never", "chosen", "always"]),
-    help="Which overruled verdicts become precedents: none, those that the reviewer chooses (the default), or all.",
+    help="Overruled verdicts that become precedents: none, those that the reviewer chooses (the default), or all.",
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics of reviews on.")
 @insecure_option

@@ -234,8 +234,8 @@ def add(
 
 
 @precedents.command()
-@click.option("--text", help="Text to look for.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture to look for.")
+@click.option("--text", help="Text to search for.")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Picture to search for.")
 @click.option(
     "-k", "most", default=5, show_default=True, type=click.IntRange(1, 100), help="Number of precedents to show."
 )

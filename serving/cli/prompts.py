@@ -24,7 +24,7 @@ def prompts() -> None:
     """Lists, shows, checks and compares sets of prompts.
 
     A set is a packaged version (`1`) or a folder with proposer.toml, advocate.toml and judge.toml; the setting
-    trial.prompts, or --prompts, names the one that trials are held with.
+    trial.prompts, or --prompts, names the one that trials use.
     """
 
 

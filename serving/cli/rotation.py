@@ -45,14 +45,14 @@ def rotate_key(
     yes: bool,
     docket: Path | Address | None,
 ) -> None:
-    """Goes over to another key: an entry of the log that both keys sign, and from there on the new one alone.
+    """Changes to another key by an entry of the log that both keys sign; from then on only the new one signs.
 
-    What was signed before stays valid, and is checked with the old key or the new. Then keep the new public key where
-    the old one is, and a checkpoint outside. Servers on this machine go over by themselves; on others, FILE.next has to
-    lie beside their key file before.
+    Earlier signatures stay valid, and are checked with the old key or the new. Afterwards store the new public key
+    where the old one is, and a checkpoint elsewhere. Servers on this machine change by themselves; on other machines,
+    FILE.next must lie beside their key file first.
 
-    Where an earlier rotation was cut off, it is finished and no further one is made. Exit code 3 says so where that was
-    another one, by --who, --why and --compromised, than the one that was asked for.
+    If an earlier rotation was interrupted, the command finishes it and makes no further one. It then exits with code 3
+    if that rotation had another --who, --why or --compromised.
     """
     settings = settings_of(docket=docket)
     place = settings.docket_key_place or Path(str(settings.docket_place)).with_suffix(".key")

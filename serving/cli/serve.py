@@ -57,11 +57,13 @@ _SERVING = (
     help="Address to listen on; port 0 picks a free one. An address beyond loopback needs a certificate and tokens.",
 )
 @click.option("--concurrent-trials", type=int, help="Maximum concurrent trials; further callers wait.")
-@click.option("--waiting-trials", type=int, help="Maximum waiting callers; further ones are told to retry later.")
+@click.option(
+    "--waiting-trials", type=int, help="Maximum waiting callers; further ones are refused with a time to retry."
+)
 @click.option(
     "--reuse",
     type=click.Choice(["off", "namespace", "everywhere"]),
-    help="Which earlier verdicts on the same meme are reused without a new trial.",
+    help="Namespaces whose earlier verdicts on the same meme are reused without a new trial.",
 )
 @click.option("--tls-certificate", type=_FILE, help="Certificate chain of the server (PEM); clients must then use TLS.")
 @click.option("--tls-key", type=_FILE, help="Private key of the certificate (PEM).")
@@ -71,9 +73,9 @@ _SERVING = (
 @click.option("--http", metavar="HOST:PORT", help="Also serve HTTP and JSON on this address; see docs/http.md.")
 @click.option("--console", metavar="HOST:PORT", help="Also serve the console on this address; see `memecourt console`.")
 @click.option("--console-origin", metavar="URL", help="Public origin of the console, if it differs from the address.")
-@click.option("--reflection/--no-reflection", default=None, help="Whether the server offers gRPC reflection.")
+@click.option("--reflection/--no-reflection", default=None, help="Offer gRPC reflection, or not.")
 @click.option("--metrics", metavar="HOST:PORT", help="Address to serve Prometheus metrics on.")
-@click.option("--traces/--no-traces", default=None, help="Whether OpenTelemetry traces are exported.")
+@click.option("--traces/--no-traces", default=None, help="Export OpenTelemetry traces, or not.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @click.option(
     "--vllm",

@@ -28,10 +28,10 @@ _file = click.option(
 
 @click.group()
 def tokens() -> None:
-    """Says who may call a server, and what each caller may do.
+    """Manages the file of the callers of a server, and what each may do.
 
-    The file holds no token, only the hash of each. A server that was started with it (--tokens FILE) heeds changes
-    within two seconds.
+    The file holds no token, only the hash of each. A server that was started with it (--tokens FILE) applies
+    changes within two seconds.
     """
 
 
@@ -104,11 +104,11 @@ def remove(name: str, number: str | None, path: Path) -> None:
 
 
 def _line(entry: Entry) -> str:
-    whose = "of everybody" if entry.namespaces is None else "of " + ", ".join(map(repr, entry.namespaces))
+    limits = "of everybody" if entry.namespaces is None else "of " + ", ".join(map(repr, entry.namespaces))
     end = ""
     if entry.expires is not None:
         end = f"  {'until' if entry.in_force else 'expired'} {entry.expires:%Y-%m-%d %H:%M}Z"
-    return f"{printable(entry.name)}  {entry.sha256[:12]}  {','.join(entry.scopes)}  {printable(whose)}{end}"
+    return f"{printable(entry.name)}  {entry.sha256[:12]}  {','.join(entry.scopes)}  {printable(limits)}{end}"
 
 
 def _done(work: Callable[[], T]) -> T:

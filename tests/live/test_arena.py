@@ -76,7 +76,7 @@ def test_a_small_arena_end_to_end_and_nothing_is_asked_twice(files, vllm):
     before, spent = vllm.metric("vllm:request_success_total"), ArenaFolder(files / "arena").spent()
     assert sum(one.calls for one in spent.values()) == _kept(files / "arena" / "calls.sqlite")
     again = arena(files)
-    assert again.exit_code == 0 and "gone on with" in again.output
+    assert again.exit_code == 0 and "continued" in again.output
     # Each server is asked what it can do, and nothing of the arena.
     assert ArenaFolder(files / "arena").spent() == spent
     asked = vllm.metric("vllm:request_success_total") - before
