@@ -117,8 +117,8 @@ class Recorder:
         if issubclass(draft.kind, VerdictGiven | TrialFailed | QuestionRuled):
             # Events of the same write are not in the tally yet, and neither is this one: it is built once without
             # `unused`, so that its own call does not count as unused.
-            untold = [event for event in beside if not self._reported_before(event)]
-            values["unused"] = self.tally.unused(*untold, draft.kind(**values))
+            unreported = [event for event in beside if not self._reported_before(event)]
+            values["unused"] = self.tally.unused(*unreported, draft.kind(**values))
         return draft.kind(**values)  # type: ignore[return-value]  # each Event is in the union
 
     async def _note(self, events: Sequence[AnyEvent]) -> None:

@@ -369,8 +369,8 @@ def _text_reasons(findings: Findings, text: TextRead) -> tuple[Review, ...]:
     reasons = []
     if findings.text_not_understood:
         detail = "The encoder can't read the text's script or signs, so that it was compared with no precedent."
-        if worn := disguises_in(text.text):
-            detail += f" The text looks disguised: {', '.join(worn)}."
+        if disguises := disguises_in(text.text):
+            detail += f" The text looks disguised: {', '.join(disguises)}."
         reasons.append(Review(reason=ReviewReason.TEXT_NOT_UNDERSTOOD, detail=detail))
     if findings.text_cut:
         detail = "The text is longer than the encoder reads; its end was not compared with any precedent."

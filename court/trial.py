@@ -266,16 +266,16 @@ class Court:
         duplicates = await evidence.near_duplicates(text)
         clerk.step = "precedents"
         findings, vote, cited = await evidence.search(text.text)
-        untold = [*duplicates, *cited]
+        unrecorded = [*duplicates, *cited]
         if case.procedure is Procedure.CASCADE and not summary.is_conclusive(findings, vote):
             # The full trial recalls these from the record, so they are written before it begins.
-            await clerk.note_all(*untold)
+            await clerk.note_all(*unrecorded)
             await self._full(evidence, fence, case).run(text)
             return
         # The witness records its steps as they come: these stand before them.
-        if untold and self.settings.expert == "always":
-            await clerk.note_all(*untold)
-            untold = []
+        if unrecorded and self.settings.expert == "always":
+            await clerk.note_all(*unrecorded)
+            unrecorded = []
         testimony = await self._testimony(text.text, clerk, budget)
         clerk.step = "sides"
         # Nobody is asked: all that there is to say since the text is kept at once.
@@ -288,15 +288,15 @@ class Court:
                     "entropy": entropy(statement.summary),
                     "cites": statement.cites,
                 }
-                untold.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
+                unrecorded.append(EventDraft(Summarised, {"side": side, "round": 0, **fields}))
             if clerk.recall(SideRested, side=side) is None:
                 resting = {"side": side, "rounds": 0, "reason": QuestioningEnd.NO_EXAMINATION}
-                untold.append(EventDraft(SideRested, resting))
+                unrecorded.append(EventDraft(SideRested, resting))
         clerk.step = "verdict"
         verdict = summary.weigh(findings, vote, text, self.settings)
         if testimony is not None:
             verdict = with_testimony(verdict, testimony, facts=self.policy.turns_on_facts)
-        await give_verdict(clerk, *untold, verdict=verdict)
+        await give_verdict(clerk, *unrecorded, verdict=verdict)
 
     async def _testimony(self, text: str, clerk: Recorder, budget: Deadline) -> Testimony | None:
         """Testimony of the expert witness of a summary, which no side can call; None where it is not called."""

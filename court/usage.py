@@ -22,7 +22,7 @@ class UsageMeter:
 
     broke_off: int = 0
     _made: Counter[str] = field(default_factory=Counter)
-    _told: Counter[str] = field(default_factory=Counter)
+    _reported: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -43,14 +43,14 @@ class UsageMeter:
 
     def count_stored(self, event: Event) -> None:
         """An event that was kept tells of its calls."""
-        self._told.update(_reported_by(event))
+        self._reported.update(_reported_by(event))
 
     def unused(self, *last: Event) -> Unused | None:
         """Returns the usage that neither stored nor these last events report; None where no model was asked."""
         if not self._made:
             return None
         # Counter's minus drops what would be negative, which `Unused` refuses.
-        return Unused(**(self._made - self._told - sum(map(_reported_by, last), Counter())))
+        return Unused(**(self._made - self._reported - sum(map(_reported_by, last), Counter())))
 
 
 _OF_TRIAL: ContextVar[UsageMeter | None] = ContextVar("tally of the trial", default=None)

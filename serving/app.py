@@ -49,7 +49,7 @@ from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import send_webhooks
 from serving.wiring import corrections_for, forget_by, open_court, open_shadow, readiness_checks, rules_of
 
-_TOLD_S = 5.0
+_ANSWERED_S = 5.0
 """Seconds in which the callers of trials that were ended are told so: each end is kept first, and there may be many."""
 _LAST_S = 2.0
 """Seconds at the very end for answers that are on their way, and for calls that are no trials."""
@@ -161,7 +161,7 @@ async def serve(
                 forget = forget_by(house)
                 _beside(stack, keep_retention(house.docket, settings, forget=forget, report=telemetry.expired))
             if receivers:
-                _tell_receivers(stack, house, receivers, telemetry)
+                _start_webhooks(stack, house, receivers, telemetry)
             if settings.console:
                 tell(f"console on {await stack.enter_async_context(_console(house, settings, tokens, services[1]))}")
             await _hold_court(
@@ -181,7 +181,7 @@ async def serve(
             raise Unavailable("The model server ended by itself, and the court with it.", reason="MODEL_SERVER_ENDED")
 
 
-def _tell_receivers(
+def _start_webhooks(
     stack: AsyncExitStack, house: TrialExecutor, receivers: Sequence[Receiver], telemetry: Telemetry
 ) -> None:
     """Sends webhooks beside the trials, and has changes of precedents put on record where somebody is told of them."""
@@ -290,7 +290,7 @@ async def _hold_court(
         reception.close()
         await asyncio.gather(court.empty(settings.grace), _over(resuming, settings.grace))
     # The reception has ended what was left, and its callers are being told.
-    await court.empty(_TOLD_S)
+    await court.empty(_ANSWERED_S)
     court.memory.close()
     docket.close()
     precedents.close()

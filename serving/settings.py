@@ -510,7 +510,7 @@ class Settings(BaseSettings):
             self._check_room(self.shadow.llm, "the shadow's ")
         return self
 
-    def _check_room(self, llm: ModelSettings, whose: str) -> None:
+    def _check_room(self, llm: ModelSettings, owner: str) -> None:
         roles: dict[str, RoleSettings] = {name: llm.of_role(name) for name in self.roles}
         for name, own in {**roles, **llm.further_judges}.items():
             role = Role(name.partition(" ")[0].upper())
@@ -519,7 +519,7 @@ class Settings(BaseSettings):
             limit, fewest = own.max_tokens, fewest_tokens(role, self.trial.reply_chars)
             if limit is not None and limit < fewest:
                 raise ValueError(
-                    f"max_tokens of {whose}{name} is {limit}: the longest reply that is asked of it takes {fewest} "
+                    f"max_tokens of {owner}{name} is {limit}: the longest reply that is asked of it takes {fewest} "
                     f"tokens in English. Allow those, or lower trial.reply_chars, which is {self.trial.reply_chars}."
                 )
 

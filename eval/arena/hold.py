@@ -56,7 +56,7 @@ class ArenaPlan:
         memes: In order; the place of a meme decides who meets over it.
         chairs: The models, by the names that the settings use.
         seed: Seed of all draws.
-        given: Questions that came with a set, by meme; empty where the controller writes them.
+        fixed_tasks: Questions that came with a set, by meme; empty where the controller writes them.
         references: Human references by meme, for the setting ``human``.
         concurrency: Memes under way at once.
     """
@@ -65,13 +65,13 @@ class ArenaPlan:
     memes: tuple[ShownMeme, ...]
     chairs: Mapping[str, MeteredModel]
     seed: int = 0
-    given: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
+    fixed_tasks: Mapping[str, tuple[FixedTask, ...]] = field(default_factory=dict)
     references: Mapping[str, HumanReference] = field(default_factory=dict)
     concurrency: int = 4
 
     def tasks_of(self, meme: ShownMeme) -> int:
         """Returns the number of tasks of a meme."""
-        return len(self.given.get(meme.id, ())) if self.given else len(Relevance)
+        return len(self.fixed_tasks.get(meme.id, ())) if self.fixed_tasks else len(Relevance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,10 @@ class _Meme:
         self._keep(MemeDone(meme=self._meme.id))
 
     async def _tasks(self) -> list[_Task]:
-        if self._plan.given:
+        if self._plan.fixed_tasks:
             return [
-                self._fixed_task(number, task) for number, task in enumerate(self._plan.given.get(self._meme.id, ()))
+                self._fixed_task(number, task)
+                for number, task in enumerate(self._plan.fixed_tasks.get(self._meme.id, ()))
             ]
         controller = self._speaker(self._settings.controller)
         profiles, call = await controller.profiles(self._settings.temperature)
@@ -241,7 +242,7 @@ class _Meme:
         answers = zip(targets, await _all(self._answer(name, task) for name in targets), strict=True)
         there = {name: answer for name, answer in answers if answer is not None}
         guideline = None
-        if self._settings.guideline == "fused" and not self._plan.given:
+        if self._settings.guideline == "fused" and not self._plan.fixed_tasks:
             guideline = await self._fuse(task, there)
         pairs = self._pairs(task)
         for one, other in pairs:
@@ -259,7 +260,7 @@ class _Meme:
         speaker = self._speaker(name)
         calls: tuple[ReplyCost, ...]
         forgotten = 0
-        if self._plan.given:
+        if self._plan.fixed_tasks:
             limit = self._settings.history_chars
             spoken = await reply_or_reason(speaker.converse(task.rounds, task.language, limit))
             if isinstance(spoken, str):
@@ -352,7 +353,7 @@ class _Meme:
             judges = apart
         chosen = rng.sample(judges, self._settings.judges_per_battle)
         written = self._written(task)
-        setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.given and written else Setting.NONE
+        setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.fixed_tasks and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)
         judgements: list[tuple[str, Setting, FixedQuestion | None, Study]] = [
             (name, setting, reference, "arena") for name in chosen

@@ -189,7 +189,7 @@ async def run(
                 memes=shown.memes,
                 chairs=chairs,
                 seed=ask.seed,
-                given=by_meme,
+                fixed_tasks=by_meme,
                 references={one.meme: one for one in references},
                 concurrency=ask.concurrency,
             )

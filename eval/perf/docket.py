@@ -85,7 +85,9 @@ _PLAIN = Table("plain", MetaData(), *_COLUMNS)
 
 _AT_ONCE = 64  # trials that are written side by side to be checked
 _ROUNDS = 10  # questions of a side
-_SAID = "The picture shows two people from Blueland who carry a pot of soup across a bridge while a third one waves. "
+_SENTENCE = (
+    "The picture shows two people from Blueland who carry a pot of soup across a bridge while a third one waves. "
+)
 _CALL = ModelCall(
     role=Role.PROPOSER,
     model="model",
@@ -368,21 +370,27 @@ def _full_trial(number: int) -> list[AnyEvent]:
 
     named = {"trial_id": trial_id, "seq": 0, "at": at}
     add(TextRead(**named, text="Soup for everybody", source=TextSource.OCR))
-    add(Described(**named, description=_SAID * 6, call=_CALL))
+    add(Described(**named, description=_SENTENCE * 6, call=_CALL))
     for side in Side:
         for round_ in range(1, _ROUNDS + 1):
-            add(QuestionAsked(**named, side=side, round=round_, question=_SAID, call=_CALL))
-            add(AnswerGiven(**named, side=side, round=round_, answer=_SAID * 3, call=_CALL))
+            add(QuestionAsked(**named, side=side, round=round_, question=_SENTENCE, call=_CALL))
+            add(AnswerGiven(**named, side=side, round=round_, answer=_SENTENCE * 3, call=_CALL))
             add(
                 Summarised(
-                    **named, side=side, round=round_, summary=_SAID * 8, justification=_SAID, entropy=4.1, call=_CALL
+                    **named,
+                    side=side,
+                    round=round_,
+                    summary=_SENTENCE * 8,
+                    justification=_SENTENCE,
+                    entropy=4.1,
+                    call=_CALL,
                 )
             )
         add(SideRested(**named, side=side, rounds=_ROUNDS, reason=QuestioningEnd.CONVERGED))
     strengths = Strengths(harmful=Strength.WEAK, benign=Strength.STRONG)
     add(
         VerdictGiven(
-            **named, verdict=Verdict(label=Label.NOT_HARMFUL, strengths=strengths, rationale=_SAID * 4), call=_CALL
+            **named, verdict=Verdict(label=Label.NOT_HARMFUL, strengths=strengths, rationale=_SENTENCE * 4), call=_CALL
         )
     )
     return events

@@ -37,7 +37,7 @@ _NAMES = {value: name.lower() for name, value in vars(Ink).items() if not name.s
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _SCALE = 1.3
 """Pixels of the page for a point of a figure."""
-_KEPT = frozenset(
+_COPIED_PROPERTIES = frozenset(
     {
         "fill",
         "stroke",
@@ -136,7 +136,7 @@ def _unstyle(element: ElementTree.Element) -> None:
     for declaration in filter(None, (part.strip() for part in style.split(";"))):
         prop, _, value = (part.strip() for part in declaration.partition(":"))
         # As attributes: the page's security policy allows styles in no element.
-        if prop in _KEPT:
+        if prop in _COPIED_PROPERTIES:
             element.set(prop, value)
         elif prop in ("font", "font-size") and (size := re.search(r"([\d.]+)px", value)):
             element.set("font-size", size[1])

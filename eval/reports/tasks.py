@@ -319,7 +319,7 @@ def _confusions(group: TaskGroup, number: int) -> Iterator[Section]:
         _, arrays = arrays_of(one)
         labels = card.question.labels
         # One more column, of memes without an answer, so that each row adds up to its gold count.
-        predicted = np.column_stack([arrays.said, ~arrays.answered]).astype(np.int64)
+        predicted = np.column_stack([arrays.predicted, ~arrays.answered]).astype(np.int64)
         counts = arrays.gold.astype(np.int64).T @ predicted
         rows: list[tuple[str, ...]] = [("gold \\ said", *map(plain, labels), "no answer")]
         rows += [(plain(label), *(f"{n:,}" for n in row)) for label, row in zip(labels, counts.tolist(), strict=True)]

@@ -31,7 +31,7 @@ class RunningScore:
         total: Memes to be judged.
         before: Number of ``done`` that were there when this process began.
         done: Memes that have a prediction.
-        kept: Number of those that the protocol keeps.
+        labelled: Number of those that the protocol keeps.
         decided: Number of those with a class.
         right: Number of those with the right class.
         failed: Predictions that there is none of.
@@ -46,7 +46,7 @@ class RunningScore:
     total: int
     before: int = 0
     done: int = 0
-    kept: int = 0
+    labelled: int = 0
     decided: int = 0
     right: int = 0
     failed: int = 0
@@ -72,7 +72,7 @@ class RunningScore:
 
     def _count(self, gold: object, predicted: object) -> None:
         if gold is not None:
-            self.kept += 1
+            self.labelled += 1
             self.decided += predicted is not None
             self.right += predicted == gold
 
@@ -95,7 +95,7 @@ class RunningScore:
             parts.append(f"{self.tokens:,} tokens")
         if self.decided:
             parts.append(f"{self.protocol or self.task}: accuracy {self.right / self.decided:.3f}")
-            parts.append(f"coverage {self.decided / self.kept:.3f}")
+            parts.append(f"coverage {self.decided / self.labelled:.3f}")
         if self.failed:
             parts.append(f"{self.failed:,} failed")
         return ", ".join(parts)

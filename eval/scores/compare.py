@@ -21,7 +21,7 @@ SURE = 0.05
 FEWEST_TO_SAY = 6
 """Memes that only one of two systems gets right, from which on the exact test can be below that (2 * 0.5 ** 6)."""
 
-_SAID = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
+_COLUMN = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
 """Column of a strict confusion matrix; the last is no class at all."""
 
 
@@ -130,7 +130,9 @@ def compare(a: Results, b: Results, protocol: Protocol, *, resamples: int = RESA
             reason="GOLD_DIFFERS",
         )
     # Gold x said by A x said by B: all that the figures and the paired bootstrap depend on.
-    triples = [(int(in_a[meme][0]), *(_SAID[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared]
+    triples = [
+        (int(in_a[meme][0]), *(_COLUMN[of[meme][1].prediction.outcome] for of in (in_a, in_b))) for meme in shared
+    ]
     places = np.ravel_multi_index(np.array(triples).T, (2, 3, 3))
     cells = np.bincount(places, minlength=18).reshape(2, 3, 3)
     # Column 2 is no class, which is wrong whatever the gold label is.

@@ -31,7 +31,7 @@ class TaskArrays:
     Attributes:
         labels: Labels of the task.
         gold: Boolean of shape (memes, labels).
-        said: Boolean of shape (memes, labels); all False where there is no answer.
+        predicted: Boolean of shape (memes, labels); all False where there is no answer.
         answered: Boolean of shape (memes,).
         scores: float64 of shape (memes, labels), probabilities of the labels; NaN where there are none.
         votes: int64 of shape (memes, labels), annotators that gave each label; None where they are not known.
@@ -39,7 +39,7 @@ class TaskArrays:
 
     labels: tuple[str, ...]
     gold: Bools
-    said: Bools
+    predicted: Bools
     answered: Bools
     scores: Floats
     votes: NDArray[np.int64] | None = None
@@ -47,7 +47,7 @@ class TaskArrays:
     def replaced(self, predicted: Bools) -> TaskArrays:
         """Returns the same memes with other answers, all of them given and none with scores."""
         none = np.full(self.scores.shape, np.nan)
-        return replace(self, said=predicted, answered=np.ones_like(self.answered), scores=none)
+        return replace(self, predicted=predicted, answered=np.ones_like(self.answered), scores=none)
 
 
 def metric_of(name: str, labels: Sequence[str]) -> Metric:
@@ -88,7 +88,9 @@ def _mean(weights: Floats, values: NDArray[np.generic]) -> Floats:
 
 def _counts(arrays: TaskArrays, weights: Floats) -> tuple[Floats, Floats, Floats]:
     """Hits, answers and gold of each label, each of shape (resamples, labels)."""
-    both, predicted, gold = (each.astype(np.float64) for each in (arrays.gold & arrays.said, arrays.said, arrays.gold))
+    both, predicted, gold = (
+        each.astype(np.float64) for each in (arrays.gold & arrays.predicted, arrays.predicted, arrays.gold)
+    )
     return weights @ both, weights @ predicted, weights @ gold
 
 
@@ -100,7 +102,7 @@ def _f1(hits: Floats, predicted: Floats, gold: Floats) -> Floats:
 def right_answers(arrays: TaskArrays) -> Bools:
     """True for each meme whose answer is its gold, label for label."""
     # A meme without an answer says the empty set, which must not count as right where gold is empty.
-    return np.asarray(arrays.answered & (arrays.gold == arrays.said).all(axis=1))
+    return np.asarray(arrays.answered & (arrays.gold == arrays.predicted).all(axis=1))
 
 
 def _accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
@@ -123,7 +125,7 @@ def _weighted_f1(arrays: TaskArrays, weights: Floats) -> Floats:
 
 def _jaccards(arrays: TaskArrays) -> Floats:
     """Jaccard similarity of answer and gold, shape (memes,); 1 where both are empty, 0 without an answer."""
-    both, either = (arrays.gold & arrays.said).sum(axis=1), (arrays.gold | arrays.said).sum(axis=1)
+    both, either = (arrays.gold & arrays.predicted).sum(axis=1), (arrays.gold | arrays.predicted).sum(axis=1)
     return np.asarray(np.where(either > 0, both / np.maximum(either, 1), 1.0) * arrays.answered)
 
 
@@ -133,21 +135,21 @@ def _jaccard(arrays: TaskArrays, weights: Floats) -> Floats:
 
 def _masi(arrays: TaskArrays, weights: Floats) -> Floats:
     """MASI (Passonneau 2006): Jaccard times 1 for equal sets, 2/3 where one holds the other, 1/3 where they overlap."""
-    same = (arrays.gold == arrays.said).all(axis=1)
-    holds = ~(arrays.gold & ~arrays.said).any(axis=1) | ~(arrays.said & ~arrays.gold).any(axis=1)
+    same = (arrays.gold == arrays.predicted).all(axis=1)
+    holds = ~(arrays.gold & ~arrays.predicted).any(axis=1) | ~(arrays.predicted & ~arrays.gold).any(axis=1)
     return _mean(weights, _jaccards(arrays) * np.where(same, 1.0, np.where(holds, 2 / 3, 1 / 3)))
 
 
 def _binary_accuracies(arrays: TaskArrays, weights: Floats) -> Floats:
     """Share of memes of which each label was rightly given or denied, shape (resamples, labels)."""
-    right = (arrays.gold == arrays.said) & arrays.answered[:, None]
+    right = (arrays.gold == arrays.predicted) & arrays.answered[:, None]
     return _ratio(weights @ right.astype(np.float64), weights.sum(axis=1)[:, None])
 
 
 def _binary_macro_f1s(arrays: TaskArrays, weights: Floats) -> Floats:
     """Mean of the F1 of yes and of no, of each label, shape (resamples, labels)."""
     # Without an answer there is no "no" either, so that silence is never right.
-    denied, absent = arrays.answered[:, None] & ~arrays.said, ~arrays.gold
+    denied, absent = arrays.answered[:, None] & ~arrays.predicted, ~arrays.gold
     no = (weights @ each.astype(np.float64) for each in (denied & absent, denied, absent))
     return np.asarray((_f1(*_counts(arrays, weights)) + _f1(*no)) / 2)
 
@@ -202,7 +204,7 @@ def _brier(arrays: TaskArrays, weights: Floats) -> Floats:
 def _mmae(arrays: TaskArrays, weights: Floats) -> Floats:
     """Macro-averaged mean absolute error over answered memes, in steps (:func:`eval.scores.resampling.mmae`)."""
     there = arrays.answered
-    gold, predicted = arrays.gold[there].argmax(axis=1), arrays.said[there].argmax(axis=1)
+    gold, predicted = arrays.gold[there].argmax(axis=1), arrays.predicted[there].argmax(axis=1)
     level = (gold[:, None] == np.arange(len(arrays.labels))).astype(np.float64)
     weights = weights[:, there]
     # By level first, so that a rare level counts as much as a frequent one.

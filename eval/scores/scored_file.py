@@ -22,7 +22,7 @@ from eval.runs.results import Judged, Results, not_judged
 from eval.scores.prediction_rows import PredictionRows, prediction_rows
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
-_TOLD = 10
+_MOST_LISTED = 10
 """Faults that an error message lists."""
 _SHOWN = 60
 """Characters of an id that a message shows: columns may have been mixed up, and a meme's text has no place in one."""
@@ -95,7 +95,7 @@ def read_predictions(path: Path, memes: Sequence[JudgedMeme], *, scorer: str = "
         prediction_rows(path, scorer),
         lambda id_, record: _prediction(id_, record, words, levelled=levelled),
     )
-    return read.scored(memes, _COLUMNS, _with_benign_levels(read.said, read.places, path))
+    return read.scored(memes, _COLUMNS, _with_benign_levels(read.predictions, read.places, path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class CollectedPredictions:
     """Predictions of a file without a fault.
 
     Attributes:
-        said: Prediction of each meme that the file has, by id.
+        predictions: Prediction of each meme that the file has, by id.
         places: Row of each meme in the file, in words.
         columns: Names of all columns, in order.
     """
 
-    said: dict[str, Prediction]
+    predictions: dict[str, Prediction]
     places: dict[str, str]
     columns: tuple[str, ...]
 
@@ -123,7 +123,7 @@ class CollectedPredictions:
             predictions: Predictions in place of those that were collected.
         """
         # Levels are filled in where a file names them, once all rows are read.
-        predictions = self.said if predictions is None else predictions
+        predictions = self.predictions if predictions is None else predictions
         return ScoredFile(
             predictions=tuple(predictions.get(meme.id) or not_judged(meme.id) for meme in memes),
             missing=tuple(meme.id for meme in memes if meme.id not in predictions),
@@ -166,7 +166,7 @@ def collect_predictions(
             seen[id_] = line
             if id_ not in known:
                 # Only for those that are listed: a hint goes through all ids.
-                hint = _hint(id_, known) if len(faults) < _TOLD else ""
+                hint = _hint(id_, known) if len(faults) < _MOST_LISTED else ""
                 raise LineFault(f"no meme of the split has the id {id_[:_SHOWN]!r}{hint}")
             predictions[id_] = predict(id_, record)
         except LineFault as fault:
@@ -175,9 +175,10 @@ def collect_predictions(
         faults.append("it holds no predictions")
     if faults:
         # All faults are counted and a few are shown: a file with mixed-up columns has one in each line.
-        more = f"\n… and {len(faults) - _TOLD:,} more" if len(faults) > _TOLD else ""
+        more = f"\n… and {len(faults) - _MOST_LISTED:,} more" if len(faults) > _MOST_LISTED else ""
         raise BadRequest(
-            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_TOLD]) + more, reason="PREDICTIONS_UNUSABLE"
+            f"{path.name} can't be scored as it is:\n" + "\n".join(faults[:_MOST_LISTED]) + more,
+            reason="PREDICTIONS_UNUSABLE",
         )
     return CollectedPredictions(predictions, {id_: f"{unit} {line}" for id_, line in seen.items()}, tuple(columns))
 

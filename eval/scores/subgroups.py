@@ -234,7 +234,7 @@ def task_subgroup_tables(results: Results, groups: Mapping[str, Sequence[str]]) 
         right = right_answers(arrays).tolist()
         tables.append(_table(rows([True] * len(ids), right), groups, task=question.task, shares=_OF_WHOLE))
     for place, label in enumerate(question.labels[: 1 if mirrored else None]):
-        by_label = rows(arrays.gold[:, place].tolist(), arrays.said[:, place].tolist())
+        by_label = rows(arrays.gold[:, place].tolist(), arrays.predicted[:, place].tolist())
         shares = SHARES if mirrored else _OF_LABEL
         tables.append(_table(by_label, groups, task=question.task, label=label, shares=shares))
     return tuple(_corrected(tables))
@@ -246,7 +246,7 @@ class _YesOrNo:
 
     meme: str
     gold: bool
-    said: bool | None
+    answer: bool | None
 
 
 def _table(
@@ -308,7 +308,7 @@ def wilson(count: int, n: int) -> Figure | None:
 
 def _counts(rows: Sequence[_YesOrNo]) -> dict[str, tuple[int, int]]:
     """Counts the memes of each share, and those that it is over."""
-    outcomes = [(row.gold, row.said) for row in rows]
+    outcomes = [(row.gold, row.answer) for row in rows]
     harmful = [label for gold, label in outcomes if gold]
     benign = [label for gold, label in outcomes if not gold]
     return {

@@ -191,7 +191,7 @@ def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
     return judged, TaskArrays(
         labels=labels,
         gold=_flags(gold, labels),
-        said=_flags([a.labels if a else () for a in answers], labels),
+        predicted=_flags([a.labels if a else () for a in answers], labels),
         answered=np.array([a is not None for a in answers]),
         scores=np.array(scores, dtype=np.float64),
         votes=_votes_of([one.meme for one in judged], question),
@@ -245,10 +245,10 @@ def resampled(
 def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str]:
     """Answers of always saying the same, and what that is in words."""
     if question.multi:
-        return arrays.replaced(np.zeros_like(arrays.said)), "always none"
+        return arrays.replaced(np.zeros_like(arrays.predicted)), "always none"
     most = int(arrays.gold.sum(axis=0).argmax())
     # The first of equals, as `argmax` has it: the card's order decides, not the order of the memes.
-    always = np.zeros_like(arrays.said)
+    always = np.zeros_like(arrays.predicted)
     always[:, most] = True
     return arrays.replaced(always), f"always {question.labels[most]}"
 
@@ -259,7 +259,7 @@ _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1
 def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[[str], Figure | None]) -> LabelFigures:
     gold = arrays.gold[:, place]
     # Always saying no is the baseline of one label, whichever the baseline of the whole task is.
-    never = arrays.replaced(np.zeros_like(arrays.said))
+    never = arrays.replaced(np.zeros_like(arrays.predicted))
     values: dict[str, Figure | None] = {kind: figure(f"{kind}:{label}") for kind in _LABEL_KINDS}
 
     def baseline(kind: str) -> float:
@@ -272,7 +272,7 @@ def _label_figures(arrays: TaskArrays, label: str, place: int, figure: Callable[
     return LabelFigures(
         label=label,
         gold=int(gold.sum()),
-        said=int(arrays.said[:, place].sum()),
+        said=int(arrays.predicted[:, place].sum()),
         prevalence=float(gold.mean()),
         precision=values["precision"],
         recall=values["recall"],
@@ -299,7 +299,7 @@ def _by_order(
             [a.rotations[turn] if a and turn < len(a.rotations) else () for a in answers], question.labels
         )
         # Probabilities were averaged over the orders and belong to none of them.
-        in_order = replace(arrays, said=predicted, scores=np.full(arrays.scores.shape, np.nan))
+        in_order = replace(arrays, predicted=predicted, scores=np.full(arrays.scores.shape, np.nan))
         found.append(
             {name: value_of(metric_of(name, question.labels), in_order) for name in names if name not in BASELINE_FREE}
         )

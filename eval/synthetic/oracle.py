@@ -81,13 +81,13 @@ class Opinion:
 
     Attributes:
         level: Level of harm that it gives.
-        seen: True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for an
-            attack.
+        recognised: True if it recognised the badge; otherwise it goes by the text alone, and takes every bad word for
+            an attack.
         probability: Probability of harm that it would give.
     """
 
     level: Level
-    seen: bool
+    recognised: bool
     probability: float
 
     @property
@@ -252,7 +252,7 @@ class Oracle:
 
     def _ruling(self, parts: Sequence[str | bytes], wanted: Mapping[str, Any]) -> dict[str, Any]:
         opinion = judge(_shown(parts), self.ability)
-        why = "The badge was made out." if opinion.seen else "The badge was not made out: the text alone counts."
+        why = "The badge was made out." if opinion.recognised else "The badge was not made out: the text alone counts."
         found = {"category": "nationality", "clause": "4", "target": "community"} if opinion.harmful else {}
         named = {name: _among(wanted[name]["enum"], found.get(name)) for name in ("category", "clause", "target")}
         strong = "strong" if opinion.level is Level.VERY_HARMFUL else "moderate"

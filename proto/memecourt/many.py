@@ -25,7 +25,7 @@ Outcome = tuple[str, wire.JudgeResponse | JudgeError]
 
 AT_ONCE = "memecourt-at-once"
 """Metadata in which a server says, at the beginning of a stream, how many of its requests it works on at once."""
-_BEFORE_TOLD = 4  # requests in flight
+_FIRST_BOUND = 4  # requests in flight
 _LONGEST_NAME = 128  # characters of a request_id
 
 TO_END_S = 5.0
@@ -78,7 +78,7 @@ class Book:
         self._bound = at_once
         self._clock = clock
         self._chance = chance
-        self._asked: dict[str, _PendingRequest] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         self._ready: deque[str] = deque()
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
         self._cuts = 0  # that came one after the other since the last answer
@@ -99,7 +99,7 @@ class Book:
     @property
     def done(self) -> bool:
         """True if every request has its outcome and no more will come."""
-        return (self.closed or self.refused is not None) and not self._asked
+        return (self.closed or self.refused is not None) and not self._pending
 
     @property
     def all_sent(self) -> bool:
@@ -107,16 +107,16 @@ class Book:
 
         At once: a server keeps memory for what may still come. What fails in passing later is asked again in another.
         """
-        return self.closed and all(pending.sent for pending in self._asked.values())
+        return self.closed and all(pending.sent for pending in self._pending.values())
 
     def room(self) -> bool:
         """True if another request may be taken."""
-        return len(self._asked) + len(self.outcomes) < min(self._at_once, self._bound)
+        return len(self._pending) + len(self.outcomes) < min(self._at_once, self._bound)
 
     def limit_until_known(self) -> None:
         """Keeps few requests in flight until :meth:`set_limit_from`."""
         # A server that works on few at once would have the others wait in it, while their time passes.
-        self._bound = _BEFORE_TOLD
+        self._bound = _FIRST_BOUND
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Takes note of how many requests a server works on at once, as its first words in a stream say.
@@ -135,7 +135,7 @@ class Book:
         name = request.request_id
         if not name:
             raise ValueError("a request has no request_id; in a stream each needs one, by which its outcome is known")
-        if name in self._asked:
+        if name in self._pending:
             raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
         pending = _PendingRequest(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
         error = None if self.refused is None else JudgeError.like(self.refused)  # since it was asked for
@@ -155,7 +155,7 @@ class Book:
             self.outcomes.append((name, error))
             return
         # Only now: what has an outcome already must not be sent, nor count in the budget.
-        self._asked[name] = pending
+        self._pending[name] = pending
         self._ready.append(name)
         self._budget.call()
 
@@ -163,7 +163,7 @@ class Book:
         """True if something is to be sent now; as :meth:`expire`."""
         self.expire()
         # Those that have their outcome by now are no longer to be sent.
-        while self._ready and (self._ready[0] not in self._asked or self._asked[self._ready[0]].sent):
+        while self._ready and (self._ready[0] not in self._pending or self._pending[self._ready[0]].sent):
             self._ready.popleft()
         return bool(self._ready)
 
@@ -178,7 +178,7 @@ class Book:
 
     def send(self, stream: int) -> wire.JudgeStreamRequest:
         """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
-        pending = self._asked[self._ready.popleft()]
+        pending = self._pending[self._ready.popleft()]
         # From here the stream owes the answer: `cut` finds by this number what has to be sent again.
         pending.sent = stream
         pending.attempts += 1
@@ -191,10 +191,10 @@ class Book:
         """Seconds until something is due by itself: a request to be sent again, a stream to be opened, or a deadline;
         None if nothing is."""  # noqa: D205, D209
         # Deadlines come too, so that a caller gets its outcome in time even if nothing else happens.
-        times = [pending.deadline for pending in self._asked.values()]
+        times = [pending.deadline for pending in self._pending.values()]
         if self._later:
             times.append(self._later[0][0])
-        if self._asked and self._not_before > self._clock():
+        if self._pending and self._not_before > self._clock():
             times.append(self._not_before)
         return max(0.0, min(times) - self._clock()) if times else None
 
@@ -204,14 +204,14 @@ class Book:
         self._cuts = 0
         self._endings.clear()
         name = response.request_id
-        pending = self._asked.get(name)
+        pending = self._pending.get(name)
         if pending is None or not pending.sent:
             return  # its outcome was told: its time was up
         if response.HasField("verdict"):
-            self._tell(name, response.verdict)
+            self._finish(name, response.verdict)
             return
         if not response.HasField("failure"):
-            self._tell(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
+            self._finish(name, JudgeError(grpc.StatusCode.UNKNOWN, "An outcome that this version does not know."))
             return
         pending.sent = 0
         pending.failure = error = JudgeError.of_failure(response.failure)
@@ -222,7 +222,7 @@ class Book:
             if wait is not None and self._budget.repeat():
                 heapq.heappush(self._later, (now + wait, name))
                 return
-        self._tell(name, error)
+        self._finish(name, error)
 
     def cut(self, stream: int, error: CallError | None) -> None:
         """A stream has ended: what was not answered in it is to be asked again, if that helps.
@@ -232,13 +232,13 @@ class Book:
             error: Error that ended the stream; None for a regular end.
         """
         self.given_up.discard(stream)
-        again = [name for name, pending in self._asked.items() if pending.sent == stream]
+        again = [name for name, pending in self._pending.items() if pending.sent == stream]
         if error is None:
             if not again:
                 return
             error = CallError(grpc.StatusCode.UNAVAILABLE, "The stream ended before all requests were answered.")
         for name in again:
-            self._asked[name].sent = 0
+            self._pending[name].sent = 0
         if not is_cut(error):
             if not self.all_sent:  # else no other is needed
                 self.refuse(error)
@@ -264,22 +264,22 @@ class Book:
     def refuse(self, error: CallError) -> None:
         """No other stream is to be had: what is in none has that error. What is in another may still be answered."""
         self.refused = self.refused or error
-        # A copy: `_tell` takes requests out.
-        for name, pending in tuple(self._asked.items()):
+        # A copy: `_finish` takes requests out.
+        for name, pending in tuple(self._pending.items()):
             if not pending.sent:
-                self._tell(name, JudgeError.like(error))
+                self._finish(name, JudgeError.like(error))
 
     def expire(self) -> None:
         """Gives up those whose time is up: the server, if any, had as long. Others are due to be asked again."""
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[1])
-        for name, pending in tuple(self._asked.items()):
+        for name, pending in tuple(self._pending.items()):
             if pending.deadline > now:
                 continue
             # It waits to be sent again: the last answer explains more than that its time is up.
             if pending.failure is not None and not pending.sent:
-                self._tell(name, pending.failure)
+                self._finish(name, pending.failure)
                 continue
             if pending.sent:
                 self.given_up.add(pending.sent)
@@ -287,8 +287,8 @@ class Book:
             if pending.failure is not None:
                 message += f" It was answered before with {pending.failure}"
             message += self._endings.describe("Streams")
-            self._tell(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
+            self._finish(name, JudgeError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 
-    def _tell(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:
-        del self._asked[name]
+    def _finish(self, name: str, outcome: wire.JudgeResponse | JudgeError) -> None:
+        del self._pending[name]
         self.outcomes.append((name, outcome))

@@ -184,10 +184,10 @@ def _find_copies(
     for start in range(0, len(whole.memes), _BLOCK):
         # Rows lie in a mapped file: no more of it is in memory at once than a block.
         block = np.asarray(whole.rows[start : start + _BLOCK])
-        texts, looks = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
+        texts, picture_cosines = block[:, :dim] @ vectors[:, :dim].T, block[:, dim:] @ vectors[:, dim:].T
         for row, meme in enumerate(whole.memes[start : start + _BLOCK]):
             close_text: NDArray[np.bool_] = np.greater_equal(texts[row], nearness.text)
-            close_picture: NDArray[np.bool_] = np.greater_equal(looks[row], nearness.picture)
+            close_picture: NDArray[np.bool_] = np.greater_equal(picture_cosines[row], nearness.picture)
             # Only where both lack it; one that has a text where the other has none is another meme.
             textless = ~has_text & (not meme.has_text)
             why, place = next(
@@ -202,12 +202,12 @@ def _find_copies(
             if not why:
                 pictured = has_picture & meme.has_picture
                 both = np.flatnonzero(close_picture & (close_text | textless) & pictured)
-                similar = np.flatnonzero(_on_one_template(looks[row], nearness) & pictured)
+                similar = np.flatnonzero(_on_one_template(picture_cosines[row], nearness) & pictured)
                 if both.size:
                     # Of several, the nearest: a copy's original rather than another meme on the same template.
-                    why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + looks[row, both])])
+                    why, place = "near-duplicate", int(both[np.argmax(texts[row, both] + picture_cosines[row, both])])
                 elif similar.size:
-                    why, place = "same template", int(similar[np.argmax(looks[row, similar])])
+                    why, place = "same template", int(similar[np.argmax(picture_cosines[row, similar])])
                 else:
                     # Counted all the same, so that a report says how much it could not see.
                     text_alone += bool((close_text & ~pictured).any())
@@ -218,17 +218,19 @@ def _find_copies(
                     meme=judged[place].id,
                     why=why,
                     text_similarity=_figure(texts[row, place], meme.has_text and bool(has_text[place])),
-                    picture_similarity=_figure(looks[row, place], meme.has_picture and bool(has_picture[place])),
+                    picture_similarity=_figure(
+                        picture_cosines[row, place], meme.has_picture and bool(has_picture[place])
+                    ),
                 )
             )
     shared = _shared_templates(judged, vectors[:, dim:], nearness)
     return Leaks(tuple(leaks), text_alone, len(judged) - len(pictures), shared)
 
 
-def _shared_templates(judged: Sequence[Row], looks: NDArray[np.float32], nearness: LeakThresholds) -> dict[str, str]:
+def _shared_templates(judged: Sequence[Row], pictures: NDArray[np.float32], nearness: LeakThresholds) -> dict[str, str]:
     if nearness.template is None:
         return {}
-    numbers = template_numbers(looks, nearness.template)
+    numbers = template_numbers(pictures, nearness.template)
     first: dict[int, int] = {}
     for place, number in enumerate(numbers.tolist()):
         first.setdefault(number, place)
@@ -241,12 +243,12 @@ def _shared_templates(judged: Sequence[Row], looks: NDArray[np.float32], nearnes
     }
 
 
-def template_numbers(looks: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
+def template_numbers(pictures: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
     """Number of each meme's template: memes whose pictures are near, or both near those between them, share one.
 
     Args:
-        looks: Embedded pictures, float32 of shape (memes, picture_dim); zeros where there is none, which is near to no
-            other.
+        pictures: Embedded pictures, float32 of shape (memes, picture_dim); zeros where there is none, which is near to
+            no other.
         threshold: Cosine from which on two pictures are on one template, above 0.
 
     Returns:
@@ -254,18 +256,18 @@ def template_numbers(looks: NDArray[np.float32], threshold: float) -> NDArray[np
     """
 
     def pairs_on_one_template() -> Iterator[tuple[int, int]]:
-        for start in range(0, len(looks), _BLOCK):
+        for start in range(0, len(pictures), _BLOCK):
             # Each pair once: those before the block were compared with it when it was their turn.
-            rows, columns = np.nonzero(looks[start : start + _BLOCK] @ looks[start:].T >= threshold)
+            rows, columns = np.nonzero(pictures[start : start + _BLOCK] @ pictures[start:].T >= threshold)
             yield from zip((rows + start).tolist(), (columns + start).tolist(), strict=True)
 
-    return number_linked(len(looks), pairs_on_one_template())
+    return number_linked(len(pictures), pairs_on_one_template())
 
 
-def _on_one_template(looks: NDArray[np.float32], nearness: LeakThresholds) -> NDArray[np.bool_]:
+def _on_one_template(picture_cosines: NDArray[np.float32], nearness: LeakThresholds) -> NDArray[np.bool_]:
     if nearness.template is None:
-        return np.zeros(len(looks), dtype=np.bool_)
-    return np.greater_equal(looks, nearness.template)
+        return np.zeros(len(picture_cosines), dtype=np.bool_)
+    return np.greater_equal(picture_cosines, nearness.template)
 
 
 def _first(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:

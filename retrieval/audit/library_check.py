@@ -165,14 +165,19 @@ def _compared(
     empty: list[str] = []
     for start in range(0, len(memes), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(memes)))
-        texts, looks = rows[block, :dim] @ rows[:, :dim].T, rows[block, dim:] @ rows[:, dim:].T
+        texts, picture_cosines = rows[block, :dim] @ rows[:, :dim].T, rows[block, dim:] @ rows[:, dim:].T
         same_words = (words[block, None] == words) & (words[block, None] >= 0)
         same_pixels = (pixels[block, None] == pixels) & (pixels[block, None] >= 0)
         # Without pictures the words are all there is to go by; without words, the picture.
         without = ~has_picture[block, None] & ~has_picture
         textless = ~has_text[block, None] & ~has_text
         same = (same_words & (same_pixels | without)) | (same_pixels & textless)
-        close = (looks >= NEAR.picture) & ((texts >= NEAR.text) | textless) & has_picture[block, None] & has_picture
+        close = (
+            (picture_cosines >= NEAR.picture)
+            & ((texts >= NEAR.text) | textless)
+            & has_picture[block, None]
+            & has_picture
+        )
         # Each pair once: the harmful one is in the row, the other in the column.
         for i, j in np.argwhere((same | close) & (harmful[block, None] & ~harmful)).tolist():
             conflicts.append(Conflict(memes[start + i].id, memes[j].id, bool(same[i, j])))
@@ -180,7 +185,10 @@ def _compared(
         identical = same_words | same_pixels
         # Also itself, where it has neither words nor pixels to know it by.
         identical[np.arange(block.size), block] = True
-        by_text, by_picture = np.where(identical, -1, texts).max(axis=1), np.where(identical, -1, looks).max(axis=1)
+        by_text, by_picture = (
+            np.where(identical, -1, texts).max(axis=1),
+            np.where(identical, -1, picture_cosines).max(axis=1),
+        )
         alpha = np.where(~has_picture[block], 1.0, np.where(~has_text[block], 0.0, tuning.alpha))
         # As court.summary.Coverage has it: what is near enough must carry half of the weight.
         weight = alpha * (by_text >= text_floors[block]) + (1 - alpha) * (by_picture >= tuning.floors.picture)

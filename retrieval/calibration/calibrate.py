@@ -63,12 +63,12 @@ class _LeftOut:
     """Held-out log-odds of harm of the memes that were tried, by one alpha.
 
     Attributes:
-        near: Their neighbours.
+        neighbours: Their neighbours.
         fold: int64 of shape (q,): fold of each.
         regression: Log-odds by the regression, shape (strengths, q); of no row where there are too few memes for one.
     """
 
-    near: Neighbours
+    neighbours: Neighbours
     fold: NDArray[np.int64]
     regression: NDArray[np.float64]
 
@@ -192,11 +192,13 @@ def _calibrate(
         """Probabilities of harm of a fold's memes by what was chosen without it, and their labels."""
         choice, left_out = chosen[fold], held_out[chosen[fold].alpha]
         part = left_out.fold == fold
-        p = safeguarded_votes(left_out.near.similarities[part], left_out.near.harmful[part], choice.settings, guarded)
+        p = safeguarded_votes(
+            left_out.neighbours.similarities[part], left_out.neighbours.harmful[part], choice.settings, guarded
+        )
         strength, intercept, slope = scales[fold]
         z = intercept + slope * left_out.regression[strength, part]
         # Bounded: the vote is 1 where no precedent is left to vote, and the log-odds of 1 are infinite.
-        return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), left_out.near.labels[part]
+        return _sigmoid((_logit(np.clip(p, 1e-9, 1 - 1e-9)) + z) / 2), left_out.neighbours.labels[part]
 
     parts = [judged(fold) for fold in range(_FOLDS)]
     p, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -315,7 +317,7 @@ def _sample(
 def _scale(left_out: _LeftOut, left: int | None) -> tuple[int, float, float]:
     """Number of the likeliest strength, and intercept and slope that calibrate it, chosen without a fold."""
     others = left_out.fold != left
-    z, labels = left_out.regression[:, others], left_out.near.labels[others]
+    z, labels = left_out.regression[:, others], left_out.neighbours.labels[others]
     intercept, slope = fit_logistic(z, labels)
     p = _sigmoid(intercept[:, None] + slope[:, None] * z)
     best = int(np.argmax(_likelihood(p, labels)))

@@ -70,12 +70,12 @@ def add_precedent(
         raise BadRequest("A precedent needs an id of 1 to 200 characters.", field="id")
     # Before anything of the library is touched, for it takes longest.
     texts = encoder.embed_texts([text])
-    looks = np.zeros(encoder.identity.picture_dim, dtype=np.float32)
+    picture_vector = np.zeros(encoder.identity.picture_dim, dtype=np.float32)
     if picture is not None:
-        looks = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
+        picture_vector = encoder.embed_pictures([[frame.png for frame in picture.frames]])[0]
     # By the vectors, and not by what was given: zeros are what the encoder could not read, and are compared with
     # nothing.
-    has_text, has_picture = bool(texts.vectors[0].any()), bool(looks.any())
+    has_text, has_picture = bool(texts.vectors[0].any()), bool(picture_vector.any())
     if not has_text and not has_picture:
         raise BadRequest(
             "A precedent needs a picture, or a text whose script and signs the encoder can read.",
@@ -101,7 +101,7 @@ def add_precedent(
         verified=verified,
         who=who,
     )
-    vector = np.concatenate([texts.vectors[0], looks])
+    vector = np.concatenate([texts.vectors[0], picture_vector])
     thumbnail = shrink(picture.frames[0]) if picture else None
     return writer.add(meme, vector, thumbnail, who=who, why=why), texts.cut[0]
 

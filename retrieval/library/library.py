@@ -191,7 +191,7 @@ class Library:
         """Which rows the filter lets through, shape (rows,); hidden ones may be among them. Raises BadLibrary."""
         # The table is as old as the generation; a meme that was relabelled since is judged as it is now.
         base = self.base.table.choose(where, self.base.size)
-        for row, meme in self.overlay.said.items():
+        for row, meme in self.overlay.edited.items():
             base[row] = where.lets_through(meme)
         return np.concatenate([base, np.array([where.lets_through(m) for m in self.overlay.memes], dtype=np.bool_)])
 
@@ -519,13 +519,13 @@ class Library:
         return np.array(found)
 
     def _described(self, row: int) -> LabelledMeme | None:
-        return self.overlay.memes[row - self.base.size] if row >= self.base.size else self.overlay.said.get(row)
+        return self.overlay.memes[row - self.base.size] if row >= self.base.size else self.overlay.edited.get(row)
 
     def _read_run(self, places: range) -> list[LabelledMeme]:
         if self.live is not None:
             return self.read([int(row) for row in self.live[places.start : places.stop : places.step]])
         # Only an unbroken run of the base's rows, none of them described anew, is one range of the table.
-        if places.step != 1 or self.overlay.said or places.stop > self.base.size:
+        if places.step != 1 or self.overlay.edited or places.stop > self.base.size:
             return self.read(places)
         return self.base.table.run(places.start, places.stop)
 

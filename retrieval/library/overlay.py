@@ -59,7 +59,7 @@ class Delta:
         flags: uint8 of shape (base + added,), or None where they are the base's own.
         places: Row of each added meme by id, hidden ones left out.
         hidden: Rows that are not found.
-        said: Changed description of a row of the base.
+        edited: Changed description of a row of the base.
         changes: In order, numbered without a gap.
         by_meme: The same, by id.
         bytes_added: Size of the pictures that came with them, less that of hidden ones.
@@ -70,7 +70,7 @@ class Delta:
     flags: NDArray[np.uint8] | None = None
     places: Mapping[str, int] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
-    said: Mapping[int, LabelledMeme] = field(default_factory=dict)
+    edited: Mapping[int, LabelledMeme] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     by_meme: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     bytes_added: int = 0
@@ -96,7 +96,7 @@ class DeltaBuilder:
         self._vectors: list[NDArray[np.float32]] = []
         self._places = dict(overlay.places)
         self._hidden = set(overlay.hidden)
-        self._said = dict(overlay.said)
+        self._edited = dict(overlay.edited)
         self._changes = list(overlay.changes)
         self._by_meme = dict(overlay.by_meme)
         self._bytes = overlay.bytes_added
@@ -121,7 +121,7 @@ class DeltaBuilder:
 
     def overlaid_meme(self, row: int) -> LabelledMeme | None:
         """The meme in this row, where the base does not say it."""
-        return self._memes[row - self._base.size] if row >= self._base.size else self._said.get(row)
+        return self._memes[row - self._base.size] if row >= self._base.size else self._edited.get(row)
 
     def changes_of(self, meme: str) -> tuple[Change, ...]:
         """Changes of a meme of this generation's journal, in order."""
@@ -173,7 +173,7 @@ class DeltaBuilder:
             if row >= self._base.size:
                 self._memes[row - self._base.size] = meme
             else:
-                self._said[row] = meme
+                self._edited[row] = meme
         self._changes.append(change)
         # A new tuple, never a longer list: the overlay before has the old one.
         self._by_meme[change.meme] = (*self.changes_of(change.meme), change)
@@ -202,7 +202,7 @@ class DeltaBuilder:
             flags=flags,
             places=self._places,
             hidden=frozenset(self._hidden),
-            said=self._said,
+            edited=self._edited,
             changes=tuple(self._changes),
             by_meme=self._by_meme,
             bytes_added=self._bytes,

@@ -233,11 +233,11 @@ def _differing(
         # Bounded, since each try compares all pixels, and a stranger chooses how many views there are.
         ways = [way for way in _ways(one, other, radius) if way[0] is position][:_TRIES]
         comparisons = [compare(a.pixels, turned(b.pixels, position), tiles) for _, a, b in ways]
-        yield None if any(each.seen is TileOutcome.SAME for each in comparisons) else _why(comparisons)
+        yield None if any(each.outcome is TileOutcome.SAME for each in comparisons) else _why(comparisons)
 
 
 def _why(comparisons: Sequence[Comparison]) -> Difference:
-    return Difference(comparisons[0].seen) if comparisons else Difference.FRAMES_DIFFER
+    return Difference(comparisons[0].outcome) if comparisons else Difference.FRAMES_DIFFER
 
 
 def _ways(

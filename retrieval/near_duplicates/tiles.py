@@ -80,12 +80,12 @@ class Comparison:
     """Two pictures side by side.
 
     Attributes:
-        seen: Outcome of the comparison.
+        outcome: Outcome of the comparison.
         worst: Root mean square difference of the worst tile, in levels; None if it did not come to that.
         cut: Largest share of height or width that lies outside the other on one side; likewise.
     """
 
-    seen: TileOutcome
+    outcome: TileOutcome
     worst: float | None = None
     cut: float | None = None
 

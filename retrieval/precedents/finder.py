@@ -43,7 +43,7 @@ _FILTERS = 32
 """Choices of rows kept for the next search with the same filter; each is a byte a row."""
 _MANY = 1000
 """Ids from which on all are gone through."""
-_GIVEN, _GIVEN_S = 10_000, 900.0
+_MOST_ISSUED, _ISSUED_S = 10_000, 900.0
 """Precedents whose library is remembered, and for how many seconds: a trial asks for pictures soon after."""
 
 
@@ -183,7 +183,7 @@ class _IssuedIds:
         while self._found:
             # The oldest come first.
             oldest = next(iter(self._found))
-            if len(self._found) <= _GIVEN and now - self._found[oldest] < _GIVEN_S:
+            if len(self._found) <= _MOST_ISSUED and now - self._found[oldest] < _ISSUED_S:
                 break
             del self._found[oldest]
         needed = {lineage for lineage, _ in self._found}
@@ -274,7 +274,7 @@ class LibraryFinder(ThreadedFinder):
     def __init__(self, library: Library, encoder: Encoder) -> None:
         """Raises BadLibrary if the library was made with another encoder."""
         super().__init__(encoder, _THREADS, "precedents")
-        self._given = _IssuedIds()
+        self._issued = _IssuedIds()
         self._snapshot = self._ready(library, None)
 
     @property
@@ -327,7 +327,7 @@ class LibraryFinder(ThreadedFinder):
 
         def work() -> Findings:
             findings = search_library(snapshot, query(), wanted)
-            self._given.note(snapshot.library.manifest.lineage, [exhibit.id for exhibit in findings.exhibits])
+            self._issued.note(snapshot.library.manifest.lineage, [exhibit.id for exhibit in findings.exhibits])
             return findings
 
         return work
@@ -350,7 +350,7 @@ class LibraryFinder(ThreadedFinder):
         snapshot = self._snapshot
 
         def picture(id_: str) -> Frame | None:
-            found = [one.picture(id_) for one in self._given.where(id_, snapshot)]
+            found = [one.picture(id_) for one in self._issued.where(id_, snapshot)]
             return found[0] if all(one == found[0] for one in found) else None
 
         return await self._in_thread(lambda: [picture(id_) for id_ in ids], "read")
@@ -363,7 +363,7 @@ class LibraryFinder(ThreadedFinder):
                 reason="LIBRARY_FOREIGN",
             )
         if before is not None and before.library.manifest.lineage != library.manifest.lineage:
-            self._given.replaced(before, library.manifest.lineage)
+            self._issued.replaced(before, library.manifest.lineage)
         return _Snapshot(library, before)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 """Searches at once, each with a connection. Who waits is embedded together; the rest is waiting for the server."""
-_GIVEN = 10_000
+_MOST_ISSUED = 10_000
 """Precedents of which is remembered on which shelf they were found: a trial asks for pictures soon after."""
 
 
@@ -49,7 +49,7 @@ class PgvectorFinder(ThreadedFinder):
         self.address = address
         self._connections = connections
         self._state = state
-        self._given: OrderedDict[str, set[int]] = OrderedDict()
+        self._issued: OrderedDict[str, set[int]] = OrderedDict()
         self._shelves: dict[int, State] = {state.shelf: state}
         # Guards all that is remembered of searches: several end at once, each in its thread.
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class PgvectorFinder(ThreadedFinder):
 
             def picture(id_: str) -> Frame | None:
                 with self._lock:
-                    noted = [self._shelves[shelf] for shelf in sorted(self._given.get(id_, ()))]
+                    noted = [self._shelves[shelf] for shelf in sorted(self._issued.get(id_, ()))]
                 # In one lineage an id is never given to a second meme, on whichever shelf it was found.
                 others = [state for state in noted if state.about.lineage != current.about.lineage]
                 where = [state for state in others if state.shelf in there]
@@ -160,11 +160,11 @@ class PgvectorFinder(ThreadedFinder):
                 self._state = state
             self._shelves[state.shelf] = state
             for id_ in ids:
-                self._given.setdefault(id_, set()).add(state.shelf)
-                self._given.move_to_end(id_)
-            while len(self._given) > _GIVEN:
-                self._given.popitem(last=False)
-            named = {self._state.shelf}.union(*self._given.values())
+                self._issued.setdefault(id_, set()).add(state.shelf)
+                self._issued.move_to_end(id_)
+            while len(self._issued) > _MOST_ISSUED:
+                self._issued.popitem(last=False)
+            named = {self._state.shelf}.union(*self._issued.values())
             # A shelf is kept for as long as an id is remembered that was found there.
             for shelf in self._shelves.keys() - named:
                 del self._shelves[shelf]

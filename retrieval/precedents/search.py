@@ -24,7 +24,7 @@ NEAR = MinSimilarity(text=0.80, picture=0.70)
 """Similarities from which on, in both halves, two memes are nearly the same, as in a benchmark's check."""
 NEARLY = 0.95
 """Cosine, half by half, from which on two precedents are nearly the same."""
-_FEW_TWINS, _MOST_TWINS = 64, 4096
+_FEW_DUPLICATES, _MOST_DUPLICATES = 64, 4096
 """Rows looked at for near-duplicates, at first and at most."""
 _SPARE, _MOST_LOOKED_AT = 8, 16_384
 """Rows found beyond those asked for, in the place of clones; and at most, however many clones there are."""
@@ -160,7 +160,7 @@ class _ClusterCap:
         """For each row that was looked at of late: whether it is harmful, if it was chosen."""
         self._first = 0
         """Where the run begins among them."""
-        self._alike: list[list[int]] = []
+        self._near_duplicates: list[list[int]] = []
         """For each row of the run, the places of all that are nearly the same."""
 
     def scan(self, texts: NDArray[np.float32], pictures: NDArray[np.float32]) -> None:
@@ -177,14 +177,14 @@ class _ClusterCap:
             neither = ~np.logical_or.outer(mine.any(axis=1), all_.any(axis=1))
             # Not by a matrix product, whose threads would spin at the expense of whatever else is done.
             same &= (np.einsum("ik,jk->ij", mine, all_) >= NEARLY) | neither
-        self._alike = [[] for _ in range(len(texts))]
+        self._near_duplicates = [[] for _ in range(len(texts))]
         for row, place in zip(*map(np.ndarray.tolist, np.nonzero(same)), strict=True):
-            self._alike[row].append(place)
+            self._near_duplicates[row].append(place)
 
     def full(self, row: int, harmful: bool) -> bool:
         """True if the run has enough near-duplicates of this row with this label."""
         # None, for what was not chosen, is equal to neither label.
-        return sum(self._chosen[place] == harmful for place in self._alike[row]) >= self._most
+        return sum(self._chosen[place] == harmful for place in self._near_duplicates[row]) >= self._most
 
     def join(self, row: int, harmful: bool) -> None:
         """Adds a chosen row."""
@@ -237,10 +237,10 @@ def _findings(shelf: LibraryView, query: Query, wanted: SearchRequest, silenced:
         where = replace(where or EVERYTHING, verified=True)
         notes.append("Precedents whose label nobody has confirmed were left out, as the library asks for.")
     if wanted.leave_out_duplicates:
-        twins = _duplicates(shelf, query, where) - set(excluded)
-        excluded += sorted(twins)
-        if twins:
-            notes.append(f"{len(twins)} precedents were left out as the same meme or nearly the same.")
+        duplicates = _duplicates(shelf, query, where) - set(excluded)
+        excluded += sorted(duplicates)
+        if duplicates:
+            notes.append(f"{len(duplicates)} precedents were left out as the same meme or nearly the same.")
 
     regression = None
     if tuning.regression is not None and used is not None:
@@ -439,17 +439,17 @@ def _weights(counts: Counts, query: Query, alpha: float) -> tuple[float | None, 
 
 
 def _duplicates(shelf: LibraryView, query: Query, where: Filter | None) -> set[int]:
-    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_TWINS` nearest by either half."""
+    """Rows of the meme itself and of what is nearly it, among the :data:`_MOST_DUPLICATES` nearest by either half."""
     found: set[int] = set()
     for alpha, half, floor in ((1.0, query.text, NEAR.text), (0.0, query.picture, NEAR.picture)):
         if half is None:
             continue
-        k = _FEW_TWINS
+        k = _FEW_DUPLICATES
         while True:
             # With all weight on one half, the score is the similarity of that half, which the floor is of.
             hits = shelf.search(query.text, query.picture, alpha=alpha, k=k, where=where)
             # Enough: all rows came, or the last of them is too far, and none after it is nearer.
-            if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_TWINS:
+            if hits.rows.size < k or hits.scores[-1] < floor or k >= _MOST_DUPLICATES:
                 break
             k *= 4
         # By one half first, which the index finds quickly; both halves are compared below.

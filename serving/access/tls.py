@@ -19,7 +19,7 @@ from serving.settings import Settings
 _TO_BEGIN_S = 0.1
 """What a handshake has to begin with the certificate that it has found in use, in seconds: a thousand times enough."""
 
-_given: list[grpc.ServerCredentials] = []
+_credentials: list[grpc.ServerCredentials] = []
 """To ports. The library keeps a bare pointer to them, and asks by it also where a server has gone and a handshake has
 not."""
 
@@ -93,7 +93,7 @@ class Certificates:
             renewed,  # type: ignore[arg-type]  # None is for what has not changed, which its stub does not know
             require_client_authentication=len(self.paths) > 2,
         )
-        _given.append(credentials)
+        _credentials.append(credentials)
         return credentials
 
 

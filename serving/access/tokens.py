@@ -245,9 +245,9 @@ def _refuse_widening(others: Sequence[Entry], namespaces: Sequence[str] | None, 
 def _entry(
     name: str, sha256: str, scopes: Sequence[Scope], *, namespaces: Sequence[str] | None, expires: datetime | None
 ) -> Entry:
-    whose = tuple(dict.fromkeys(namespaces)) if namespaces else None
+    granted = tuple(dict.fromkeys(namespaces)) if namespaces else None
     try:
-        return Entry(name=name, sha256=sha256, scopes=tuple(scopes), namespaces=whose, expires=expires)
+        return Entry(name=name, sha256=sha256, scopes=tuple(scopes), namespaces=granted, expires=expires)
     except ValidationError:
         raise BadRequest(
             "That token can't be made: a caller's name has 1 to 128 characters, none of them invisible, and no space "

@@ -26,8 +26,8 @@ EXIT_CLEAN = 0
 EXIT_VIOLATED = 1
 EXIT_UNCHECKED = 2
 
-_MOST_TOLD = 20
-_TOLD_EVERY = 100_000
+_MOST_LISTED = 20
+_PROGRESS_EVERY = 100_000
 
 
 _erasure = with_options(
@@ -72,13 +72,13 @@ docket.add_command(hashes)
 def verify(
     context: click.Context, keys: Path, anchors: tuple[Path, ...], as_json: bool, docket: Path | Address | None
 ) -> None:
-    """Checks the whole docket: every entry, signature, listing and picture is computed again.
+    """Checks the whole docket: recomputes every entry, signature, listing and picture.
 
     Exit status: 0 clean, 1 violated, 2 it could not be checked.
 
-    Without --anchor, a tail that was cut off together with its checkpoints is not noticed, nor is a docket that was
-    written anew with its own key: nobody can. With it, both are noticed as far as the newest checkpoint in it reaches;
-    what came later is the unanchored tail.
+    Without --anchor, nobody can detect a tail that was cut off together with its checkpoints, nor a docket that was
+    rewritten with its own key. With it, both are detected as far as its newest checkpoint reaches; later entries are
+    the unanchored tail.
     """
     try:
         report = run(_verified(docket, keys, anchors))
@@ -324,7 +324,7 @@ async def _out_of_library(library: Path | Address | None, precedent_id: str, who
 
 
 def _progress(entries: int) -> None:
-    if entries % _TOLD_EVERY == 0:
+    if entries % _PROGRESS_EVERY == 0:
         tell(f"{entries:,} entries checked …")
 
 
@@ -349,9 +349,9 @@ def _report_lines(report: Report, with_anchor: bool) -> list[str]:
     lines.append(line("unanchored", alone if report.tail else "none"))
     total = sum(report.counts.values())
     if total:
-        lines += ["", *(f"{finding.fault:<20} {printable(finding.text)}" for finding in report.findings[:_MOST_TOLD])]
-        if total > _MOST_TOLD:
-            lines.append(f"and {total - _MOST_TOLD:,} more")
+        lines += ["", *(f"{finding.fault:<20} {printable(finding.text)}" for finding in report.findings[:_MOST_LISTED])]
+        if total > _MOST_LISTED:
+            lines.append(f"and {total - _MOST_LISTED:,} more")
     lines += ["", *(f"not checked: {text}" for text in report.unchecked)] if report.unchecked else []
     outcome = f"violated: {total:,} faults" if total else "could not be checked" if report.unchecked else "clean"
     return [*lines, "", outcome]

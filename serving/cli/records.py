@@ -60,13 +60,13 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
             click.echo(json.dumps(_line_json(line)))
         else:
             outcome = str(line.label or line.state).replace("_", " ")
-            whose = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
+            content = "/".join(filter(None, (excerpt(line.namespace, 20), excerpt(line.content_id, 20))))
             # Once somebody has looked, the verdict's own wish is met.
             asks = line.needs_human_review and line.review is None
             note = "  erased" if line.erased else "  a person should look" if asks else ""
             click.echo(
                 f"{line.trial_id}  {line.opened_at:%Y-%m-%d %H:%M:%S}Z  {line.procedure.lower():<8}"
-                f"{outcome:<12}{'  ' + whose if whose else ''}{note}"
+                f"{outcome:<12}{'  ' + content if content else ''}{note}"
             )
 
 
@@ -117,7 +117,7 @@ def resume_record(
 def ask_record(trial_id: str, file: Path, library: Path | None, docket: Path | Address | None, **options: Any) -> None:
     """Puts a further question to the Judge of a full trial that has its verdict, from the evidence of that trial.
 
-    The verdict on harm stays as it is. Settings, models, precedents and policy must be those that it was held with.
+    The verdict on harm stays as it is. Settings, models, precedents and policy must be those of the trial.
 
     Exit code: 0 if there is an answer, 1 if there is none; either is put on record.
     """

@@ -151,8 +151,8 @@ def _line(each: Rejudged) -> str:
     old = word(each.old.verdict.label) if each.old.verdict else ""
     if each.new is None or each.new.verdict is None:
         return f"{each.old.trial_id}  {old} → no verdict: {each.message} ({each.reason})"
-    whose = excerpt(each.old.opened.meme.content_id, 40)
-    return f"{each.old.trial_id}  {old} → {word(each.new.verdict.label)}  {each.new.trial_id}  {whose}".rstrip()
+    content_id = excerpt(each.old.opened.meme.content_id, 40)
+    return f"{each.old.trial_id}  {old} → {word(each.new.verdict.label)}  {each.new.trial_id}  {content_id}".rstrip()
 
 
 def _as_json(each: Rejudged) -> dict[str, object]:

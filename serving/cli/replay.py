@@ -134,7 +134,7 @@ def _lines(replayed: ReplayedTrial) -> Iterator[str]:
     shown: set[str] = set()
     for one in replayed.differences:
         yield f"{_INDENT}{one.what} (event {one.seq})"
-        yield f"{_INDENT}  was    {excerpt(one.kept, 160) or '-'}"
+        yield f"{_INDENT}  was    {excerpt(one.recorded, 160) or '-'}"
         yield f"{_INDENT}  today  {excerpt(one.found, 160) or '-'}"
         why = replayed.explanations.get(one.what, "")
         # One change often explains several fields: it is told with the first.
@@ -152,7 +152,7 @@ def _as_json(replayed: ReplayedTrial) -> dict[str, object]:
             {
                 "event": one.seq,
                 "field": one.what,
-                "recorded": one.kept,
+                "recorded": one.recorded,
                 "today": one.found,
                 "why": replayed.explanations.get(one.what, ""),
             }

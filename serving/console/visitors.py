@@ -90,13 +90,13 @@ class Session:
     Attributes:
         token_hash: Hash of the token that opened the session; empty for :data:`LOCAL`.
         opened: Start of the session, in seconds of the monotonic clock.
-        seen: Last use, in seconds of the monotonic clock.
+        last_used: Last use, in seconds of the monotonic clock.
         grants: Sharp pictures that may be fetched, by what stands in their addresses.
     """
 
     token_hash: str
     opened: float
-    seen: float
+    last_used: float
     grants: dict[str, Grant] = field(default_factory=dict)
 
     def grant(self, trial_id: str, what: str, now: float) -> str:
@@ -163,9 +163,9 @@ class Sessions:
         self._sessions = {key: one for key, one in self._sessions.items() if self._alive(one, now)}
         while len(self._sessions) >= _MOST_SESSIONS:
             # Refusing the new one instead would lock everybody out once the table is full.
-            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].seen)]
+            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].last_used)]
         id_ = secrets.token_urlsafe(32)
-        self._sessions[_hashed(id_)] = Session(token_hash, opened=now, seen=now)
+        self._sessions[_hashed(id_)] = Session(token_hash, opened=now, last_used=now)
         return id_, visitor
 
     def find(self, id_: str) -> tuple[Session, Visitor] | None:
@@ -180,7 +180,7 @@ class Sessions:
         if visitor is None or not self._alive(session, now):
             self.close(id_)
             return None
-        session.seen = now
+        session.last_used = now
         return session, visitor
 
     def close(self, id_: str) -> None:
@@ -208,7 +208,7 @@ class Sessions:
         return Visitor(caller.name, role, caller.namespaces) if caller is not None and role is not None else None
 
     def _alive(self, session: Session, now: float) -> bool:
-        return now - session.seen < IDLE_S and now - session.opened < LONGEST_S
+        return now - session.last_used < IDLE_S and now - session.opened < LONGEST_S
 
 
 def _hashed(id_: str) -> str:

@@ -100,7 +100,7 @@ def read_document(text: str | bytes) -> TrialRecord:
 def _part(part: str | PictureShown) -> dict[str, Any]:
     if isinstance(part, str):
         return {"text": part}
-    return {"picture": part.sha256, "of": part.whose, "frame": part.frame}
+    return {"picture": part.sha256, "of": part.owner, "frame": part.frame}
 
 
 def _picture(png: bytes, index: int, pictures: Pictures) -> dict[str, Any]:

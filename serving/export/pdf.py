@@ -194,7 +194,7 @@ def _tell(paper: _Paper, exported: ExportSource, view: TrialView, *, pictures: P
             paper.events(event)
     for differences in view.differences.values():
         for one in differences:
-            paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.kept}.")
+            paper.line(f"Worked out again, {one.what} is {one.found}; event {one.seq} says {one.recorded}.")
     paper.heading("The meme")
     if not opened.meme.picture_given:
         paper.line("No picture was sent: the text was judged alone.", soft=True)
@@ -312,8 +312,8 @@ def _messages(paper: _Paper, source: ExportSource) -> None:
 
 
 def _picture(shown: PictureShown) -> str:
-    whose = f"the meme, frame {shown.frame}" if shown.whose == "meme" else f"precedent {shown.whose}"
-    return f"(picture of {whose}, sha256:{shown.sha256 or 'not kept'})"
+    owner = f"the meme, frame {shown.frame}" if shown.owner == "meme" else f"precedent {shown.owner}"
+    return f"(picture of {owner}, sha256:{shown.sha256 or 'not kept'})"
 
 
 def _sharp(paper: _Paper, source: ExportSource) -> None:

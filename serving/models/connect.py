@@ -28,7 +28,7 @@ _GUARD_S = 10.0
 """For a guard's server to list its models at start, in seconds."""
 _AGAIN_S = 1.0
 """Between two tries to reach a model server that is waited for, in seconds."""
-_TOLD_EVERY = 30
+_LOG_EVERY = 30
 """Of those tries one is told of, so that who reads the log sees what is waited for, and not only that."""
 
 
@@ -217,7 +217,7 @@ async def _reached(
             return await probe(model, pictures=pictures, thoughts=thoughts)
         except Unavailable as error:
             # At the first failure, then seldom: the log is not to fill up while a model is being loaded.
-            if tries % _TOLD_EVERY == 0:
+            if tries % _LOG_EVERY == 0:
                 tell(f"Waiting for the model server for {model.name}: {error.message}")
             tries += 1
         await asyncio.sleep(_AGAIN_S)

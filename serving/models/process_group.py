@@ -41,7 +41,7 @@ class ProcessGroup:
         log_file: IO[str] | None,
     ) -> None:
         self._secret = secret
-        self._tell = tell
+        self._report = tell
         # Bounded: a process that runs for weeks says more than memory should hold.
         self._lines: deque[str] = deque(maxlen=1000)
         self._reaped = False
@@ -105,7 +105,7 @@ class ProcessGroup:
                 line = line.rstrip("\n").replace(self._secret, "[key]")
                 self._lines.append(line)
                 with suppress(Exception):  # whatever becomes of a line elsewhere, the pipe is read on
-                    self._tell(line)
+                    self._report(line)
                     if file:
                         print(line, file=file, flush=True)
 

@@ -30,7 +30,7 @@ from serving.models.process_group import ProcessGroup
 __all__ = ["VllmFailed", "VllmServer", "VllmSettings", "free_port"]
 
 _CHILD = Path(__file__).with_name("vllm_child.py")
-_TOLD = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
 """vLLM tells its makers what is run with it unless told not to; and its log is to come as it is said."""
 _SHOWN = 40
 """Lines of the log that an error carries."""
@@ -68,7 +68,7 @@ class VllmServer:
         self.model = settings.served_name
         # A key also on loopback: any other user of this machine can connect to it.
         self.api_key = settings.api_key.get_secret_value()
-        self._tell = log
+        self._log_line = log
         self._port = settings.port
         self._group: ProcessGroup | None = None
 
@@ -151,7 +151,7 @@ class VllmServer:
         """Ours, without our own settings: some are secrets, and none is vLLM's business."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MEMECOURT_")}
         # The key goes this way because anyone on the machine can read a command line.
-        return {**environment, **_TOLD, **self.settings.environment, "VLLM_API_KEY": self.api_key}
+        return {**environment, **_ENVIRONMENT, **self.settings.environment, "VLLM_API_KEY": self.api_key}
 
     def _start(self) -> None:
         settings = self.settings
@@ -167,7 +167,7 @@ class VllmServer:
             [settings.python, _CHILD, str(settings.grace), *settings.arguments(self._port)],
             self._environment(),
             secret=self.api_key,
-            tell=self._tell,
+            tell=self._log_line,
             log_file=log,
         )
 

@@ -186,8 +186,8 @@ class JetStreamQueue(QueueSource):
     def _key_of(self, id_: str) -> str:
         # Messages of two streams may have the same number, and two groups may read the same stream.
         # By digest: names of streams may hold characters that no key may.
-        whose = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
-        return f"{whose[:32]}.{id_}"
+        consumer_key = sha256(f"{self._settings.stream}\0{self._settings.group}".encode()).hexdigest()
+        return f"{consumer_key[:32]}.{id_}"
 
     async def _count_uncounted(self, id_: str) -> int:
         """Number of a message's earlier deliveries that count for nothing, as a consumer has stored it."""

@@ -228,8 +228,8 @@ class ReceiveBudget:
         # Half for further requests of streams and a quarter for unknown connections (see above); never none, or the
         # first caller of a small server could not come in.
         self._most = (at_once, max(1, at_once // 2), max(1, at_once // 4))
-        self._held = 0
-        self._most_held = 0
+        self._reserved = 0
+        self._most_reserved = 0
         self._pictures = 0
         # However many pictures are decoded, they leave room for one message of the largest size.
         self._most_pictures = max(0, min(budget // 2, budget - self._largest))
@@ -254,7 +254,7 @@ class ReceiveBudget:
     @property
     def bytes_in_use(self) -> int:
         """Bytes that requests have now, those included that are kept free for what is being read; not pictures."""
-        return self._held
+        return self._reserved
 
     @property
     def pictures(self) -> int:
@@ -264,7 +264,7 @@ class ReceiveBudget:
     @property
     def peak_bytes(self) -> int:
         """The most that they ever had at once."""
-        return self._most_held
+        return self._most_reserved
 
     async def receive(
         self,
@@ -333,8 +333,8 @@ class ReceiveBudget:
 
     def change(self, by: int) -> None:
         """Adjusts the number of bytes in use."""
-        self._held += by
-        self._most_held = max(self._most_held, self._held)
+        self._reserved += by
+        self._most_reserved = max(self._most_reserved, self._reserved)
         if by < 0:
             self._serve()
 
@@ -391,7 +391,7 @@ class ReceiveBudget:
     @property
     def _rooms(self) -> int:
         """Returns the number of further messages that there is room for."""
-        return (self._budget - self._held - min(self._pictures, self._most_pictures)) // self._largest
+        return (self._budget - self._reserved - min(self._pictures, self._most_pictures)) // self._largest
 
     def _may(self, peer: str) -> bool:
         """True if there is room for one more message over a connection."""

@@ -201,8 +201,8 @@ class CourtService:
                 verdict, own = await self._response_to(sitting, answer, ask, token)
                 # Only with the content: it names the namespace that later callers must be allowed to see before they
                 # get the same.
-                if like and answer.given and own.reused_from.HasField("content"):
-                    self._repeats.keep(like, CachedResponse.of(answer.given, own))
+                if like and answer.cached and own.reused_from.HasField("content"):
+                    self._repeats.keep(like, CachedResponse.of(answer.cached, own))
                 return verdict + own.SerializeToString()  # messages that are joined are merged
             finally:
                 lot.release()
@@ -253,10 +253,10 @@ class CourtService:
         """The response to a request like one that was answered from memory; None where it has to be looked at."""
         # Each time: who calls now may have another token than who came first, and the digest says nothing of tokens
         # (GR-1).
-        check_namespace(repeat.given.ask.namespace)
-        if not current().sees(repeat.whose):
+        check_namespace(repeat.answer.ask.namespace)
+        if not current().sees(repeat.namespace):
             return None
-        record = await sitting.reception.again(repeat.given, request_id)
+        record = await sitting.reception.again(repeat.answer, request_id)
         if record is None:
             return None
         own = repeat.with_its_own(request_id or str(uuid.uuid4()), time.perf_counter() - began)
@@ -280,14 +280,14 @@ class CachedResponse:
     """Stored answer to a request that may come again.
 
     Attributes:
-        given: The verdict.
+        answer: Verdict, with the request that it answers.
         own: Part of the response about the request, its id and its timings aside, as it is sent.
-        whose: The namespace of the content that the trial was held for, which that tells.
+        namespace: Namespace of the content that the verdict was given for: the response names it.
     """
 
-    given: CachedAnswer
+    answer: CachedAnswer
     own: bytes
-    whose: str
+    namespace: str
 
     @classmethod
     def of(cls, cached: CachedAnswer, own: wire.JudgeResponse) -> CachedResponse:

@@ -174,13 +174,13 @@ class _Shelf:
         trial_id, _, packed = self.rows[number - self.first].partition(b"\0")
         return _Row(trial_id.decode(), packed)
 
-    def with_more(self, looks: Sequence[tuple[int, str, bytes]], most: int) -> _Shelf:
+    def with_more(self, fingerprints: Sequence[tuple[int, str, bytes]], most: int) -> _Shelf:
         """Another shelf, with these as well, and without the oldest where they are more than a quarter too many."""
         hashes: list[Hashes] = []
         numbers: list[int] = []
         rows: list[bytes] = []
         alone: list[tuple[bytes, int]] = []
-        for _, trial_id, fingerprint in looks:
+        for _, trial_id, fingerprint in fingerprints:
             if fingerprint[:1] != bytes([_FORMAT]):
                 continue
             count = fingerprint[1] if len(fingerprint) > 1 else 0
@@ -307,11 +307,11 @@ class NearDuplicateIndex:
                 raise error
 
     async def _read_on(self, number: int) -> None:
-        while looks := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
-            self._shelf = await self._aside(lambda: self._shelf.with_more(looks, self._most))
+        while fingerprints := await self._fingerprints.fingerprints(self._read_up_to, most=_PAGE):
+            self._shelf = await self._aside(lambda: self._shelf.with_more(fingerprints, self._most))
             # Only once they are shelved: what fails in between is read again.
-            self._read_up_to = looks[-1][0]
-            if len(looks) < _PAGE:
+            self._read_up_to = fingerprints[-1][0]
+            if len(fingerprints) < _PAGE:
                 break
         self._done = number
 

@@ -30,7 +30,7 @@ class CachedAnswer:
         file: SHA-256 of the picture file.
         payload: Digest of what was asked.
         key: Key under which the meme is known.
-        held: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
+        versions: Versions object of the time: see :meth:`serving.runner.verdict_cache.VerdictCache.versions_in_use`.
         trial_id: Id of the trial with the verdict.
     """
 
@@ -38,7 +38,7 @@ class CachedAnswer:
     file: bytes
     payload: str
     key: str
-    held: object
+    versions: object
     trial_id: str
 
 
@@ -53,7 +53,7 @@ class Answer:
         name: Name of the request: the caller's id for it, or a generated one.
         reused: True if the trial was run for another request.
         near: True if the trial was run for a near-duplicate.
-        given: Cached answer, if there was one: input of :meth:`serving.runner.runner.TrialRunner.again`.
+        cached: Cached answer, if there was one: input of :meth:`serving.runner.runner.TrialRunner.again`.
     """
 
     record: TrialRecord
@@ -62,7 +62,7 @@ class Answer:
     name: RequestName
     reused: bool
     near: bool
-    given: CachedAnswer | None = None
+    cached: CachedAnswer | None = None
 
 
 class PictureMemory(Protocol):

@@ -235,7 +235,7 @@ class TrialRunner:
             Unavailable: The docket is not there now, or the court is not in session.
         """
         # The same object means the same versions: this compares them all without a digest.
-        if not self._open or self._known.versions_in_use(cached.ask) is not cached.held:
+        if not self._open or self._known.versions_in_use(cached.ask) is not cached.versions:
             return None
         self._quarantine.require(cached.file, text_given=cached.ask.text is not None)
         record = await self._known.at_hand(cached.key)
@@ -528,8 +528,8 @@ class TrialRunner:
         return replace(
             answer,
             # Without the file's bytes: the answer may stay in memory for long.
-            given=CachedAnswer(
-                ask=ask, file=call.file, payload=call.payload, key=key, held=versions, trial_id=record.trial_id
+            cached=CachedAnswer(
+                ask=ask, file=call.file, payload=call.payload, key=key, versions=versions, trial_id=record.trial_id
             ),
         )
 

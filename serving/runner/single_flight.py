@@ -103,26 +103,26 @@ class LRUCache(Generic[K, V]):
     def __init__(self, most: int) -> None:
         """Empty."""
         self._most = most
-        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._values: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
         """Returns the value of a key, or None."""
-        value = self._kept.get(key)
+        value = self._values.get(key)
         if value is not None:
-            self._kept.move_to_end(key)
+            self._values.move_to_end(key)
         return value
 
     def keep(self, key: K, value: V) -> None:
         """Keeps it, in the place of what has not been used for longest."""
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        self._values[key] = value
+        self._values.move_to_end(key)
+        while len(self._values) > self._most:
+            self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
         """Keeps it no longer."""
-        self._kept.pop(key, None)
+        self._values.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
         """All that is kept, the last used last."""
-        return list(self._kept.items())
+        return list(self._values.items())

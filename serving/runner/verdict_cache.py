@@ -65,11 +65,11 @@ def whole(record: TrialRecord) -> bool:
 class _AtHand:
     record: TrialRecord
     checked: float
-    """When the docket was last asked and said that it answers its key; monotonic, in seconds."""
+    """Time at which the docket last confirmed that this record answers its key; monotonic, in seconds."""
     checking: asyncio.Task[None] | None = None
-    """Asks it again; None while nobody does."""
-    asked_for: bool = False
-    """Since then."""
+    """Running check of the same; None if none runs."""
+    used: bool = False
+    """True if a request was answered by it since the last check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class VerdictCache:
         self._everywhere = settings.reuse == "everywhere"
         self._off = settings.reuse == "off"
         self._clock = clock
-        self._held: dict[tuple[int, Procedure], _VersionsKey] = {}
+        self._versions: dict[tuple[int, Procedure], _VersionsKey] = {}
         self._pixels: LRUCache[bytes, str] = LRUCache(_MOST_PICTURES)
         self._at_hand: LRUCache[str, _AtHand] = LRUCache(_MOST_RECORDS)
 
@@ -165,7 +165,7 @@ class VerdictCache:
         known = self._at_hand.get(key)
         if known is None:
             return None
-        known.asked_for = True
+        known.used = True
         age = self._clock() - known.checked
         if age > FRESH_S / 2:
             # Asked in good time, so that who comes often never waits; and once for all who do.
@@ -185,7 +185,7 @@ class VerdictCache:
         due = {
             key: known
             for key, known in self._at_hand.items()
-            if known.asked_for and known.checking is None and now - known.checked > FRESH_S / 4
+            if known.used and known.checking is None and now - known.checked > FRESH_S / 4
         }
         checking = asyncio.create_task(self._check(due))
         checking.add_done_callback(_run_versions)
@@ -200,7 +200,7 @@ class VerdictCache:
             # The age of what the docket says counts from before the question, which is the safe side.
             answering = await self._keys.get_many([*due])
             for known in due.values():
-                known.checked, known.asked_for = now, False
+                known.checked, known.used = now, False
         finally:
             for known in due.values():
                 known.checking = None
@@ -247,11 +247,11 @@ class VerdictCache:
         court, procedure = self._court_of(ask.namespace), ask.procedure
         library = court.finder.library.digest
         # By the object: most namespaces share a court, which lives as long as this does.
-        current = self._held.get((id(court), procedure))
+        current = self._versions.get((id(court), procedure))
         if current is None or current.library != library:
             versions = court.versions(procedure)
             current = _VersionsKey(versions.library, versions, _token(versions, court.policy.digest, procedure))
-            self._held[id(court), procedure] = current
+            self._versions[id(court), procedure] = current
         return current
 
 

@@ -96,8 +96,8 @@ def link_of(picture: PictureShown, record: TrialRecord, console: str) -> str:
     """Returns the console's address of a veiled picture; empty if there is no console."""
     if not console:
         return ""
-    place, what = 0, f"precedent:{picture.whose}"
-    if picture.whose == "meme":
+    place, what = 0, f"precedent:{picture.owner}"
+    if picture.owner == "meme":
         place, what = record.opened.meme.frames_used.index(picture.frame), "meme"
     return f"{console}/trials/{quote(record.trial_id, safe='')}/picture?of={quote(what, safe='')}&frame={place}"
 

@@ -140,8 +140,8 @@ def _opened(event: e.TrialOpened) -> Iterator[Piece]:
     if event.of_trial:
         yield Fact("once more", f"the meme of trial {event.of_trial}")
     # Either may be missing, and both may be.
-    if whose := "/".join(filter(None, (meme.namespace, meme.content_id))):
-        yield Fact("content", whose)
+    if content_name := "/".join(filter(None, (meme.namespace, meme.content_id))):
+        yield Fact("content", content_name)
     if meme.picture_given:
         yield Fact("picture", f"{meme.format}, {meme.width}×{meme.height} pixels, {_frames(meme)}")
         yield Fact("bytes", f"sha256:{meme.bytes_sha256}")

@@ -58,12 +58,12 @@ class PictureShown:
 
     Attributes:
         sha256: SHA-256 of the PNG file as it was sent, in hex; empty if the record does not say.
-        whose: ``meme``, or the id of a precedent.
+        owner: ``meme``, or the id of a precedent.
         frame: Index of the frame in the meme's file; 0 for a precedent.
     """
 
     sha256: str
-    whose: str = "meme"
+    owner: str = "meme"
     frame: int = 0
 
 

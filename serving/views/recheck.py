@@ -40,13 +40,13 @@ class Difference:
     Attributes:
         seq: Number of the event.
         what: Is different.
-        kept: Recorded value.
+        recorded: Recorded value.
         found: Recomputed value.
     """
 
     seq: int
     what: str
-    kept: str
+    recorded: str
     found: str
 
 

@@ -51,12 +51,12 @@ def verdict(
         Label.NOT_HARMFUL: (Strength.WEAK, Strength.STRONG),
         Label.UNDECIDED: None,
     }[label]
-    held = strengths or usual
+    given_strengths = strengths or usual
     if label is Label.UNDECIDED and not reasons:
         reasons = (ReviewReason.NO_SIMILAR_PRECEDENT,)
     return Verdict(
         label=label,
-        strengths=Strengths(harmful=held[0], benign=held[1]) if held else None,
+        strengths=Strengths(harmful=given_strengths[0], benign=given_strengths[1]) if given_strengths else None,
         harm_score=score,
         harm_score_meaning=None if score is None else ScoreMeaning.LABEL_PROBABILITY,
         rationale=rationale,

@@ -705,8 +705,8 @@ def test_no_more_are_on_their_way_than_the_server_works_on(said, bound):
 
     def taken():
         while book.room():
-            book.take(wire.JudgeRequest(request_id=f"{len(book._asked)}"))
-        return len(book._asked)
+            book.take(wire.JudgeRequest(request_id=f"{len(book._pending)}"))
+        return len(book._pending)
 
     book.limit_until_known()
     assert taken() == 4, "few until it has said how many"

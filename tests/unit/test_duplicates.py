@@ -220,16 +220,16 @@ def test_tiles_tell_one_word_from_another(base, bar):
     other = Caption("My aunt told me", "Blueland", "bring soap to the neighbours", "in spring", bar)
     changed = drawn(base, other)
     for edit in ("the same", "JPEG, quality 40", "half the size", "grey"):
-        assert compare(pixels(known), pixels(COPIES[edit](known))).seen is TileOutcome.SAME
+        assert compare(pixels(known), pixels(COPIES[edit](known))).outcome is TileOutcome.SAME
         found = compare(pixels(known), pixels(COPIES[edit](changed)))
-        assert found.seen is TileOutcome.TILE_DIFFERS and found.worst > Tolerance().tile
+        assert found.outcome is TileOutcome.TILE_DIFFERS and found.worst > Tolerance().tile
         assert found == compare(pixels(known), pixels(COPIES[edit](changed)))
 
 
 def test_what_is_too_small_or_blurred_to_be_read_is_not_the_same(meme):
     small = meme.resize((150, 100))
-    assert compare(pixels(meme), pixels(small)).seen is TileOutcome.TOO_SMALL
-    assert compare(pixels(meme), pixels(meme.filter(ImageFilter.GaussianBlur(6)))).seen in (
+    assert compare(pixels(meme), pixels(small)).outcome is TileOutcome.TOO_SMALL
+    assert compare(pixels(meme), pixels(meme.filter(ImageFilter.GaussianBlur(6)))).outcome in (
         TileOutcome.TOO_SMALL,
         TileOutcome.TILE_DIFFERS,
     )
@@ -237,15 +237,15 @@ def test_what_is_too_small_or_blurred_to_be_read_is_not_the_same(meme):
 
 def test_a_caption_that_is_cut_off_is_missed(meme):
     below = meme.crop((0, meme.height // 8, meme.width, meme.height))
-    assert compare(pixels(meme), pixels(below)).seen is TileOutcome.CUT_OFF
-    assert compare(pixels(below), pixels(meme)).seen is TileOutcome.CUT_OFF
+    assert compare(pixels(meme), pixels(below)).outcome is TileOutcome.CUT_OFF
+    assert compare(pixels(below), pixels(meme)).outcome is TileOutcome.CUT_OFF
 
 
 def test_what_has_nothing_to_hold_on_to_can_t_be_laid():
     blank = np.full((300, 400, 3), 200, np.uint8)
-    assert compare(blank, blank).seen is TileOutcome.CANT_BE_LAID
+    assert compare(blank, blank).outcome is TileOutcome.CANT_BE_LAID
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
-    assert compare(noise, noise[::-1]).seen is not TileOutcome.SAME
+    assert compare(noise, noise[::-1]).outcome is not TileOutcome.SAME
 
 
 def test_a_word_in_the_border_is_not_trimmed_away(meme):

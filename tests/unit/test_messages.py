@@ -140,7 +140,7 @@ def test_a_library_without_pictures_and_a_meme_without_text():
     assert told(record) == sent(cast)
     (ruling, odds) = messages_of(record, record.last(VerdictGiven))
     shown = [part for part in ruling.requests[0].parts if isinstance(part, PictureShown)]
-    assert [(each.whose, each.frame) for each in shown] == [("meme", 0), ("p1", 0)]
+    assert [(each.owner, each.frame) for each in shown] == [("meme", 0), ("p1", 0)]
     assert len(odds.requests) == 2 and odds.call.prompt_id == "judge/1/odds"
 
 

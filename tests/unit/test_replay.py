@@ -39,7 +39,7 @@ def replayed(record):
 
 
 def fields(record):
-    return {one.what: (one.kept, one.found) for one in replayed(record).differences}
+    return {one.what: (one.recorded, one.found) for one in replayed(record).differences}
 
 
 def run(*arguments, status=0):

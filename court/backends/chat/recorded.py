@@ -128,10 +128,10 @@ def _words(place: CallPlace) -> str:
         "summarise": "a summary",
         "judge": "the ruling",
     }.get(place.task, place.task)
-    whose = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
+    owner = "" if place.side is None else f" {'to' if place.role is Role.PROPOSER else 'of'} the {place.side.lower()}"
     if place.judge > 1:
-        whose = f" of judge {place.judge}"
-    return f"{thing}{whose}{f' in round {place.round}' if place.round else ''}"
+        owner = f" of judge {place.judge}"
+    return f"{thing}{owner}{f' in round {place.round}' if place.round else ''}"
 
 
 def _capital(sentence: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KEPT = 4
+_MOST_IDLE = 4
 """Connections that are kept open while nobody uses them."""
 _SEARCH_S = 30
 """Seconds after which the server gives a search up."""
@@ -123,7 +123,7 @@ class Connections:
 
     def _give(self, connection: Connection) -> None:
         with self._lock:
-            if not self._closed and not connection.closed and len(self._idle) < _KEPT:
+            if not self._closed and not connection.closed and len(self._idle) < _MOST_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from retrieval.library.postgres.connections import Connection
 
 _WAIT_S = 10.0
-_TOLD = 1000
+_PROGRESS_EVERY = 1000
 """Memes between two reports of progress."""
 
 Progress = Callable[[str, int, int], None]
@@ -144,7 +144,7 @@ def _copy_memes(connection: Connection, library: Library, state: State, progress
     def report_step() -> None:
         nonlocal done
         done += 1
-        if progress and (done % _TOLD == 0 or done == steps * total):
+        if progress and (done % _PROGRESS_EVERY == 0 or done == steps * total):
             progress("push", done // steps, total)
 
     columns = ("row", "id", "meme", "harmful", "verified", "added", *NAMED)

@@ -156,17 +156,17 @@ class TileNodes:
     """Reads nodes from tiles; each tile is asked for once. An object of this is a :data:`ReadNode`."""
 
     read: ReadTile
-    _seen: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    _tiles: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
 
     def __call__(self, level: int, index: int) -> bytes:
         """The hash of a node. Raises BadProof where its tile is too short."""
         rise = level % TILE_HEIGHT
         tile = (level // TILE_HEIGHT, (index << rise) // TILE_WIDTH)
-        if tile not in self._seen:
-            self._seen[tile] = _split(self.read(*tile))
+        if tile not in self._tiles:
+            self._tiles[tile] = _split(self.read(*tile))
         # Levels between stored ones are computed from the nodes below them: 128 hashes at most.
         first = (index << rise) % TILE_WIDTH
-        hashes = self._seen[tile][first : first + (1 << rise)]
+        hashes = self._tiles[tile][first : first + (1 << rise)]
         if len(hashes) != 1 << rise:
             raise BadProof(
                 f"Tile {tile[1]} of level {tile[0]} of the log's tree lacks hashes. Run `memecourt docket verify`; "

@@ -316,7 +316,7 @@ class _Signed:
         self._chain = chain
         self._report = report
         self._rotations = {rotation.number: rotation.root for rotation in chain.rotations}
-        self._kept: dict[int, list[bytes]] = {}
+        self._checkpoints: dict[int, list[bytes]] = {}
         self._anchors: dict[int, list[tuple[str, bytes]]] = {}
         self._last = 0  # largest size that is signed in the docket
 
@@ -335,7 +335,7 @@ class _Signed:
             text = f"The latest checkpoint is over {checkpoint.size} entries; there is one over {self._last}."
             self._report.wrong(Fault.STATE_DIFFERS, text)
         # By the size that was signed: the one in the row can be altered by anybody.
-        self._kept.setdefault(checkpoint.size, []).append(checkpoint.root)
+        self._checkpoints.setdefault(checkpoint.size, []).append(checkpoint.root)
         self._last = max(self._last, checkpoint.size)
 
     def anchor(self, anchor: Anchor) -> None:
@@ -374,7 +374,7 @@ class _Signed:
             text = f"Entry {size} changes the docket's key, and was signed over others than are before it."
             self._report.wrong(Fault.KEY_DIFFERS, text, size)
         # Taken out: what is left at the end was signed over more entries than there are.
-        roots = self._kept.pop(size, ())
+        roots = self._checkpoints.pop(size, ())
         for signed in roots:
             if signed == root():
                 self._report.checkpoints += 1
@@ -395,7 +395,7 @@ class _Signed:
     def close(self) -> None:
         """Reports checkpoints left over, which were signed over more entries than there are."""
         size = self._report.size
-        for larger in sorted(self._kept):
+        for larger in sorted(self._checkpoints):
             text = f"{larger} entries were signed, and {size} are there."
             self._report.wrong(Fault.TAIL_MISSING, text)
         for larger in sorted(self._anchors):
@@ -412,7 +412,7 @@ class _Sequences:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._seen: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def add(self, entry: Entry) -> None:
         if entry.kind in OWN_KINDS:
@@ -424,14 +424,14 @@ class _Sequences:
             text = f"Entry {entry.number} can't be event {entry.seq} of its trial."
             self._report.wrong(Fault.SEQUENCE, text, entry.number)
             return
-        bits, bit = self._seen.get(entry.trial_id, 0), 1 << entry.seq
+        bits, bit = self._numbers.get(entry.trial_id, 0), 1 << entry.seq
         if bits & bit:
             text = f"Trial {entry.trial_id} has two events {entry.seq}; the second is entry {entry.number}."
             self._report.wrong(Fault.SEQUENCE, text, entry.number)
-        self._seen[entry.trial_id] = bits | bit
+        self._numbers[entry.trial_id] = bits | bit
 
     def close(self) -> None:
-        for trial_id, bits in self._seen.items():
+        for trial_id, bits in self._numbers.items():
             # A sequence without gaps is all ones from bit 0 upwards, and only then has no bit in common with its
             # successor.
             if bits & (bits + 1):

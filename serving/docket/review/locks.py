@@ -24,7 +24,7 @@ from serving.docket.store.bodies import event_in, unpacked
 from serving.docket.store.database import insert_into, unknown
 from serving.docket.store.group_commit import Batch
 from serving.docket.store.log_append import open_appender
-from serving.docket.store.reviews import Said, append_review
+from serving.docket.store.reviews import ReviewEvent, append_review
 from serving.docket.store.tables import stamp
 from serving.docket.store.transactions import Rank
 
@@ -33,7 +33,7 @@ LOCK_MINUTES: Final = 15
 
 _lock = t.locks.c
 
-S = TypeVar("S", bound=Said)
+S = TypeVar("S", bound=ReviewEvent)
 
 
 class CaseError(CourtError):
@@ -83,11 +83,11 @@ class LockedReview:
     """Something that is to be kept if the case is the speaker's, who then gives it back.
 
     Attributes:
-        said: Review to store; its number is assigned when it is stored.
+        review: Review to store; its number is assigned when it is stored.
         now: Current time, UTC.
     """
 
-    said: Said
+    review: ReviewEvent
     now: datetime
 
 
@@ -120,12 +120,12 @@ def release(connection: Connection, trial_id: str, who: str) -> None:
     connection.execute(delete(t.locks).where(_lock.trial_id == trial_id, _lock.holder == who))
 
 
-def _say(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[Said | CourtError]:
+def _store(connection: Connection, reviews: Sequence[LockedReview]) -> Sequence[ReviewEvent | CourtError]:
     open_appender(connection)  # before any row is held: see serving.docket.store.reviews
-    return [_say_one(connection, one.said, one.now) for one in reviews]
+    return [_store_one(connection, one.review, one.now) for one in reviews]
 
 
-def _say_one(connection: Connection, review: Said, now: datetime) -> Said | CourtError:
+def _store_one(connection: Connection, review: ReviewEvent, now: datetime) -> ReviewEvent | CourtError:
     who = _speaker(review)
     own = select(_lock.holder).where(*_own(review.trial_id, who, now)).with_for_update()
     if connection.execute(own).one_or_none() is None:
@@ -147,7 +147,7 @@ def _say_one(connection: Connection, review: Said, now: datetime) -> Said | Cour
     return stored
 
 
-SAY = Batch(Rank.LOCKED_REVIEW, _say)
+SAY = Batch(Rank.LOCKED_REVIEW, _store)
 
 
 def _own(trial_id: str, who: str, now: datetime) -> tuple[ColumnElement[bool], ...]:
@@ -178,11 +178,11 @@ def _reviews_of_kind(connection: Connection, trial_id: str, kind: type[S]) -> Se
     return [event for event in found if isinstance(event, kind)]
 
 
-def _speaker(review: Said) -> str:
+def _speaker(review: ReviewEvent) -> str:
     return review.reviewer if isinstance(review, VerdictReviewed) else review.by
 
 
-def _same(one: Said, other: Said) -> bool:
+def _same(one: ReviewEvent, other: ReviewEvent) -> bool:
     """True if two reviews differ in nothing but their time and the verdict's visibility by then."""
     left = {"seq", "at", "blind"}
     return one.model_dump(exclude=left) == other.model_dump(exclude=left)

@@ -145,14 +145,14 @@ _LONGER = (
 
 
 # All batches of a transaction share one appender, so that numbers follow on each other and one signature covers all.
-_held: WeakKeyDictionary[Connection, LogAppender] = WeakKeyDictionary()
+_appenders: WeakKeyDictionary[Connection, LogAppender] = WeakKeyDictionary()
 
 
 def open_appender(connection: Connection) -> LogAppender:
     """The log, to add to it in this transaction; from here on whoever else wants to add waits."""
-    if connection not in _held:
-        _held[connection] = LogAppender(connection)
-    return _held[connection]
+    if connection not in _appenders:
+        _appenders[connection] = LogAppender(connection)
+    return _appenders[connection]
 
 
 @contextmanager
@@ -160,8 +160,8 @@ def signing(connection: Connection, signer: Signer) -> Iterator[None]:
     """Around all that a transaction does: signs once what it has added to the log, if it has added anything."""
     try:
         yield
-        if connection in _held:
-            _held[connection].end(signer)
+        if connection in _appenders:
+            _appenders[connection].end(signer)
     finally:
         # Also after an error: what this appender knows of the log was rolled back with the transaction.
-        _held.pop(connection, None)
+        _appenders.pop(connection, None)

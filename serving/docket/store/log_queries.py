@@ -29,7 +29,7 @@ KEY_ROTATED: Final = KeyRotated.model_fields["kind"].default
 _MOST_ROTATIONS: Final = 10_000
 
 # What every verdict asks for, made once: to put a statement together takes longer than to run it.
-_GIVEN = (
+_LAST_VERDICT = (
     select(_entry.number, _entry.kind, _entry.trial_id, _entry.seq, _entry.at, _entry.commitment)
     .where(_entry.trial_id == bindparam("trial_id"), t.IS_EVENT, _entry.kind == "VerdictGiven")
     .order_by(_entry.seq.desc())
@@ -150,7 +150,7 @@ def key(connection: Connection) -> str:
 
 def _receipt(connection: Connection, trial_id: str) -> Receipt | None:
     """The receipt of a verdict; None where no checkpoint that covers it has been kept."""
-    found = connection.execute(_GIVEN, {"trial_id": trial_id}).one_or_none()
+    found = connection.execute(_LAST_VERDICT, {"trial_id": trial_id}).one_or_none()
     if found is None:
         own = (_entry.trial_id == trial_id, t.IS_EVENT)
         # Only where there is no verdict: the usual call does with a single query.

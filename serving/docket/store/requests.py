@@ -27,8 +27,8 @@ _CLAIM_OF = select(t.requests).where(
 class _TakeOver:
     """Asks that one claim stands in the place of another."""
 
-    seen: Lease
-    wanted: Lease
+    current: Lease
+    replacement: Lease
 
 
 class SqlLeaseStore(SqlStore, LeaseStore):
@@ -40,8 +40,8 @@ class SqlLeaseStore(SqlStore, LeaseStore):
 
     @override
     async def take_over(self, claim: Lease, *, owner: str, trial_id: str | None = None) -> Lease | None:
-        wanted = replace(claim, owner=owner, trial_id=claim.trial_id if trial_id is None else trial_id)
-        return await self._transactions.write_unlogged(_TAKE_OVER, _TakeOver(claim, wanted))
+        replacement = replace(claim, owner=owner, trial_id=claim.trial_id if trial_id is None else trial_id)
+        return await self._transactions.write_unlogged(_TAKE_OVER, _TakeOver(claim, replacement))
 
     @override
     async def claim_of(self, name: RequestName) -> Lease | None:
@@ -134,7 +134,7 @@ def _made(connection: Connection, rows: Sequence[dict[str, str]]) -> Iterable[tu
 
 def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[Lease | None]:
     def one(ask: _TakeOver) -> Lease | None:
-        row, lease = t.requests.c, ask.seen
+        row, lease = t.requests.c, ask.current
         changed = connection.execute(
             # Compare-and-set: owner and trial must be as they were seen, so that of several servers one takes over.
             update(t.requests)
@@ -144,9 +144,9 @@ def _take_over(connection: Connection, claims: Sequence[_TakeOver]) -> Sequence[
                 row.owner == lease.owner,
                 row.trial_id == lease.trial_id,
             )
-            .values(owner=ask.wanted.owner, trial_id=ask.wanted.trial_id)
+            .values(owner=ask.replacement.owner, trial_id=ask.replacement.trial_id)
         )
-        return ask.wanted if changed.rowcount == 1 else None
+        return ask.replacement if changed.rowcount == 1 else None
 
     return [one(ask) for ask in claims]
 

@@ -25,7 +25,7 @@ from serving.docket.store.log_append import EntryDraft, LogAppender, open_append
 from serving.docket.store.transactions import Rank, SqlStore
 from serving.docket.store.trials import append_events
 
-Said = VerdictReviewed | SecondOpinionAsked | AppealOpened
+ReviewEvent = VerdictReviewed | SecondOpinionAsked | AppealOpened
 """By people, once there is a verdict; its number is given here."""
 
 _AWAITING = select(func.count(), func.min(t.trials.c.opened_at)).where(
@@ -92,7 +92,7 @@ class SqlReviewStore(SqlStore, ReviewStore):
         return await self._transactions.read(read)
 
 
-def append_review(connection: Connection, draft: Said) -> Said | CourtError:
+def append_review(connection: Connection, draft: ReviewEvent) -> ReviewEvent | CourtError:
     """Keeps what somebody says of a verdict, in a transaction that holds the log; the event with its number."""
     # Whoever else reviews it waits here.
     query = select(t.trials.c.state, t.trials.c.erased).where(t.trials.c.trial_id == draft.trial_id).with_for_update()
@@ -114,12 +114,12 @@ def append_review(connection: Connection, draft: Said) -> Said | CourtError:
     return event
 
 
-def _review(connection: Connection, drafts: Sequence[Said]) -> Sequence[Said | CourtError]:
+def _review(connection: Connection, drafts: Sequence[ReviewEvent]) -> Sequence[ReviewEvent | CourtError]:
     open_appender(connection)  # before any trial is held: whoever appends holds the log first, and a trial after it
     return [append_review(connection, draft) for draft in drafts]
 
 
-def _appeal(connection: Connection, drafts: Sequence[AppealOpened]) -> Sequence[Said | CourtError]:
+def _appeal(connection: Connection, drafts: Sequence[AppealOpened]) -> Sequence[ReviewEvent | CourtError]:
     open_appender(connection)  # as above
     return [_same_appeal(connection, draft) or append_review(connection, draft) for draft in drafts]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-_KEPT = ("number", "trial_id", "seq", "kind", "at", "commitment")
+_FIXED_COLUMNS = ("number", "trial_id", "seq", "kind", "at", "commitment")
 _REFUSED = "what was logged stays as it is"
 
-_SAME = " AND ".join(f"NEW.{name} = OLD.{name}" for name in _KEPT)
+_SAME = " AND ".join(f"NEW.{name} = OLD.{name}" for name in _FIXED_COLUMNS)
 # Of an update, what is allowed: an entry loses salt and body, both; a tile is continued; the log grows, and goes over
 # to another key only with an entry that says so.
 _ALLOWED = {

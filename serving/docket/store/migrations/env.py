@@ -2,7 +2,7 @@
 
 from alembic import context
 
-given = context.config.attributes
+attributes = context.config.attributes
 # As batches: SQLite can change little of a table that is there, so that Alembic makes it anew.
-context.configure(connection=given["connection"], version_table_schema=given["schema"], render_as_batch=True)
+context.configure(connection=attributes["connection"], version_table_schema=attributes["schema"], render_as_batch=True)
 context.run_migrations()
