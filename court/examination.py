@@ -93,7 +93,7 @@ class Examination:
         summaries: list[asyncio.Task[_Summary]] = []
         for number in range(1, last + 1):
             histories.append(
-                asyncio.create_task(self._hear(number, histories[-1] if histories else completed(()), gone_on))
+                asyncio.create_task(self._run_round(number, histories[-1] if histories else completed(()), gone_on))
             )
             # Before the next round's: what is needed is sent before what may be superfluous.
             summaries.append(asyncio.create_task(self._sum_up(number, histories[-1], gone_on)))
@@ -120,7 +120,7 @@ class Examination:
             # Their errors, if they have any, are nobody's any more: the examination has ended without them.
             await asyncio.gather(*histories, *summaries, return_exceptions=True)
 
-    async def _hear(self, number: int, before: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> History:
+    async def _run_round(self, number: int, before: Awaitable[History], gone_on: Sequence[asyncio.Event]) -> History:
         """The history with a round's question and answer."""
         history = await before
         await self._turn(number, gone_on)

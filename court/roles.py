@@ -498,7 +498,7 @@ class Advocate:
         """``q = A.ask(H, D, T)``. Raises as all agents do."""
         stance = self.side.lower() if self.stance_from_start else "none"
         conversation = self.brief.ask(stance, history, self.speaker.reply_chars)
-        return await self._say(
+        return await self._speak(
             conversation, lambda text, _: replies.parse_question(text), number=len(history) + 1, progress=progress
         )
 
@@ -506,9 +506,9 @@ class Advocate:
         """``S = A.summarise(H)``. Raises as all agents do."""
         conversation = self.brief.summarise(self.side.lower(), history, self.speaker.reply_chars)
         parse = replies.parse_argument_on_claim if self.brief.on_claim else replies.parse_argument
-        return await self._say(conversation, lambda text, _: parse(text), number=len(history), progress=progress)
+        return await self._speak(conversation, lambda text, _: parse(text), number=len(history), progress=progress)
 
-    async def _say(
+    async def _speak(
         self, conversation: Messages[Frame], parse: Callable[[str, bool], T], *, number: int, progress: int
     ) -> RoleReply[T]:
         return await self.speaker.say(

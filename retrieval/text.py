@@ -61,7 +61,7 @@ def letters_of(text: str) -> str:
     """A text without spaces, signs and accents, which readers drop and put in; what they mistake is made alike."""
     # Digests of it are kept with memes tried before: by another rule, none of those would be found by its letters.
     # Taken apart after folding, which leaves composed letters behind; accents are marks then, and no isalnum().
-    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_ALIKE)
+    plain = unicodedata.normalize("NFKD", text.casefold()).translate(_SIMILAR_LETTERS)
     return "".join(c for c in plain if c.isalnum()).replace("rn", "m").replace("vv", "w")
 
 
@@ -76,4 +76,4 @@ def script_of(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\N{RIGHT SINGLE QUOTATION MARK}": "'", **dict.fromkeys("“”", '"')})
-_ALIKE = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})
+_SIMILAR_LETTERS = str.maketrans({"0": "o", "1": "l", "i": "l", "|": "l", "5": "s", "8": "b", "ı": "l"})

@@ -229,7 +229,7 @@ _CONTROL = re.compile("[\0-\t\v-\x1f\x7f]")
 _ENTITIES = re.compile(r"&(lt|gt|amp|quot);")
 _NAMED = {"lt": "<", "gt": ">", "amp": "&", "quot": '"'}
 # Angle brackets of other alphabets: what looks like a control token is one to a reader. Strokes between words as well.
-_LOOKS = str.maketrans({"‹": "<", "›": ">", "⟨": "<", "⟩": ">", "〈": "<", "〉": ">", "’": "'", "ı": "i"})
+_LOOKALIKES = str.maketrans({"‹": "<", "›": ">", "⟨": "<", "⟩": ">", "〈": "<", "〉": ">", "’": "'", "ı": "i"})
 _TAGS = range(0xE0020, 0xE007F)  # ASCII once more, unseen
 
 
@@ -247,7 +247,7 @@ def _bare(character: str) -> str:
         return "\n"
     # Twice, because case folding can bring back combined characters.
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
-    bare = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Me")).translate(_LOOKS)
+    bare = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Me")).translate(_LOOKALIKES)
     return bare[:4]  # an Arabic ligature stands for eighteen letters, none of which is looked for
 
 
@@ -340,17 +340,17 @@ def _disguises(plain: _TextVariant) -> Iterator[_TextVariant]:
 _WORD = re.compile(r"[^\s<>|\[\]{}\"'.,:;()]+")
 # Ten letters or more that stand alone, each with little between.
 _APART = re.compile(r"(?<![^\W_])[^\W_](?:[\W_]{1,3}[^\W_](?![^\W_])){9,}")
-_ALIKE = str.maketrans("авекмнорстухіјѕԁԛԝьαβεικνορτυχγω", "abekmhopctyxijsdqwbabeikvoptuxyw")
+_HOMOGLYPHS = str.maketrans("авекмнорстухіјѕԁԛԝьαβεικνορτυχγω", "abekmhopctyxijsdqwbabeikvoptuxyw")
 """Letters of Cyrillic and Greek that look like Latin ones."""
 _LEET = str.maketrans("01345789@$", "oieastbgas")
 _LATIN = frozenset(string.ascii_lowercase)
-_OTHERS = frozenset(map(chr, _ALIKE))
+_OTHERS = frozenset(map(chr, _HOMOGLYPHS))
 _DIGITS = frozenset(map(chr, _LEET))
 
 
 def _one_alphabet(match: re.Match[str]) -> str:
     letters = set(match[0])
-    return match[0].translate(_ALIKE) if letters & _LATIN and letters & _OTHERS else match[0]
+    return match[0].translate(_HOMOGLYPHS) if letters & _LATIN and letters & _OTHERS else match[0]
 
 
 def _letters(match: re.Match[str]) -> str:

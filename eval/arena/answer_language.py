@@ -13,7 +13,7 @@ from eval.datasets.language import shared_detector
 FEWEST_LETTERS = 20
 """Letters below which an answer is not looked at: of a name or a "yes" nobody can tell the language."""
 _LETTERS = re.compile(r"[^\W\d_]")
-_ALIKE = {
+_ONE_LANGUAGE = {
     **dict.fromkeys(("cmn", "wuu", "yue"), "zh"),
     **dict.fromkeys(("nb", "nn"), "no"),
     **dict.fromkeys(("ary", "arz"), "ar"),
@@ -105,4 +105,4 @@ def _outcome(text: str, wanted: str) -> tuple[str, str]:
 def _plain(tag: str) -> str:
     """The language of a BCP 47 tag, without script and region."""
     language = tag.replace("_", "-").partition("-")[0].lower()
-    return _ALIKE.get(language, language)
+    return _ONE_LANGUAGE.get(language, language)

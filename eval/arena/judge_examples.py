@@ -33,7 +33,7 @@ Part = Literal["train", "test"]
 MANIFEST, PICTURES = "manifest.json", "pictures"
 MARK: Literal["judged by memecourt-eval arena"] = "judged by memecourt-eval arena"
 """What each line says of itself: it holds texts of memes, and no library may take it in."""
-_HELD_MEMES = 0.1
+_HELD_OUT_SHARE = 0.1
 """Share of memes that are for testing alone."""
 _MIRRORED = {Verdict.A_FAR: Verdict.B_FAR, Verdict.A: Verdict.B, Verdict.B: Verdict.A, Verdict.B_FAR: Verdict.A_FAR}
 _LABEL = re.compile(r"\b[AB]\b")
@@ -205,7 +205,7 @@ def mirrored_reasons(why: str) -> str | None:
 
 
 def _reserve_memes(memes: Sequence[str], seed: int) -> frozenset[str]:
-    most = round(_HELD_MEMES * len(memes))
+    most = round(_HELD_OUT_SHARE * len(memes))
     return frozenset(random.Random(f"held memes {seed}").sample(memes, most))
 
 

@@ -81,10 +81,10 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     )
     study = study_of("ablate", chosen, **options)
     results = [read_results(folder.root) for folder in hold(study)]
-    _tell(results, study.protocols, options["seed"], as_json)
+    _print_results(results, study.protocols, options["seed"], as_json)
 
 
-def _tell(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
+def _print_results(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
     from eval.scores.compare import SURE, compare, holm
 
     # `full` is always the first arm, wherever it was named: see `arms_named`.

@@ -91,7 +91,7 @@ def check(data: Path, id_: str | None, pictures: bool, as_json: bool) -> None:
         click.echo(json.dumps({"datasets": [_plain(asdict(report)) for report in reports]}))
     else:
         for report in reports:
-            _tell(report)
+            _print_check(report)
     # As linters have it: 1 for findings, and 2 above where there was nothing to check.
     sys.exit(1 if any(report.findings for report in reports) else 0)
 
@@ -186,7 +186,7 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
             await reader.aclose()
 
 
-def _tell(report: DatasetCheck) -> None:
+def _print_check(report: DatasetCheck) -> None:
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:

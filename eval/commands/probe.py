@@ -145,7 +145,7 @@ def probe(context: click.Context, /, **options: Any) -> None:
         reports = [read_report(folder, threshold=options["threshold"]) for folder in folders]
         for each, folder in zip(reports, folders, strict=True):
             _page(each, folder)
-        _tell_repeats(reports, out, as_json=options["as_json"])
+        _print_repeats(reports, out, as_json=options["as_json"])
         return
     report = read_report(out, threshold=options["threshold"])
     page = _page(report, out)
@@ -230,7 +230,7 @@ def export_exam(folder: Path, target: Path, **options: Any) -> None:
 probe.add_command(rate_probe)
 
 
-def _tell_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:
+def _print_repeats(reports: Sequence[ProbeReport], out: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from eval.probe.repeats import repeat_section, repeated_probe

@@ -116,7 +116,7 @@ def reproduce(paper: str, **options: Any) -> None:
     # Options and data are checked, and the plan is complete, before the first call.
     plan, servers, targets, preset = _planned(paper, options)
     runs = plan.planned()
-    _tell_plan(plan, runs, options)
+    _print_plan(plan, runs, options)
     # Before the check of the folder: a plan can be looked at while a study is there.
     if options["dry_run"]:
         return
@@ -128,7 +128,7 @@ def reproduce(paper: str, **options: Any) -> None:
     unfinished = _hold(plan, servers)
     # Also where it is not finished: what was judged so far is scored and written.
     outcome = _written(plan, targets, preset, options["balanced"])
-    _tell(outcome, options["as_json"])
+    _print_outcome(outcome, options["as_json"])
     if unfinished:
         say(f"Not finished. {unfinished} What was judged is kept: the same command with --resume goes on.")
         sys.exit(EXIT_UNFINISHED)
@@ -304,7 +304,7 @@ def _written(plan: Reproduction, targets: Targets, preset: Preset | None, balanc
     return outcome
 
 
-def _tell_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
+def _print_plan(plan: Reproduction, runs: Sequence[PlannedRun], options: dict[str, Any]) -> None:
     """Shows the runs in order, with the calls that they take; on standard error but for a dry run."""
     from eval.scores.tables import table
 
@@ -370,7 +370,7 @@ def _stored(plan: Reproduction) -> int:
     return asyncio.run(count())
 
 
-def _tell(outcome: Reproduced, as_json: bool) -> None:
+def _print_outcome(outcome: Reproduced, as_json: bool) -> None:
     from eval.reproduce import report
     from eval.scores.tables import table
 

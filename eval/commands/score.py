@@ -105,7 +105,7 @@ def score(
     click.echo(cards_table([(results.name, one) for one in cards]))
     for one in cards:
         click.echo(f"\nprotocol {one.protocol}\n{confusion_table(one)}\n{noise_in_words(one)}")
-    _tell_gaps(scored)
+    _print_gaps(scored)
     if read.problems:
         click.echo(
             f"\n{len(read.problems):,} rows of the split can't be used; memecourt-eval datasets check tells why."
@@ -147,10 +147,10 @@ def _score_answers(
         return
     # Rows without gold of the task are told before the figures, which are not over them.
     click.echo(as_text(read.notes, tasks.sections_of(groups)))
-    _tell_gaps(scored)
+    _print_gaps(scored)
 
 
-def _tell_gaps(scored: ScoredFile) -> None:
+def _print_gaps(scored: ScoredFile) -> None:
     if scored.missing:
         count = len(scored.missing)
         which = "1 meme of the split the file says nothing; it counts" if count == 1 else ""

@@ -72,7 +72,7 @@ def shadow(
         ]
         click.echo(json.dumps({"pairs": len(pairs), "reviewed": len(reviewed), "labels": rows, "different": differ}))
     else:
-        _tell(pairs, cells, different, len(reviewed))
+        _print_pairs(pairs, cells, different, len(reviewed))
     if out is not None:
         if not reviewed:
             raise click.ClickException("No trial of these was reviewed: there is nothing to compare with.")
@@ -81,7 +81,9 @@ def shadow(
         click.echo(f"memecourt-eval compare {made[0]} {made[1]}", err=as_json)
 
 
-def _tell(pairs: list[TrialPair], cells: Counter[tuple[str, str]], different: list[TrialPair], reviewed: int) -> None:
+def _print_pairs(
+    pairs: list[TrialPair], cells: Counter[tuple[str, str]], different: list[TrialPair], reviewed: int
+) -> None:
     from eval.scores.tables import table
 
     share = f"{1 - len(different) / len(pairs):.3f}" if pairs else "–"

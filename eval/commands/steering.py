@@ -32,13 +32,13 @@ def steering(files: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(asdict(report)))
         return
     click.echo(f"{'texts':<24} {report.flagged.n:>7,}")
-    _tell("flagged", report.flagged)
-    _tell("in words", report.in_words)
+    _print_share("flagged", report.flagged)
+    _print_share("in words", report.in_words)
     for kind, share in report.kinds.items():
-        _tell(word(kind), share)
+        _print_share(word(kind), share)
     if report.left_out:
         click.echo(f"{'left out':<24} {report.left_out:>7,} rows can't be used")
 
 
-def _tell(name: str, share: Share) -> None:
+def _print_share(name: str, share: Share) -> None:
     click.echo(f"{name:<24} {share.flagged:>7,}  {share.value:7.2%}  [{share.low:.2%}, {share.high:.2%}]")

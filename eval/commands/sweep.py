@@ -57,10 +57,10 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
         click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
         return
     for one in sweeps:
-        _tell(one, options["dataset"], options["split"])
+        _print_sweep(one, options["dataset"], options["split"])
 
 
-def _tell(sweep: Sweep, dataset: str, split: str) -> None:
+def _print_sweep(sweep: Sweep, dataset: str, split: str) -> None:
     from eval.scores.tables import figure, table
 
     click.echo(f"{dataset}, split {split}, protocol {sweep.protocol}: {sweep.n:,} memes\n")

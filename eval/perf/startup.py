@@ -13,7 +13,7 @@ import sys
 from eval.perf.bench import Result, in_turns, medians, seconds_of
 
 _HEAVY = ("torch", "faiss", "onnxruntime", "tokenizers", "numpy", "grpc", "pydantic", "sqlalchemy")
-_LOOK = (
+_SCRIPT = (
     # Not standalone: click would end the process before anything is counted.
     "import sys; from serving.cli.main import cli; cli(['--help'], standalone_mode=False);"
     f"print(sum(name in sys.modules for name in {_HEAVY!r}), file=sys.stderr)"
@@ -23,7 +23,7 @@ _LOOK = (
 def startup(*, turns: int = 15) -> Result:
     """Runs the benchmark."""
     pairs = in_turns([_help, _empty], range(turns))  # the first run of each compiles and fills caches
-    looked = subprocess.run([sys.executable, "-c", _LOOK], check=True, capture_output=True, text=True)
+    looked = subprocess.run([sys.executable, "-c", _SCRIPT], check=True, capture_output=True, text=True)
     figures = medians(
         pairs,
         help_over_empty=lambda helped, empty: helped / empty,

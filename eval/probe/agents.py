@@ -130,7 +130,7 @@ async def sort(bench: ProbeModels, subject: Subject, taxonomy: Taxonomy, number:
         prompt.task("taxonomy", taxonomy=fence.around(taxonomy.text)),
         prompt.task("sort"),
     )
-    return await _say(
+    return await _call(
         bench.voice(number),
         prompt,
         task="sort",
@@ -154,7 +154,7 @@ async def examine(bench: ProbeModels, subject: Subject, category: Category) -> r
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("present", category=fence.around(category.line)),
     )
-    return await _say_as(replies.Presence, bench, prompt, task="present", parts=parts, fence=fence)
+    return await _call_senior(replies.Presence, bench, prompt, task="present", parts=parts, fence=fence)
 
 
 async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str) -> replies.Keeping:
@@ -166,14 +166,14 @@ async def keeps(bench: ProbeModels, subject: Subject, text: str, misbelief: str)
         prompt.task("rewritten", text=fence.around(text)),
         prompt.task("keeps", misbelief=fence.around(misbelief)),
     )
-    return await _say_as(replies.Keeping, bench, prompt, task="keeps", parts=parts, fence=fence)
+    return await _call_senior(replies.Keeping, bench, prompt, task="keeps", parts=parts, fence=fence)
 
 
 async def admit(bench: ProbeModels, category: Category, taxonomy: Taxonomy) -> replies.Admission:
     """Asks whether a proposed category is distinct and of the right grain. Raises NoReply."""
     prompt, fence = prompt_of("judge"), bench.fence(None)
     task = prompt.task("admit", taxonomy=fence.around(taxonomy.text), category=fence.around(category.line))
-    return await _say_as(replies.Admission, bench, prompt, task="admit", parts=(task,), fence=fence)
+    return await _call_senior(replies.Admission, bench, prompt, task="admit", parts=(task,), fence=fence)
 
 
 async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> str:
@@ -184,7 +184,7 @@ async def narrate(bench: ProbeModels, subject: Subject, category: Category) -> s
         prompt.task("material", text=fence.around(subject.text)),
         prompt.task("misbelief", category=fence.around(category.line)),
     )
-    reply = await _say_as(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
+    reply = await _call_senior(replies.Misbelief, bench, prompt, task="misbelief", parts=parts, fence=fence)
     return reply.misbelief
 
 
@@ -204,7 +204,7 @@ async def merge(bench: ProbeModels, subject: Subject, text: str, category: Categ
         *(prompt.task("draft", number=str(n), draft=fence.around(draft)) for n, draft in enumerate(drafts, 1)),
         prompt.task("merge", category=fence.around(category.line)),
     )
-    reply = await _say_as(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
+    reply = await _call_senior(replies.Reference, bench, prompt, task="merge", parts=parts, fence=fence)
     return reply.answer
 
 
@@ -239,7 +239,7 @@ async def score(
         except replies.Refused:
             return None, text
 
-    return await _say(bench.senior, prompt, task="score", parts=parts, read=read, fence=fence)
+    return await _call(bench.senior, prompt, task="score", parts=parts, read=read, fence=fence)
 
 
 async def rewrite(
@@ -257,7 +257,7 @@ async def rewrite(
     parts += [*subject.frames, meme, prompt.task("rewrite")]
     read = partial(replies.parse_rewriting, before=subject.text)
     chars = replies.REASON + replies.TEXT
-    return await _say(
+    return await _call(
         bench.senior,
         prompt,
         task="rewrite",
@@ -298,17 +298,17 @@ async def _explain(
     return reply
 
 
-async def _say_as(
+async def _call_senior(
     kind: type[R], bench: ProbeModels, prompt: Prompt, task: str, parts: Sequence[str | Frame], fence: Fence
 ) -> R:
     """Has the senior reply in one of the plain forms."""
     # At temperature 0 and without a number: what is asked alike is asked once, also by a probe of another target.
     schema, chars = replies.FORMS[kind]
     read = partial(parse, kind)
-    return await _say(bench.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars)
+    return await _call(bench.senior, prompt, task=task, parts=parts, read=read, fence=fence, schema=schema, chars=chars)
 
 
-async def _say(
+async def _call(
     chair: MeteredModel,
     prompt: Prompt,
     task: str,

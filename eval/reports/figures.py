@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SAID_WORDS = ("not harmful", "harmful", "undecided", "failed")
-"""The columns of a confusion matrix, in the order of :data:`eval.scores.metrics.SAID`."""
+OUTCOME_WORDS = ("not harmful", "harmful", "undecided", "failed")
+"""The columns of a confusion matrix, in the order of :data:`eval.scores.metrics.OUTCOMES`."""
 GOLD_WORDS = ("not harmful", "harmful")
 _INKS = {Side.ACCUSER: Ink.ACCUSER, Side.DEFENDER: Ink.DEFENDER}
 
@@ -61,7 +61,7 @@ def confusion(card: Card, name: str) -> str:
                 axes.text(column, row + 0.26, f"{share:.0%}", ha="center", va="center", fontsize=8, color=Ink.MUTED)
         # Downwards, as a matrix is read.
         axes.set(xlim=(-0.5, 3.5), ylim=(1.5, -0.5))
-        axes.set_xticks(range(4), SAID_WORDS)
+        axes.set_xticks(range(4), OUTCOME_WORDS)
         axes.set_yticks(range(2), GOLD_WORDS)
         axes.set_xlabel("said")
         axes.set_ylabel("gold")
@@ -69,7 +69,8 @@ def confusion(card: Card, name: str) -> str:
         for spine in axes.spines.values():
             spine.set_visible(False)
         words = "; ".join(
-            f"gold {gold}: " + ", ".join(f"{count} {outcome}" for count, outcome in zip(line, SAID_WORDS, strict=True))
+            f"gold {gold}: "
+            + ", ".join(f"{count} {outcome}" for count, outcome in zip(line, OUTCOME_WORDS, strict=True))
             for gold, line in zip(GOLD_WORDS, counts, strict=True)
         )
         return themed(figure, name, f"Confusion matrix. {words}.")

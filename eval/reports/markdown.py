@@ -9,7 +9,7 @@ from court.display import word
 from eval.reports import words
 from eval.reports.gather import Group, Report, RunView, Table
 from eval.reports.wrong import VerdictFault
-from eval.scores.metrics import SAID, Card, Figure, Rates
+from eval.scores.metrics import OUTCOMES, Card, Figure, Rates
 
 _EXCERPT = 300
 """Of a rationale, in characters."""
@@ -137,7 +137,7 @@ def _classes(table: Table) -> Iterator[str]:
 
 
 def _confusion(card: Card) -> Iterator[str]:
-    heads = ["gold", *(word(outcome) for outcome in SAID)]
+    heads = ["gold", *(word(outcome) for outcome in OUTCOMES)]
     names = ("not harmful", "harmful")
     yield from _table(heads, [[name, *map(str, row)] for name, row in zip(names, card.confusion, strict=True)])
 

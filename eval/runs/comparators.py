@@ -109,7 +109,7 @@ class _ComparatorCalls(MemeCalls):
         """True if harmful, by one call for the label alone."""
         prompt = load(PROMPTS, "plain_judge")
         wanted = {"label": {"type": "string", "enum": _LABELS}}
-        reply = await self._say(prompt, "label", wanted=wanted, kind=_LabelReply)
+        reply = await self._call(prompt, "label", wanted=wanted, kind=_LabelReply)
         self.chain = 1
         return reply.label == "harmful"
 
@@ -118,17 +118,17 @@ class _ComparatorCalls(MemeCalls):
         prompt, around = load(PROMPTS, "mars"), self.fence.around
         chars = self.court.settings.reply_chars
         words = {"type": "string", "minLength": 1, "maxLength": chars}
-        description = await self._say(prompt, "describe", wanted={"description": words}, kind=replies.Description)
+        description = await self._call(prompt, "describe", wanted={"description": words}, kind=replies.Description)
         described = prompt.task("description", description=around(description.description))
         harmful, harmless = await gather_or_cancel(
             *(
-                self._say(prompt, task, described, wanted={"evidence": words}, kind=_EvidenceReply)
+                self._call(prompt, task, described, wanted={"evidence": words}, kind=_EvidenceReply)
                 for task in ("for", "against")
             )
         )
         both = prompt.task("both", harmful=around(harmful.evidence), harmless=around(harmless.evidence))
         wanted = {"rationale": words, "label": {"type": "string", "enum": _LABELS}}
-        concluded = await self._say(prompt, "conclude", described, both, wanted=wanted, kind=_Conclusion)
+        concluded = await self._call(prompt, "conclude", described, both, wanted=wanted, kind=_Conclusion)
         self.chain = 3  # the two pieces of evidence are asked for at once
         return concluded.label == "harmful"
 
@@ -159,7 +159,7 @@ class _ComparatorCalls(MemeCalls):
         self.chain = 1
         return 2 * sum(votes) >= len(votes), sum(votes) / len(votes)
 
-    async def _say(self, prompt: Prompt, task: str, *material: str, wanted: dict[str, Any], kind: type[_R]) -> _R:
+    async def _call(self, prompt: Prompt, task: str, *material: str, wanted: dict[str, Any], kind: type[_R]) -> _R:
         meme = prompt.task("meme", text=self.fence.around(self.shown.meme.text))
         return await self.ask(
             prompt,

@@ -136,24 +136,24 @@ class ProgressLines(Progress):
             every_s: Seconds between two.
             now: The time, in seconds.
         """
-        self._say = say
+        self._print = say
         self._every_s = every_s
         self._now = now
         self._last = now()
 
     def tell(self, sentence: str) -> None:
         """At once."""
-        self._say(sentence)
+        self._print(sentence)
 
     def step(self, name: str, done: int, total: int) -> None:
         """Now and then."""
         if self._due():
-            self._say(f"{name}: {done:,} of {total:,}")
+            self._print(f"{name}: {done:,} of {total:,}")
 
     def begin(self, score: RunningScore) -> None:
         """At once."""
         self._last = self._now()
-        self._say(f"{score.total:,} memes, {score.done:,} of them judged before.")
+        self._print(f"{score.total:,} memes, {score.done:,} of them judged before.")
 
     def judged(self, score: RunningScore) -> None:
         """Now and then."""
@@ -162,11 +162,11 @@ class ProgressLines(Progress):
     def tick(self, score: RunningScore) -> None:
         """Now and then."""
         if self._due():
-            self._say(self._line(score))
+            self._print(self._line(score))
 
     def end(self, score: RunningScore) -> None:
         """At once."""
-        self._say(self._line(score))
+        self._print(self._line(score))
 
     def _line(self, score: RunningScore) -> str:
         words = score.words(self._now())

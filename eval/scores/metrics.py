@@ -32,7 +32,7 @@ from retrieval.linked import number_linked
 CLASSES = (False, True)
 """Not harmful, harmful. Always given to scikit-learn: a class that nobody predicted still counts in a macro average."""
 
-SAID = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
+OUTCOMES = (Outcome.NOT_HARMFUL, Outcome.HARMFUL, Outcome.UNDECIDED, Outcome.FAILED)
 """The columns of a confusion matrix, in this order."""
 
 RESAMPLES = 10_000
@@ -132,7 +132,7 @@ class Card:
         decided: Over the memes that were given a class; None where none was.
         strict: Over all ``n``. A meme without a class is wrong: never a hit, a miss of its gold class, and no
             prediction of the other, so that it lowers accuracy, recall and F1 but no precision.
-        confusion: Counts, gold (not harmful, harmful) x said (:data:`SAID`).
+        confusion: Counts, gold (not harmful, harmful) x outcomes (:data:`OUTCOMES`).
         scored: Memes with a score; those without a class can have one too.
         auroc: Area under the ROC curve over ``scored``; None unless both classes are among them.
         brier: Mean squared difference of score and gold over ``scored``; None where there is none.
@@ -214,9 +214,9 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
             reason="NOTHING_TO_SCORE",
         )
     gold = np.array([harmful for harmful, _ in pairs], dtype=np.int64)
-    predicted = np.array([SAID.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
+    predicted = np.array([OUTCOMES.index(one.prediction.outcome) for _, one in pairs], dtype=np.int64)
     # Square by scikit-learn; gold has the first two rows alone.
-    cells: Ints = confusion_matrix(gold, predicted, labels=range(len(SAID)))[: len(CLASSES)].astype(np.int64)
+    cells: Ints = confusion_matrix(gold, predicted, labels=range(len(OUTCOMES)))[: len(CLASSES)].astype(np.int64)
     # One draw for coverage, decided and strict figures: how many are decided varies in it as it does among memes.
     groups = group_numbers_of([one for _, one in pairs])
     drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
@@ -300,7 +300,7 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
 
 
 def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
-    """Rates of ``predicted`` (int of shape (memes,), places in SAID), intervals from resampled confusion tables."""
+    """Rates of ``predicted`` (int of shape (memes,), places in OUTCOMES), intervals from resampled confusion tables."""
     precision, recall, f1, support = precision_recall_fscore_support(
         gold, predicted, labels=[0, 1], average=None, zero_division=0
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from court.display import word
-from eval.scores.metrics import SAID, Card, Figure, Rates, noise
+from eval.scores.metrics import OUTCOMES, Card, Figure, Rates, noise
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
@@ -86,7 +86,7 @@ def cards_table(cards: Sequence[tuple[str, Card]]) -> str:
 
 def confusion_table(card: Card) -> str:
     """Counts, gold labels down, what was said across."""
-    words = [word(outcome) for outcome in SAID]
+    words = [word(outcome) for outcome in OUTCOMES]
     rows = [["gold \\ said", *words]]
     rows += [[name, *(f"{n:,}" for n in row)] for name, row in zip(words[:2], card.confusion, strict=True)]
     return table(rows)

@@ -20,7 +20,7 @@ _RADIUS = 0.16  # of the white disc behind a badge, in picture heights
 _SIGN = 0.09  # of the sign on it, likewise
 _WHITE: Colour = (255, 255, 255)
 _LOOKED_AT = 0.03  # half the side of the square in the middle that is looked at, in picture heights
-_NEAR = 60.0  # how far a colour may be from a badge's, in steps of 255, each channel's added as in space
+_NEAR_COLOUR = 60.0  # how far a colour may be from a badge's, in steps of 255, each channel's added as in space
 
 
 def draw(scene: str, seed: int, badge: str, text: str, *, size: tuple[int, int] = SIZE) -> Image.Image:
@@ -65,10 +65,10 @@ def read_badge(picture: bytes) -> str | None:
         )
         for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1))
     ]
-    if any(_distance(each, _WHITE) > _NEAR for each in around):
+    if any(_distance(each, _WHITE) > _NEAR_COLOUR for each in around):
         return None
     nearest = min(GROUPS, key=lambda group: _distance(colour, GROUPS[group].colour))
-    return nearest if _distance(colour, GROUPS[nearest].colour) <= _NEAR else None
+    return nearest if _distance(colour, GROUPS[nearest].colour) <= _NEAR_COLOUR else None
 
 
 def _sign(canvas: ImageDraw.ImageDraw, badge: Badge, x: float, y: float, r: float) -> None:

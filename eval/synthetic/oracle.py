@@ -277,7 +277,7 @@ def oracle(ability: Ability = _USUAL) -> ScriptedModel:
     """
     speaker = Oracle(ability)
 
-    def says(request: ChatRequest) -> dict[str, Any]:
+    def reply_to(request: ChatRequest) -> dict[str, Any]:
         wanted = (request.reply_schema or {}).get("properties", {})
         reply = speaker.reply(request.system, _plain(request.parts), wanted)
         if reply is None:
@@ -288,7 +288,7 @@ def oracle(ability: Ability = _USUAL) -> ScriptedModel:
         masses = speaker.odds(_plain(request.parts))
         return [masses[option] for option in options]
 
-    return ScriptedModel(says, odds=odds, name="oracle")
+    return ScriptedModel(reply_to, odds=odds, name="oracle")
 
 
 def _plain(parts: Sequence[str | Frame]) -> list[str | bytes]:

@@ -99,7 +99,7 @@ class Checking:
         settings: Settings of the witness, as in a trial.
         temperature: Temperature of its calls.
         forced: True to ask for true or false where a finding is NOT_ENOUGH.
-        citations_by: Model that says whether a passage bears a finding; None to ask nobody.
+        citations_by: Model that judges whether a passage backs a finding; None for no such judgement.
         mark: Makes the mark of a claim's fence, the same for the same claim.
     """
 

@@ -62,18 +62,18 @@ def witness_sections(manifest: WitnessManifest, cards: Sequence[WitnessCard]) ->
     row("accuracy of answers", [figure(card.decided_accuracy) for card in cards])
     row("abstained, failed", [f"{card.abstained:,}, {card.failed:,}" for card in cards])
     row("abstained on unknown", [figure(card.unknown_abstained) for card in cards])
-    row("quotes that stand", [figure(card.citations.standing) for card in cards])
-    row("findings borne by a quote", [figure(card.citations.bearing) for card in cards])
+    row("verbatim quotes", [figure(card.citations.standing) for card in cards])
+    row("findings backed by quotes", [figure(card.citations.bearing) for card in cards])
     row("calls a claim", [f"{card.calls:.2f}" for card in cards])
     row("tokens a claim", [f"{card.tokens:,.0f}" for card in cards])
     row("documents a claim", [f"{card.documents:.2f}" for card in cards])
     notes = (
         "Intervals are 95 %, by bootstrap over claims. A claim without an answer counts as wrong: it lowers accuracy, "
         "recall and F1, and no precision.",
-        "Quotes that stand: share of the named passages that code found in their documents; others are dropped. "
-        f"Findings borne by a quote: share with a passage that by itself says so, asked of {manifest.citations_by}."
+        "Verbatim quotes: share of the named passages that code found in their documents; others are dropped. "
+        f"Findings backed by quotes: share with a passage that by itself says so, as judged by {manifest.citations_by}."
         if manifest.citations_by
-        else "Whether passages bear findings was asked of nobody.",
+        else "No model judged whether passages back the findings.",
     )
     published = Section(
         key="published",

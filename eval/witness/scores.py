@@ -34,8 +34,8 @@ class Citations:
         quotes: Passages that findings rest on.
         dropped: Passages that were named and stand in no document; none of them is part of a finding.
         standing: Share of all named passages that stand in their document; None where none was named.
-        judged: Findings of which somebody was asked whether a passage bears them.
-        bearing: Share of these with a passage that bears them by itself; None where there is none.
+        judged: Findings of which a model judged whether a passage backs them.
+        bearing: Share of these with a passage that backs them by itself; None if there are none.
     """
 
     quotes: int

@@ -1,4 +1,4 @@
-"""The client for asyncio; :mod:`memecourt.client` has the same for threads, and says what each call does."""
+"""The client for asyncio; :mod:`memecourt.client` has the same for threads, and documents each call."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class AsyncClient:
         return await self._call(self._precedents.GetLibrary, wire.GetLibraryRequest(), timeout)
 
     async def close(self) -> None:
-        """Lets the connection go."""
+        """Closes the connection."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -212,7 +212,7 @@ class AsyncClient:
         request: Callable[[], _Request],
         attempts: Attempts,
     ) -> AsyncGenerator[_Answer, None]:
-        """The responses of a stream, which is opened again where it breaks."""
+        """Yields the responses of a stream, which is opened again after it breaks."""
         while True:
             call = method(request(), metadata=self._connection.metadata())
             try:
@@ -267,7 +267,7 @@ class AsyncClient:
 
 
 class _Stream:
-    """One ``judge_many``: a task that reads the requests, those that hold streams, and who takes the outcomes."""
+    """One ``judge_many``: a task that reads requests, tasks that hold streams, and the consumer of the outcomes."""
 
     def __init__(
         self,
@@ -322,13 +322,13 @@ class _Stream:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self) -> None:
-        """Until something has changed or something is due; the condition is held before and after."""
+        """Waits until something has changed or is due; the condition is locked before and after."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._book.wait_s()):
                 await self._changed.wait()
 
     def _hold_on(self) -> None:
-        """Has the next stream opened once there is something to send in it."""
+        """Opens the next stream once there is something to send in it."""
         self._holding.append(asyncio.ensure_future(self._hold()))
 
     async def _read(self) -> None:
@@ -380,7 +380,7 @@ class _Stream:
                     return
 
     async def _stream(self, number: int) -> JudgeError | None:
-        """One stream, from its beginning to its end; what it ended in."""
+        """Runs one stream from its beginning to its end, and returns the error that ended it."""
         call = self._client._court.JudgeStream(metadata=self._client._connection.metadata())
         sending = asyncio.ensure_future(self._send(call, number))
         try:

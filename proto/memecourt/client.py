@@ -1,4 +1,4 @@
-"""Typed clients, for threads and for asyncio: ask a MemeCourt service for verdicts, records and precedents.
+"""Typed clients of a MemeCourt service, for threads and for asyncio: verdicts, records and precedents.
 
     >>> with Client("localhost:50051") as court:                              # doctest: +SKIP
     ...     response = court.judge(Path("meme.png").read_bytes(), timeout=30)
@@ -6,10 +6,10 @@
     ...         print(response.rationale)
 
 Only ``LABEL_NOT_HARMFUL`` is an acquittal: an error, ``LABEL_UNDECIDED`` and labels that this client does not know are
-not. What needs a person says so in ``response.needs_human_review``.
+not. ``response.needs_human_review`` says whether a person has to review the verdict.
 
-What may pass by itself is asked again (:mod:`memecourt.retries`), within the timeout of the call. A request without a
-request_id is given one, the same for all attempts, so that a verdict is paid for once.
+Transient errors are retried (:mod:`memecourt.retries`) within the timeout of the call. A request without a request_id
+gets one, the same for all attempts, so that a verdict is paid for once.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class Client:
         options: Options = (),
         retries: Retries | None = None,
     ) -> None:
-        """Connects when the first call is made.
+        """Connects at the first call.
 
         Args:
             address: ``host:port``, or ``unix:PATH``.
-            credentials: gRPC's own, where ``tls`` does not do.
-            tls: Encrypt; without it or ``credentials``, nothing is.
+            credentials: Credentials of gRPC, if ``tls`` is not enough.
+            tls: TLS options; without these and ``credentials``, nothing is encrypted.
             token: Token of the caller, sent with each call; or a function that returns it, called before each.
-            allow_plain_token: Send the token to another machine without encryption: where something else encrypts.
-            metadata: Gives what else goes with a call, ``traceparent`` for example; asked before each.
-            options: Options of gRPC's channel, which override ours.
+            allow_plain_token: True to send the token to another machine without TLS, because something else encrypts.
+            metadata: Function that returns further metadata, such as ``traceparent``; called before each call.
+            options: Options of gRPC's channel, which override the client's own.
             retries: Retry settings.
 
         Raises:
@@ -116,7 +116,7 @@ class Client:
             text: Text of the meme; None to have it read off the picture, ``""`` if it has none.
             about: Further fields of the request, such as ``request_id``, ``language`` and ``namespace``: those of
                 :func:`~memecourt.requests.judge_request`.
-            timeout: Seconds to wait at most, all attempts together; when they have passed, the trial is stopped.
+            timeout: Seconds for all attempts together; when they have passed, the trial stops.
 
         Raises:
             JudgeError: There is no verdict.
@@ -131,24 +131,24 @@ class Client:
     def judge_many(
         self, requests: Iterable[wire.JudgeRequest], *, timeout: float = 60.0, at_once: int = 32
     ) -> Generator[Outcome, None, None]:
-        """Has memes tried in one stream, and gives each outcome as soon as it is there, in whatever order that is.
+        """Judges memes in one stream, and yields each outcome as soon as it is ready, in any order.
 
-        Every request that is taken has exactly one outcome: a verdict, or the error that Judge would have ended in. A
-        connection that breaks is made anew, and what was not answered is asked again.
+        Every request that is read has exactly one outcome: a verdict, or the error that Judge would have ended with. If
+        a connection breaks, another one is opened, and unanswered requests are sent again.
 
         Args:
-            requests: Each with a request_id of its own. Read in a thread of its own, as outcomes are taken.
-            timeout: Seconds that each may take, from when it is taken from ``requests``.
-            at_once: Largest number of requests in flight; fewer where the server says that it works on fewer at once.
+            requests: Requests, each with a request_id of its own; read in a separate thread, as outcomes are taken.
+            timeout: Seconds that each may take, from when it is read from ``requests``.
+            at_once: Maximum number of requests in flight; fewer if the server says that it works on fewer at once.
 
         Returns:
             Pairs of request_id and outcome.
 
         Raises:
-            JudgeError: No other stream can be had, and a later one could not either (no or another token, say); all
-                that were taken and were in none that works have had that error as their outcome.
-            ValueError: ``timeout`` or ``at_once`` make no sense; or a request has no request_id, or that of another
-                one on its way. That, like what ``requests`` itself raises, is raised once all that were taken before
+            JudgeError: No further stream can be opened, now or later (for example without a token). Before that, each
+                request that was read and that no working stream carries has had this error as its outcome.
+            ValueError: ``timeout`` or ``at_once`` is out of range; or a request has no request_id, or that of another
+                request in flight. Like an error of ``requests`` itself, this is raised once all requests read before
                 have had their outcome.
         """
         return _Stream(self, requests, timeout, at_once).outcomes()
@@ -156,13 +156,13 @@ class Client:
     def watch(
         self, trial_id: str = "", *, request_id: str = "", namespace: str = "", from_seq: int = 0
     ) -> Generator[wire.TrialEvent, None, None]:
-        """The events of a trial, those to come as they happen, until its end; each once, also where connections break.
+        """Yields the events of a trial until its end, each once, even if connections break; new ones as they happen.
 
         Args:
-            trial_id: The trial's own id, or
-            request_id: that of the request that it is held for,
-            namespace: and of its content.
-            from_seq: Leave out the events before this number.
+            trial_id: Id of the trial; empty to name it by its request.
+            request_id: Id of the request that the trial answers.
+            namespace: Namespace of that request's content.
+            from_seq: Number of the first event to yield.
 
         Raises:
             CallError: There is no such trial (NOT_FOUND), or it can't be watched.
@@ -178,33 +178,33 @@ class Client:
     def verdict(
         self, trial_id: str = "", *, request_id: str = "", namespace: str = "", timeout: float = 60.0
     ) -> wire.GetVerdictResponse:
-        """Asks what a trial has come to so far, without waiting for it.
+        """Returns the current state of a trial, and its verdict if it has one, without waiting.
 
         Args:
-            trial_id: The trial's own id, or
-            request_id: that of a request that it answers,
-            namespace: and of its content.
+            trial_id: Id of the trial; empty to name it by its request.
+            request_id: Id of a request that the trial answers.
+            namespace: Namespace of that request's content.
             timeout: Seconds that the call may take.
 
         Raises:
-            CallError: NOT_FOUND where there is no such trial, or none was begun yet.
+            CallError: There is no such trial, or it has not begun (NOT_FOUND).
         """
         return self._call(self._court.GetVerdict, verdict_request(trial_id, request_id, namespace), timeout)
 
     # The docket
 
     def trial(self, trial_id: str, *, timeout: float = 60.0) -> wire.Trial:
-        """One trial with all of its events.
+        """Returns a trial with all of its events.
 
         Raises:
-            CallError: NOT_FOUND where there is none of that id.
+            CallError: There is no trial of that id (NOT_FOUND).
         """
         return self._call(self._docket.GetTrial, wire.GetTrialRequest(trial_id=trial_id), timeout).trial
 
     def trials(
         self, which: wire.TrialFilter | None = None, *, page_size: int = 0, timeout: float = 60.0
     ) -> Generator[wire.TrialSummary, None, None]:
-        """Trials, the last opened first; pages are fetched as they are needed, each within the timeout."""
+        """Yields trials, the last opened first; pages are fetched as needed, each within the timeout."""
         request = wire.ListTrialsRequest(page_size=page_size, filter=which)
         while True:
             page = self._call(self._docket.ListTrials, request, timeout)
@@ -214,7 +214,7 @@ class Client:
             request.page_token = page.next_page_token
 
     def export(self, which: wire.TrialFilter | None = None) -> Generator[wire.Trial, None, None]:
-        """Trials with all of their events, the first opened first; each once, also where connections break."""
+        """Yields trials with all of their events, the first opened first; each once, even if connections break."""
         export = Export(which)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
         for response in self._resumed(self._docket.ExportTrials, export.request, attempts):
@@ -225,33 +225,33 @@ class Client:
     def review(self, request: wire.ReviewVerdictRequest, *, timeout: float = 60.0) -> wire.TrialSummary:
         """Upholds or overrules a verdict.
 
-        Like everything that changes something, it is only asked again where the server itself wants that: after a
-        broken connection nobody knows whether it got through; look, then decide.
+        Like all calls that change something, it is retried only if the server itself asks for that: after a broken
+        connection, check whether the review was stored.
         """
         return self._call(self._docket.ReviewVerdict, request, timeout, changes=True).summary
 
     def appeal(self, request: wire.OpenAppealRequest, *, timeout: float = 60.0) -> wire.OpenAppealResponse:
-        """Opens an appeal against a verdict; with a ``reference`` it may be asked again, and is opened once."""
+        """Opens an appeal against a verdict; with a ``reference`` the call is retried, and opens one appeal."""
         return self._call(self._docket.OpenAppeal, request, timeout, changes=not request.reference)
 
     def reviews(
         self, from_entry: int | None = None, *, overruled_only: bool = False
     ) -> Generator[wire.WatchReviewsResponse, None, None]:
-        """Reviews of verdicts, in the order in which they were kept, and those to come; without an end.
+        """Yields reviews of verdicts in the order in which they were stored, and new ones, without an end.
 
-        Where the connection breaks it goes on where it was, however long that takes (``Retries(attempts=1)``: never).
-        What is to survive a restart of the caller: ``next_entry`` of the last response that was dealt with.
+        After a broken connection it continues where it was, however long that takes (``Retries(attempts=1)``: never).
+        To continue after a restart, store ``next_entry`` of the last response that you have processed.
 
         Args:
-            from_entry: From this entry of the log on, 0 for all reviews that there are; None for those to come.
-            overruled_only: Leave out those that upheld the verdict.
+            from_entry: Entry of the log to begin with, 0 for all past reviews; None for new ones only.
+            overruled_only: True to leave out reviews that upheld the verdict.
 
         Returns:
             Responses that hold a review, under ``reviewed``.
 
         Raises:
-            CallError: They can't be watched: no or another token, say, or (OUT_OF_RANGE) the log ends before
-                ``from_entry``.
+            CallError: Reviews can't be watched, for example without a token, or the log ends before ``from_entry``
+                (OUT_OF_RANGE).
         """
         request = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
@@ -267,18 +267,18 @@ class Client:
     # The precedents
 
     def search(self, request: wire.SearchPrecedentsRequest, *, timeout: float = 60.0) -> wire.SearchPrecedentsResponse:
-        """The precedents most like a text, a picture or both."""
+        """Returns the precedents most similar to a text, a picture or both."""
         return self._call(self._precedents.SearchPrecedents, request, timeout)
 
     def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
         """Adds a labelled meme to the library.
 
-        Without an id it is given one here, the same for all attempts: so it can be asked again after a broken
-        connection too, and is added once. One with an id of the caller's is asked again like everything that changes
+        A precedent without an id gets one here, the same for all attempts: the call is then also retried after a
+        broken connection, and the precedent added once. With an id of yours it is retried like all calls that change
         something: see :meth:`review`.
 
         Returns:
-            Its id, and the number of the change; 0 where it was added by an attempt whose answer got lost.
+            Its id, and the number of the change; 0 if an attempt added it whose answer was lost.
 
         Raises:
             CallError: The precedent was not added, or its fate is unknown (UNAVAILABLE, DEADLINE_EXCEEDED).
@@ -294,7 +294,7 @@ class Client:
             return added(request, error)
 
     def remove(self, request: wire.RemovePrecedentRequest, *, timeout: float = 60.0) -> int:
-        """Takes a meme out of the library; returns the number of the change."""
+        """Removes a meme from the library; returns the number of the change."""
         return self._call(self._precedents.RemovePrecedent, request, timeout, changes=True).change
 
     def relabel(self, request: wire.RelabelPrecedentRequest, *, timeout: float = 60.0) -> int:
@@ -302,11 +302,11 @@ class Client:
         return self._call(self._precedents.RelabelPrecedent, request, timeout, changes=True).change
 
     def library(self, *, timeout: float = 60.0) -> wire.GetLibraryResponse:
-        """Returns the library that is searched now."""
+        """Returns a description of the library in use."""
         return self._call(self._precedents.GetLibrary, wire.GetLibraryRequest(), timeout)
 
     def close(self) -> None:
-        """Lets the connection go."""
+        """Closes the connection."""
         # First: a stream that breaks by the close must not be opened again.
         self._closed = True
         self._channel.close()
@@ -323,7 +323,7 @@ class Client:
         request: Callable[[], _Request],
         attempts: Attempts,
     ) -> Generator[_Answer, None, None]:
-        """The responses of a stream, which is opened again where it breaks."""
+        """Yields the responses of a stream, which is opened again after it breaks."""
         while True:
             call = method(request(), metadata=self._connection.metadata())
             try:
@@ -339,10 +339,10 @@ class Client:
             self._wait_for_next(attempts, failure)
 
     def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
-        """Waits until the next attempt, for a server first where none can be reached.
+        """Waits until the next attempt; first for a server, if none can be reached.
 
         Raises:
-            CallError: The error of the last attempt, where there is to be no other.
+            CallError: The error of the last attempt, if there will be no other.
         """
         unreached = self._had_to_connect(attempts.connect_within_s(error))
         time.sleep(attempts.after(error, unreached=unreached))

@@ -34,16 +34,16 @@ _OPTIONS: Options = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """An encrypted connection. ``Tls()`` trusts whom gRPC trusts; files are PEM."""
+    """TLS options. ``Tls()`` trusts the authorities that gRPC trusts; files are PEM."""
 
     roots: Path | None = None
-    """The certificate authorities to trust, in place of those."""
+    """File of the certificate authorities to trust instead."""
     certificate: Path | None = None
     """The client's own certificate chain (mTLS), with ``key``."""
     key: Path | None = None
     """The private key of that certificate."""
     server_name: str = ""
-    """The name that the server's certificate must have, where it is not that of the address."""
+    """Name that the server's certificate must have, if it differs from the address."""
 
     def __post_init__(self) -> None:
         for name in ("roots", "certificate", "key"):
@@ -60,7 +60,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """All that is said of the way to a server."""
+    """Settings of the connection to one server."""
 
     address: str
     credentials: grpc.ChannelCredentials | None
@@ -80,7 +80,7 @@ class Connection:
         metadata: Callable[[], Sequence[tuple[str, str]]] | None = None,
         options: Options = (),
     ) -> Connection:
-        """Checks that what is given goes together; see :class:`memecourt.client.Client` for what it is."""
+        """Checks that arguments fit together; see :class:`memecourt.client.Client` for what they mean."""
         if credentials is not None and tls is not None:
             raise ValueError("give either credentials or tls")
         # Refused before anything is sent: a token that was once in the clear can't be taken back.

@@ -23,9 +23,9 @@ class CallError(Exception):
     Attributes:
         code: Status code of gRPC.
         message: Fault and remedy, in words.
-        reason: The same for machines; empty where the error did not come from MemeCourt itself (no connection, say).
-        field: The field of the request that it is about, or empty.
-        retry_after: Seconds to wait before asking again, or None where asking again will not help or nobody can say.
+        reason: Stable code of the fault; empty if the error did not come from MemeCourt (without a connection, say).
+        field: Field of the request at fault; may be empty.
+        retry_after: Seconds to wait before a retry; None if a retry will not help, or the time is unknown.
         metadata: Further facts, for example the ``trial_id`` of a trial that failed.
     """
 

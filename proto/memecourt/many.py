@@ -1,7 +1,8 @@
-"""The bookkeeping of a stream of requests: what was asked, what is owed, what to ask again, and when.
+"""The state of a stream of requests: those sent, those unanswered, those to send again, and when.
 
-Neither threads nor asyncio in here: :class:`Book` is told what happens and says what to do. Each request that was taken
-has exactly one outcome, whatever becomes of connections: a request_id is asked as often as need be and tried once.
+No threads and no asyncio in here: callers report events to a :class:`Book`, which says what to do next. Each request
+that was read has exactly one outcome, whatever happens to connections: it is sent as often as necessary, and the server
+tries its request_id once.
 """
 
 from __future__ import annotations
@@ -21,41 +22,41 @@ from memecourt.retries import IDLE, Budget, Endings, Retries, is_cut, passing
 from memecourt.v1 import court_pb2 as wire
 
 Outcome = tuple[str, wire.JudgeResponse | JudgeError]
-"""The request_id, and the verdict or why there is none."""
+"""The request_id, and the verdict or the error in its place."""
 
 AT_ONCE = "memecourt-at-once"
-"""Metadata in which a server says, at the beginning of a stream, how many of its requests it works on at once."""
+"""Metadata at the beginning of a stream: the number of its requests that the server works on at once."""
 _FIRST_BOUND = 4  # requests in flight
 _LONGEST_NAME = 128  # characters of a request_id
 
 TO_END_S = 5.0
-"""Seconds in which a server ends a stream that is closed on our side. If we ended it, it would count as taken back."""
+"""Seconds in which a server ends a stream that is closed on our side. If we ended it, it would count as cancelled."""
 
 _LONGEST_S = 366 * 86_400
-"""That a request may take at most, in seconds: beyond, neither wire nor clocks know what is meant."""
+"""Longest timeout of a request, in seconds: neither the wire nor clocks can express more."""
 
 _ROOM_FOR_TIMEOUT = 32  # bytes that the timeout adds to a message, at most
 
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request that no outcome has been told of yet."""
+    """A request without an outcome so far."""
 
     message: wire.JudgeStreamRequest
     deadline: float  # by the clock
     attempts: int = 0
-    sent: int = 0  # in the stream of that number, which owes the answer; 0: in none
-    failure: JudgeError | None = None  # what was answered last, where it is asked again
+    sent: int = 0  # number of the stream that carries it; 0: in none
+    failure: JudgeError | None = None  # last answer, if it is sent again
 
 
 def not_opened(error: BaseException) -> JudgeError:
-    """Builds the error for a stream that could not be opened, such as where no token is to be had."""
+    """Builds the error for a stream that could not be opened, for example without a token."""
     kind = type(error).__qualname__
     return JudgeError(grpc.StatusCode.FAILED_PRECONDITION, f"No stream could be opened ({kind}).")
 
 
 class Book:
-    """Requests of one ``judge_many``, from when they are taken until their outcome is told."""
+    """Requests of one ``judge_many``, from when they are read until their outcome is delivered."""
 
     def __init__(
         self,
@@ -81,20 +82,20 @@ class Book:
         self._pending: dict[str, _PendingRequest] = {}
         self._ready: deque[str] = deque()
         self._later: list[tuple[float, str]] = []  # a heap, by when they are due
-        self._cuts = 0  # that came one after the other since the last answer
+        self._cuts = 0  # in a row since the last answer
         self._endings = Endings()  # of streams since then
         self._streams = 0  # that were opened
         self._streams_cut = 0  # the last that was opened before the last cut
         self._not_before = 0.0  # the next is opened, by the clock
         self.closed = False
-        """Whether no more requests will come."""
+        """True if no more requests will come."""
         self.given_up: set[int] = set()
-        """Numbers of the streams that still owe an answer that nobody waits for any more."""
+        """Numbers of the streams with an unanswered request whose time is over."""
         self.refused: CallError | None = None
-        """Why no other stream is to be had: no more requests are taken, and what is owed in those that are open is all
-        that there is to wait for."""
+        """Error for which no further stream can be opened: no more requests are read, and only answers in the open
+        streams are awaited. None if streams can be opened."""
         self.outcomes: deque[Outcome] = deque()
-        """Those to be told."""
+        """Outcomes to deliver."""
 
     @property
     def done(self) -> bool:
@@ -105,12 +106,13 @@ class Book:
     def all_sent(self) -> bool:
         """True if nothing is left to be sent, so that our side of a stream may be closed.
 
-        At once: a server keeps memory for what may still come. What fails in passing later is asked again in another.
+        This happens at once, because a server reserves memory for further messages. Requests that fail for a transient
+        reason later are sent again in another stream.
         """
         return self.closed and all(pending.sent for pending in self._pending.values())
 
     def room(self) -> bool:
-        """True if another request may be taken."""
+        """True if another request may be read."""
         return len(self._pending) + len(self.outcomes) < min(self._at_once, self._bound)
 
     def limit_until_known(self) -> None:
@@ -119,7 +121,7 @@ class Book:
         self._bound = _FIRST_BOUND
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Takes note of how many requests a server works on at once, as its first words in a stream say.
+        """Sets the number of requests that a server works on at once, by its metadata at the beginning of a stream.
 
         More in flight would wait there, while their time passes. A server that does not say leaves it to the caller.
         """
@@ -127,10 +129,10 @@ class Book:
         self._bound = int(limit) if isinstance(limit, str) and limit.isdecimal() and int(limit) > 0 else self._at_once
 
     def take(self, request: wire.JudgeRequest) -> None:
-        """Takes a request.
+        """Adds a request.
 
         Raises:
-            ValueError: The request has no request_id, or that of another one, so that verdicts could not be assigned.
+            ValueError: The request has no request_id, or that of another one in flight.
         """
         name = request.request_id
         if not name:
@@ -145,7 +147,7 @@ class Book:
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"The request is larger than {MESSAGE_BYTES:,} bytes; not sent."
             )
         elif len(name) > _LONGEST_NAME:
-            # A server tells of it too, but by as much of the name as it allows: nobody would know whose outcome it is.
+            # A server would report it too, but by a shortened id, which matches no request here.
             error = JudgeError(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"The request_id has {len(name)} characters; at most {_LONGEST_NAME} are allowed. Not sent.",
@@ -154,7 +156,7 @@ class Book:
         if error is not None:
             self.outcomes.append((name, error))
             return
-        # Only now: what has an outcome already must not be sent, nor count in the budget.
+        # Only now: a request that has its outcome must not be sent, nor count in the budget.
         self._pending[name] = pending
         self._ready.append(name)
         self._budget.call()
@@ -172,24 +174,23 @@ class Book:
         return self.to_send() and self._clock() >= self._not_before
 
     def opened(self) -> int:
-        """The number of a stream that is opened now."""
+        """Returns the number for a stream that is opened now."""
         self._streams += 1
         return self._streams
 
     def send(self, stream: int) -> wire.JudgeStreamRequest:
         """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
         pending = self._pending[self._ready.popleft()]
-        # From here the stream owes the answer: `cut` finds by this number what has to be sent again.
+        # From here on the stream carries it: `cut` finds by this number what has to be sent again.
         pending.sent = stream
         pending.attempts += 1
-        # What is left now, not at the taking: a request may wait here or be sent several times. At least 1 ms:
+        # The time left now, not when it was read: a request may wait here or be sent several times. At least 1 ms:
         # the server refuses 0.
         pending.message.timeout.FromMilliseconds(max(1, round(1000 * (pending.deadline - self._clock()))))
         return pending.message
 
     def wait_s(self) -> float | None:
-        """Seconds until something is due by itself: a request to be sent again, a stream to be opened, or a deadline;
-        None if nothing is."""  # noqa: D205, D209
+        """Returns the seconds until a retry, a stream to open or a deadline is due; None if nothing is."""
         # Deadlines come too, so that a caller gets its outcome in time even if nothing else happens.
         times = [pending.deadline for pending in self._pending.values()]
         if self._later:
@@ -199,14 +200,14 @@ class Book:
         return max(0.0, min(times) - self._clock()) if times else None
 
     def hear(self, response: wire.JudgeStreamResponse) -> None:
-        """An answer came."""
+        """Processes a response of a stream."""
         # Any answer shows that streams work: the waits begin from the shortest again.
         self._cuts = 0
         self._endings.clear()
         name = response.request_id
         pending = self._pending.get(name)
         if pending is None or not pending.sent:
-            return  # its outcome was told: its time was up
+            return  # it has its outcome: its time was over
         if response.HasField("verdict"):
             self._finish(name, response.verdict)
             return
@@ -216,7 +217,7 @@ class Book:
         pending.sent = 0
         pending.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
-        # Asking again needs a stream, and after a refusal there is none.
+        # Sending it again needs a stream, and after a refusal there is none.
         if self.refused is None and pending.attempts < self._retries.attempts and passing(error):
             wait = self._retries.wait_s(pending.attempts, error.retry_after, pending.deadline - now, self._chance)
             if wait is not None and self._budget.repeat():
@@ -225,10 +226,10 @@ class Book:
         self._finish(name, error)
 
     def cut(self, stream: int, error: CallError | None) -> None:
-        """A stream has ended: what was not answered in it is to be asked again, if that helps.
+        """Processes the end of a stream: unanswered requests in it are sent again, if that can help.
 
         Args:
-            stream: Its number.
+            stream: Number of the stream.
             error: Error that ended the stream; None for a regular end.
         """
         self.given_up.discard(stream)
@@ -248,10 +249,10 @@ class Book:
         if self.refused is not None:
             self.refuse(self.refused)
             return
-        self._ready.extendleft(reversed(again))  # who asked first is asked for first
+        self._ready.extendleft(reversed(again))  # in their original order, before all others
         if error.reason == IDLE:
             return  # nothing is wrong with the server
-        # What cuts several streams counts once.
+        # One event that breaks several streams counts once.
         counts = stream > self._streams_cut and (again or stream == self._streams)
         if counts:
             self._cuts += 1
@@ -262,7 +263,7 @@ class Book:
                 self._not_before = max(self._not_before, self._clock() + wait)
 
     def refuse(self, error: CallError) -> None:
-        """No other stream is to be had: what is in none has that error. What is in another may still be answered."""
+        """Ends requests that are in no stream with an error, since none can be opened; others may be answered."""
         self.refused = self.refused or error
         # A copy: `_finish` takes requests out.
         for name, pending in tuple(self._pending.items()):
@@ -270,14 +271,14 @@ class Book:
                 self._finish(name, JudgeError.like(error))
 
     def expire(self) -> None:
-        """Gives up those whose time is up: the server, if any, had as long. Others are due to be asked again."""
+        """Ends requests whose time is over, and makes those that are due for a retry ready to send."""
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[1])
         for name, pending in tuple(self._pending.items()):
             if pending.deadline > now:
                 continue
-            # It waits to be sent again: the last answer explains more than that its time is up.
+            # It waits to be sent again: the last answer explains more than that its time is over.
             if pending.failure is not None and not pending.sent:
                 self._finish(name, pending.failure)
                 continue

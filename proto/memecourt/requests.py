@@ -42,19 +42,19 @@ def judge_request(
     try_anew: bool = False,
     pins: wire.Pins | None = None,
 ) -> wire.JudgeRequest:
-    """A request; see the fields of ``JudgeRequest`` for what each means.
+    """Builds a request; the fields of ``JudgeRequest`` explain each argument.
 
     Args:
         image: The picture file; None to have the text judged alone.
         text: Text of the meme.
         language: BCP 47 tag of the text.
         procedure: Procedure of the trial; the server's default if not given.
-        request_id: The caller's own name for the request.
+        request_id: Caller's id of the request; if empty, the client generates one when it sends the request.
         namespace: Namespace of the content.
         content_id: Caller's id of the content.
         policy: Policy to apply.
-        client_token: Comes back unchanged.
-        try_anew: True to have a trial held where an earlier verdict would serve.
+        client_token: Bytes that the response returns unchanged.
+        try_anew: True to demand a trial of its own even if an earlier verdict could be reused.
         pins: Versions to insist on.
 
     Raises:
@@ -77,20 +77,20 @@ def judge_request(
 
 
 def named(request: wire.JudgeRequest) -> wire.JudgeRequest:
-    """The request, or, where it has no request_id, a copy with one made up: so it can be asked again and paid once."""
+    """Returns the request, or a copy with a random request_id if it has none, so that a retry costs no second trial."""
     return _named(request, "request_id")
 
 
 def named_precedent(request: wire.AddPrecedentRequest) -> wire.AddPrecedentRequest:
-    """Gives a precedent's request an id, so that it can be added again and be there once."""
+    """Returns the request, or a copy with a random id if it has none, so that a retry adds the precedent once."""
     return _named(request, "id")
 
 
 def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPrecedentResponse:
-    """Returns the response of an attempt whose answer got lost, where :func:`named_precedent` made the id up.
+    """Returns the response of an attempt whose answer was lost, for an id from :func:`named_precedent`.
 
     Raises:
-        CallError: The error itself, where it does not say that the precedent is there.
+        CallError: The error itself, unless it says that the precedent exists.
     """
     # The id was drawn at random for this very request: only an earlier attempt of it can have used it.
     if error.code is not grpc.StatusCode.ALREADY_EXISTS:

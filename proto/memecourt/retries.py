@@ -22,15 +22,15 @@ _MOST_ENDINGS = 3
 """Different ones that an error tells of."""
 
 PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
-"""Codes of what may pass by itself."""
+"""Codes of transient errors."""
 
 HEALTH = "/grpc.health.v1.Health/Check"
 """A call that costs a server nothing: any answer to it shows that there is one."""
 NOT_THERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-"""Codes that such a call ends in where there is no server, or a proxy without one behind it."""
+"""Codes that such a call ends with if there is no server, or only a proxy without one behind it."""
 
 IDLE = "IDLE"
-"""Reason of a server that has waited long enough for its caller: for the next request, or for an answer to be taken."""
+"""Reason for the end of a stream whose caller sent no request, or read no answer, for too long."""
 
 _CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
 """What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
@@ -43,19 +43,19 @@ class Retries:
     """Retry settings. ``Retries(attempts=1)`` never retries."""
 
     attempts: int = 5
-    """Times that a call is made at most, the first included."""
+    """Maximum number of attempts, the first included."""
     first_s: float = 0.2
-    """The longest wait before the second attempt, in seconds; it doubles from attempt to attempt."""
+    """Longest wait before the second attempt, in seconds; it doubles with each further attempt."""
     most_s: float = 20.0
-    """The longest that a wait grows to."""
+    """Upper bound of that wait, in seconds."""
     share: float = 0.1
-    """Repeats to calls, at most, of all calls of a client together."""
+    """Maximum ratio of retries to calls, over all calls of a client."""
     spare: float = 10.0
-    """Repeats that a client has beyond that, once: who asks seldom may ask again too."""
+    """Number of retries beyond that ratio, once: so that a client with few calls may retry as well."""
     ready_s: float = 15.0
-    """How long a call waits for a server that can't be reached, in seconds: it may be starting."""
+    """Seconds that a call waits for an unreachable server, which may be starting."""
     longest_told_s: float = math.inf
-    """The longest wait that a server may ask for, in seconds: a call with a timeout ends where it is to wait longer."""
+    """Longest wait that a server may request, in seconds: a call with a timeout ends if it were to wait longer."""
 
     def __post_init__(self) -> None:
         least = min((self.first_s, self.share, self.spare, self.ready_s, self.longest_told_s))
@@ -65,11 +65,11 @@ class Retries:
     def wait_s(
         self, attempt: int, server_s: float | None, left: float | None, chance: Callable[[], float]
     ) -> float | None:
-        """Seconds to wait after so many attempts, counted from 1; None where there is no time for another.
+        """Returns the seconds to wait after an attempt; None if there is no time for another.
 
         Args:
-            attempt: The one that failed.
-            server_s: Seconds that the server wants to be left alone, if it said so.
+            attempt: Number of the failed attempt, counted from 1.
+            server_s: Seconds after which the server accepts a retry, if it said so.
             left: Seconds until the caller's deadline, if there is one.
             chance: Uniform in [0, 1).
         """
@@ -87,13 +87,13 @@ class Retries:
 
 
 def connect_again_s(waits: int) -> float:
-    """Seconds until a server that could not be reached is looked for again, after so many waits."""
+    """Returns the seconds until the next try to reach a server, after so many waits."""
     # Drawn at random, so that clients who lost the same server don't come back at the same moment.
     return float(min(1.0, 0.1 * 2 ** min(waits, 10)) * random.uniform(0.5, 1.0))
 
 
 def patient(retries: Retries) -> Retries:
-    """Returns settings for a call that goes on for ever: retried as long as it takes, or never where these are none."""
+    """Returns settings for an endless call: retried as long as it takes, or never if these settings never retry."""
     if retries.attempts == 1:
         return retries
     return replace(retries, attempts=2**62, share=1.0, spare=math.inf)
@@ -116,18 +116,18 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
 
 
 def is_cut(error: CallError) -> bool:
-    """True if a stream that ended so can be resumed where it was."""
+    """True if a stream that ended with this error can be resumed where it was."""
     return passing(error) or error.reason == IDLE or (not error.reason and error.code in _CUT)
 
 
 class Endings:
-    """Errors of earlier attempts, reported where the time is over before one succeeds."""
+    """Errors of earlier attempts, reported if the time runs out before one succeeds."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}  # how often, by what
 
     def add(self, error: CallError) -> None:
-        """One more."""
+        """Adds an error."""
         text = str(error)
         # To the end again, so that what is dropped below is what came longest ago.
         self._ended[text] = self._ended.pop(text, 0) + 1
@@ -139,7 +139,7 @@ class Endings:
         self._ended.clear()
 
     def describe(self, what: str) -> str:
-        """In words, the last at the end; empty where there were none. ``what`` has ended: attempts, or streams."""
+        """Describes the errors in words, the last at the end; empty without any. ``what``: attempts or streams."""
         if not self._ended:
             return ""
         return f" {what} before ended in " + ", then ".join(
@@ -157,7 +157,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def call(self) -> None:
-        """A call is made for the first time."""
+        """Counts a call, at its first attempt."""
         with self._lock:
             self._left = min(self._most, self._left + self._share)
 
@@ -210,16 +210,16 @@ class Attempts:
         budget.call()
 
     def left(self) -> float | None:
-        """Seconds until the deadline, which is that of all attempts together."""
+        """Returns the seconds until the deadline of all attempts together."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def progress(self) -> None:
-        """Something came of the last attempt: what goes wrong from now on is counted anew."""
+        """Resets the count of failed attempts, because the last one brought something."""
         self._made = 0
         self._ready_by = self._clock() + (self._retries.ready_s if self._retries.attempts > 1 else 0.0)
 
     def connect_within_s(self, error: CallError) -> float:
-        """Seconds that the next attempt may wait for a connection; 0 where the error is that of a server."""
+        """Returns the seconds that the next attempt may wait for a connection; 0 if a server sent the error."""
         # A reason comes from the service itself, so it was reached. Of a change nobody knows whether it got through.
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason or self._changes:
             return 0.0

@@ -43,7 +43,7 @@ CALL_CPU_S = 10.0
 with a large CLIP some: what takes this long will hardly ever end, and keeps others from theirs."""
 CALL_S = 120.0
 """The same by the clock, the wait in the pipe included: for what hangs, and takes no CPU time or lets nobody look."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """Seconds between two looks at the CPU time of the calls that are answered."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -381,7 +381,7 @@ class _Answering:
     def watch(self) -> None:
         """Ends the process when a call has taken too much CPU time: its thread can't be ended by itself."""
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             # A copy: calls begin and end meanwhile.
             for number, (clock, until) in list(self._until.items()):
                 if time.clock_gettime(clock) > until:

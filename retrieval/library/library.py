@@ -45,7 +45,7 @@ from retrieval.library.manifest import (
     Manifest,
     Tuning,
 )
-from retrieval.library.meme_table import Kept, Memes, MemeWriter, refuse_ids
+from retrieval.library.meme_table import Memes, MemeWriter, StoredChange, refuse_ids
 from retrieval.library.overlay import Delta, DeltaBuilder
 from retrieval.library.storage import Pointer, damaged
 from retrieval.library.thumbnails import JoinedPictures, PictureFile, ThumbnailStore
@@ -406,7 +406,7 @@ class Library:
         shelved: Iterable[Shelved],
         blocks: Sequence[NDArray[np.float32]],
         tuning: Tuning,
-        history: Iterable[Kept] = (),
+        history: Iterable[StoredChange] = (),
         changes: int = 0,
         lineage: str = "",
     ) -> Self:
@@ -544,7 +544,7 @@ class Library:
                 yield rows[start:]
             first += len(rows)
 
-    def _stored_history(self, forget: bool) -> Iterator[Kept]:
+    def _stored_history(self, forget: bool) -> Iterator[StoredChange]:
         """The record of all changes, with what is needed to bring back what was removed."""
         revoked: Mapping[int | None, int] = {
             one.change.number: one.revoked_by for one in self.history() if one.revoked_by is not None

@@ -63,7 +63,7 @@ _AT_ONCE = 500
 _BLOCK = 2000
 """Rows read ahead by who goes through all of them."""
 
-Kept = tuple[Change, bytes | None, bytes | None]
+StoredChange = tuple[Change, bytes | None, bytes | None]
 """A change, and the vector and the picture of the meme that it took out: what is needed to bring it back."""
 
 
@@ -110,7 +110,7 @@ class MemeWriter:
         if len(self._rows) >= _BLOCK:
             self._flush()
 
-    def record(self, history: Iterable[Kept]) -> None:
+    def record(self, history: Iterable[StoredChange]) -> None:
         """Stores the history of changes. Raises OSError."""
         self._run(
             "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
@@ -235,7 +235,7 @@ class MemeTable:
         answers = self.ask(f"SELECT entry FROM changes {where} ORDER BY number", values)
         return [_change(entry) for (entry,) in answers]
 
-    def change(self, number: int) -> Kept | None:
+    def change(self, number: int) -> StoredChange | None:
         """One change with what it took out; None where there is none of that number."""
         # The number may come from a caller: one that SQLite's 64 bits can't hold would raise, and no change has it.
         if number.bit_length() > 63:
@@ -243,7 +243,7 @@ class MemeTable:
         answers = self.ask("SELECT entry, vector, picture FROM changes WHERE number = ?", (number,))
         return next(((_change(entry), vector, picture) for entry, vector, picture in answers), None)
 
-    def history(self) -> Iterator[Kept]:
+    def history(self) -> Iterator[StoredChange]:
         """All changes with what they took out."""
         # One at a time: each may bring a picture, and all of them together need not fit into memory.
         for (number,) in self.ask("SELECT number FROM changes ORDER BY number"):

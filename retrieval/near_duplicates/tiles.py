@@ -37,7 +37,7 @@ _SHARPEST: Final = 0.8
 """Width of the blur that both are given, in pixels: what is left of a shift by half a pixel drowns in it."""
 _BLURS: Final = (1.0, 1.7, 2.5)
 """Further blur, in pixels, of which the sharper picture is given what makes it most like the other."""
-_ALIKE: Final = 25.0
+_CLOSE_ENOUGH: Final = 25.0
 """Mean of the squared differences, in levels, from which down no blur is tried."""
 _SPARSE: Final = 101
 """One pixel in so many tells how colours have changed."""
@@ -222,7 +222,7 @@ def _equally_blurred(known: Pixels, laid: Pixels, samples: _Array) -> tuple[_Arr
     """Both, the sharper one blurred as far as makes it most like the other; and how far, in pixels."""
     one, other = _blurred(known, _SHARPEST), _blurred(laid, _SHARPEST)
     best, off, blur_of_best = (one, other), _colours(one, other, samples)[0], 0.0
-    if off <= _ALIKE:
+    if off <= _CLOSE_ENOUGH:
         return one, other, 0.0
     for soften_known in (True, False):
         for blur in _BLURS:

@@ -76,7 +76,7 @@ def check(
     if as_json:
         click.echo(json.dumps({"clean": found.clean, **asdict(found)}))
     else:
-        _tell(found)
+        _print_findings(found)
     sys.exit(0 if found.clean else EXIT_FINDINGS)
 
 
@@ -126,7 +126,7 @@ async def _check(
     return await asyncio.to_thread(check_library, library, leaks=leaks, sure=sure)
 
 
-def _tell(found: LibraryCheck) -> None:
+def _print_findings(found: LibraryCheck) -> None:
     click.echo(f"memes              {found.memes:,}")
     if found.leaks is not None:
         whys: dict[str, list[str]] = {}

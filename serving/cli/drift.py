@@ -61,7 +61,7 @@ def drift(
         }
         click.echo(json.dumps(figures, indent=2))
     else:
-        _tell(report, risk or settings.trial.review_risk)
+        _print_report(report, risk or settings.trial.review_risk)
     context.exit(EXIT_DRIFTED if report.recent.drifted else 0)
 
 
@@ -78,7 +78,7 @@ async def _measured(settings: Settings, weeks: int, wanted: float, namespace: st
         )
 
 
-def _tell(report: DriftReport, wanted: float) -> None:
+def _print_report(report: DriftReport, wanted: float) -> None:
     from serving.docket.review.drift import FEWEST, RECENT_DAYS
 
     click.echo("week of      drawn  reviewed  wrong  error [95 %]            expected  unseen")

@@ -94,7 +94,7 @@ def build(
         finally:
             await extractor.aclose()
         if read.problems and not skip_bad:
-            _tell_problems(read.problems)
+            _print_problems(read.problems)
             raise BadRequest(
                 f"{len(read.problems):,} of {len(read.problems) + len(read.good):,} documents can't be read. Nothing "
                 "was written. Mend them, or leave them out with --skip-bad.",
@@ -120,7 +120,7 @@ def build(
         left_out = [{"file": one.source, "line": one.line, "id": one.id, "reason": one.reason} for one in problems]
         click.echo(json.dumps({**_figures(manifest), "left_out": left_out}))
         return
-    _tell_problems(problems)
+    _print_problems(problems)
     click.echo(_summary(manifest))
 
 
@@ -227,7 +227,7 @@ def _sources(corpus: FactCorpus) -> list[tuple[str, int]]:
     return Counter(one.source for one in corpus.documents).most_common(20)
 
 
-def _tell_problems(problems: list[Problem]) -> None:
+def _print_problems(problems: list[Problem]) -> None:
     for one in problems[:_SHOWN]:
         where = f"{one.source}, line {one.line:,}" if one.line else one.source
         tell(f"  {printable(where)}: {printable(one.reason)}.")

@@ -50,7 +50,7 @@ def upgrade(check: bool, docket: Path | Address | None, library: Path | Address 
     Exit code: 0 if nothing is left to do, 1 if something is, 2 if something can't be read.
     """
     settings = settings_of(docket=docket, library=library)
-    findings = [_finding(what, inspect, settings) for what, inspect in _LOOKS.items()]
+    findings = [_finding(what, inspect, settings) for what, inspect in _INSPECTIONS.items()]
     if not check:
         findings = [
             # A docket of a later version is never touched: `readable` is false for it.
@@ -140,7 +140,7 @@ def _of_tokens(settings: Settings) -> Iterator[str]:
     yield f"{len(entries):,} tokens, of which {endless:,} never expire"
 
 
-_LOOKS: dict[str, Callable[[Settings], Iterator[str]]] = {
+_INSPECTIONS: dict[str, Callable[[Settings], Iterator[str]]] = {
     "docket": _of_docket,
     "library": _of_library,
     "tokens": _of_tokens,

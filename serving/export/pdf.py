@@ -66,7 +66,7 @@ def pdf(
     # All of it within the block: fonts are cut to the used glyphs when the file is put out, and read once more for it.
     with font_files(fonts) as (main, bold, others):
         paper = _Paper(_open(main, bold, others, title=source.record.trial_id, now=now or datetime.now(UTC)))
-        _tell(paper, source, view_of(source.record), pictures=pictures, now=now or datetime.now(UTC))
+        _write_trial(paper, source, view_of(source.record), pictures=pictures, now=now or datetime.now(UTC))
         if messages:
             _messages(paper, source)
         # Behind everything else, so that the record can be read without coming upon them.
@@ -181,7 +181,7 @@ class _Paper:
             self.pdf.write(size * 0.5, f"[{piece}]" if ours else piece)
 
 
-def _tell(paper: _Paper, exported: ExportSource, view: TrialView, *, pictures: Pictures, now: datetime) -> None:
+def _write_trial(paper: _Paper, exported: ExportSource, view: TrialView, *, pictures: Pictures, now: datetime) -> None:
     record, opened = exported.record, exported.record.opened
     paper.heading(view.outcome.title, 0)
     paper.fact("Trial", record.trial_id)

@@ -64,7 +64,7 @@ class RedisStreams(QueueSource):
         # Containers repeat names of hosts and process ids: two consumers of one name would take each other's messages.
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         # So that a message which was left is found after at most a quarter more than the time it has to be idle.
-        self._look_s = settings.again_after_s / 4
+        self._check_s = settings.again_after_s / 4
         self._looked = 0.0
         try:
             self._redis: Any = redis.Redis.from_url(
@@ -203,7 +203,7 @@ class RedisStreams(QueueSource):
         """Messages of which nobody has shown a sign; not looked for each time, for it reads all that are pending."""
         now = asyncio.get_running_loop().time()
         # The first look comes at once: what a consumer left that is no more has waited long enough.
-        if self._looked and now < self._looked + self._look_s:
+        if self._looked and now < self._looked + self._check_s:
             return ()
         settings, first = self._settings, "-"
         found: list[QueuedMeme] = []

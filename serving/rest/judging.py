@@ -20,7 +20,7 @@ from serving.rest.http_call import CallEnded, HttpCall
 from serving.rest.messages import response_json
 from serving.rest.operations import JUDGE, VERDICT
 
-_FIRST_LOOK_S, _LATER_LOOK_S = 0.02, 0.25
+_FIRST_POLL_S, _LATER_POLL_S = 0.02, 0.25
 """Seconds from one look whether a trial has begun to the next, which are longer each time."""
 _LONGEST_WAIT_S = 600
 
@@ -70,7 +70,7 @@ class JudgeEndpoint:
         leaving = asyncio.create_task(connection_of(request).lost.wait())
         self._going_on.add(trial)
         trial.add_done_callback(self._over)
-        clock, pause_s = asyncio.get_running_loop(), _FIRST_LOOK_S
+        clock, pause_s = asyncio.get_running_loop(), _FIRST_POLL_S
         until = clock.time() + wait_s
         began = None
         try:
@@ -85,9 +85,9 @@ class JudgeEndpoint:
                     verdict = parsed(JUDGE, trial.result())
                     assert verdict is not None
                     return json_response(response_json(verdict))
-                pause_s = min(2 * pause_s, _LATER_LOOK_S)
+                pause_s = min(2 * pause_s, _LATER_POLL_S)
                 if began is None and named:
-                    began = await self._stands(request, named[0])
+                    began = await self._state_of(request, named[0])
         # Until 202 has been answered, the trial has this caller alone, and ends with it (RE-5).
         except BaseException:
             trial.cancel()
@@ -101,7 +101,7 @@ class JudgeEndpoint:
         body = {"request_id": named[0].request_id, **response_json(began)}
         return json_response(body, 202, location=where, **{"preference-applied": "respond-async"})
 
-    async def _stands(self, request: Request, judge_request: wire.JudgeRequest) -> Message | None:
+    async def _state_of(self, request: Request, judge_request: wire.JudgeRequest) -> Message | None:
         """Asks for the state of the trial for a request; None where it has not been opened."""
         name = wire.RequestName(namespace=judge_request.content.namespace, request_id=judge_request.request_id)
 

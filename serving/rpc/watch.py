@@ -25,7 +25,7 @@ from serving.docket.store.bodies import event_in
 from serving.errors import not_in_session
 from serving.rpc import listings
 from serving.rpc.convert import within
-from serving.runner.feed import _LOOK_AGAIN_S, EventFeed
+from serving.runner.feed import POLL_S, EventFeed
 from serving.runner.runner import TrialRunner
 
 _log = logging.getLogger("memecourt.service")
@@ -41,7 +41,7 @@ async def _more(woken: asyncio.Event, hub: EventFeed) -> None:
         await woken.wait()
         return
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LOOK_AGAIN_S):
+        async with asyncio.timeout(POLL_S):
             await woken.wait()
 
 

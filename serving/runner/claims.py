@@ -21,7 +21,7 @@ MEMES = "\0meme"
 """Namespace under which memes are claimed by their keys; no caller can name one that holds NUL."""
 _LED = "meme/"
 """Before a key as the owner of a request's claim: whoever holds the meme of that key sees to it, whoever that is."""
-_NOBODY = ""
+_NO_OWNER = ""
 """Owner of what a server that had claimed it has left, or never began."""
 
 
@@ -84,7 +84,7 @@ class LeaseTable:
         was made: what was being written when its caller left, is written before this.
         """
         if self.own(claim):
-            await self.take_over(claim, owner=f"{_NOBODY}/0")
+            await self.take_over(claim, owner=f"{_NO_OWNER}/0")
 
     async def standing(self, claim: Lease) -> Lease:
         """Returns the current lease in the place of a claim."""
@@ -159,7 +159,7 @@ class LeaseTable:
 
     def gone(self, server: str) -> bool:
         """True if a server runs none of its trials any more: it is this one, has left the trial, or is dead."""
-        return server in (self._pulse.server, _NOBODY) or self._pulse.dead(server)
+        return server in (self._pulse.server, _NO_OWNER) or self._pulse.dead(server)
 
     def lives(self, server: str) -> bool:
         """True if a server's heartbeat was seen, and advances."""

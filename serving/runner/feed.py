@@ -13,7 +13,7 @@ from court.ports import EventListener
 from serving.access.callers import in_force
 from serving.docket.ports import TransparencyLog
 
-_LOOK_AGAIN_S = 0.5
+POLL_S = 0.5
 """How often the docket is asked for what other servers have kept, in seconds."""
 
 
@@ -101,7 +101,7 @@ class EventFeed:
                     # itself.
                     if not still():
                         woken.set()
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(POLL_S)
 
     def _wake(self, what: str) -> None:
         for woken in self._watching.get(what, ()):

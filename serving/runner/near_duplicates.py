@@ -378,7 +378,7 @@ class NearDuplicateIndex:
                 break
             # DP-4: the same picture with another text never gets this verdict. The record is read each time, so that a
             # review counts at once.
-            if not each.same_text or not await self._stands(each.trial_id):
+            if not each.same_text or not await self._is_in_force(each.trial_id):
                 continue
             if usable is not None and not await usable(each.trial_id):
                 continue
@@ -474,7 +474,7 @@ class NearDuplicateIndex:
         frames = await self._trials.frames(known.pixels_sha256)
         return bool(frames) and await self._comparer.is_same(frames, picture, self._nearness, known.agreement)
 
-    async def _stands(self, trial_id: str) -> bool:
+    async def _is_in_force(self, trial_id: str) -> bool:
         try:
             record = await self._trials.record(trial_id)
         except TrialUnknown:  # it was erased since its look was read

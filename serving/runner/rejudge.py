@@ -105,7 +105,7 @@ class Rejudging:
             trial_id = self._id_of(old, attempt)
             record = await self._stored(trial_id)
             if record is None:
-                return await self._hear(old, trial_id), True
+                return await self._judge(old, trial_id), True
             if record.state is TrialState.DECIDED:
                 return record, False
             try:
@@ -130,7 +130,7 @@ class Rejudging:
         except TrialUnknown:
             return None
 
-    async def _hear(self, old: TrialRecord, trial_id: str) -> TrialRecord:
+    async def _judge(self, old: TrialRecord, trial_id: str) -> TrialRecord:
         meme, text = old.opened.meme, old.text
         picture = await self._house.picture_of_trial(old)
         ask = TrialRequest(

@@ -161,7 +161,7 @@ class Shadow:
     async def _try(self, trial_id: str) -> None:
         try:
             record = await self._live.docket.trials.record(trial_id)
-            await self._hear(record)
+            await self._try_meme(record)
         except TrialUnknown:
             return  # erased meanwhile
         except CourtError as error:
@@ -171,7 +171,7 @@ class Shadow:
         else:
             self._report("decided")
 
-    async def _hear(self, record: TrialRecord) -> None:
+    async def _try_meme(self, record: TrialRecord) -> None:
         shadow, opened, text = self._shadow, record.opened, record.text
         assert text is not None, "there is no verdict without"
         picture = await self._live.picture_of_trial(record)

@@ -16,7 +16,7 @@ from retrieval.library.library import Library
 from retrieval.library.thumbnails import frame_of
 from retrieval.library.verify import Check
 
-_KEPT_SIDE = 20
+_VEILED_SIDE = 20
 """Pixels that are left of the longer side: no face and no letter can be told in so many."""
 _SHOWN_SIDE = 160
 _MOST_PIXELS = 4_000_000
@@ -37,10 +37,10 @@ def blurred(frame: bytes) -> bytes:
             if opened.width * opened.height > _MOST_PIXELS:
                 raise OSError("too large")
             grey = opened.convert("L")
-        scale = _KEPT_SIDE / max(grey.size)
+        scale = _VEILED_SIDE / max(grey.size)
         width, height = (max(1, round(side * scale)) for side in grey.size)
         small = grey.resize((width, height), Image.Resampling.BOX).filter(ImageFilter.GaussianBlur(1.2))
-        up = _SHOWN_SIDE / _KEPT_SIDE
+        up = _SHOWN_SIDE / _VEILED_SIDE
         shown = small.resize((round(width * up), round(height * up)), Image.Resampling.BICUBIC)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise Unavailable("What is kept as this picture is none.", reason="PICTURE_DAMAGED") from error

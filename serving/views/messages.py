@@ -48,7 +48,7 @@ from court.summary import precedents_for
 from court.untrusted import Fence
 from serving.views.expert_messages import ClaimEvent, ExpertMessages
 
-_NOT_KEPT = "not-kept"
+_LOST_MARK = "not-kept"
 """Stands for the mark of the fences in records of before it was kept."""
 
 
@@ -172,7 +172,7 @@ class _RecordedSoFar:
     def __init__(self, record: TrialRecord, event: AnyEvent) -> None:
         self._record = record
         self._case = RecordedCase(record)
-        self.fence = Fence(self._mark(event) or _NOT_KEPT)
+        self.fence = Fence(self._mark(event) or _LOST_MARK)
         self._prompts = with_digest(record.opened.versions.prompts)
 
     def _mark(self, event: AnyEvent) -> str:

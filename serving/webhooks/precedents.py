@@ -17,14 +17,14 @@ from retrieval.precedents.postgres_finder import PgvectorFinder
 from serving.docket.log.entries import PrecedentChanged
 from serving.docket.ports import ReviewStore
 
-LOOK_S = 2.0
+POLL_S = 2.0
 """Seconds between two looks at the library."""
 
 _log = logging.getLogger("memecourt.webhooks")
 
 
 async def note_precedent_changes(
-    reviews: ReviewStore, finder: LibraryFinder | PgvectorFinder, *, every_s: float = LOOK_S
+    reviews: ReviewStore, finder: LibraryFinder | PgvectorFinder, *, every_s: float = POLL_S
 ) -> None:
     """Puts changes of the library that is served on record, until it is cancelled.
 

@@ -25,9 +25,9 @@ from serving.telemetry import Telemetry
 from serving.webhooks.attempts import CONNECTIONS, Outcome, Receiver, ReceiverAnswer, next_attempt
 from serving.webhooks.messages import Message, messages_of, wanted_kinds
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two looks for something to send."""
-_SHARED_S = 0.9 * LOOK_S
+_SHARED_S = 0.9 * POLL_S
 """Seconds for which a state that was read serves all senders: a little less than until the same one looks again."""
 AGAIN_S = 5.0
 """Seconds until the next look where the docket could not be asked."""
@@ -136,7 +136,7 @@ class HookSender:
         while not stopping.is_set():
             try:
                 # Right on while there is something to send: the pause is for an empty log alone.
-                pause = 0.0 if await self.work() else LOOK_S
+                pause = 0.0 if await self.work() else POLL_S
             except CourtError as error:
                 _log.warning("webhook=%s waits for the docket: reason=%s", self.name, error.reason)
                 pause = AGAIN_S
@@ -286,10 +286,10 @@ class HookSender:
             _log.info("webhook=%s was moved meanwhile, or another server sends to it", self.name)
             return True
         self._looked = (reached, reached)
-        self._tell(after, answers, waiting, given_up)
+        self._report(after, answers, waiting, given_up)
         return True
 
-    def _tell(
+    def _report(
         self, hook: Hook, answers: Sequence[ReceiverAnswer], waiting: Sequence[Delivery], given_up: Sequence[Delivery]
     ) -> None:
         for answer in answers:

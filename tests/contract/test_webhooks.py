@@ -97,7 +97,7 @@ def test_senders_of_a_server_share_one_look_at_the_docket(using, receiver, tmp_p
             await asyncio.sleep(1)
             looks.clear()
             begun = asyncio.get_running_loop().time()
-            await asyncio.sleep(4 * sender.LOOK_S)
+            await asyncio.sleep(4 * sender.POLL_S)
             while not looks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             idle = len(looks) / (asyncio.get_running_loop().time() - begun)

@@ -85,19 +85,19 @@ class Voice:
         (a, voice_a), (b, voice_b) = found[0], found[-1]
         # What judges are asked is no part of their luck: other words of a prompt change nothing here.
         shown = words.split("Compare A and B")[0]
-        said = {"why": f"{self.name} compared them"}
+        reply = {"why": f"{self.name} compared them"}
         for dimension in set(request.reply_schema["properties"]) - {"why"}:
             edge = float(a) - float(b) + self.favours * ((voice_a == self.name) - (voice_b == self.name))
             draw = rng_of(self.name, dimension, shown).random()
             chance = 1 / (1 + math.exp(-edge))
-            said[dimension] = (
+            reply[dimension] = (
                 ("A" if draw < chance else "B") if abs(draw - chance) > 0.1 * min(chance, 1 - chance) else "both good"
             )
             if self.levels == 5:
-                said[dimension] = {"A": "A>>B" if edge > 1 else "A>B", "B": "B>>A" if edge < -1 else "B>A"}.get(
-                    said[dimension], "A=B"
+                reply[dimension] = {"A": "A>>B" if edge > 1 else "A>B", "B": "B>>A" if edge < -1 else "B>A"}.get(
+                    reply[dimension], "A=B"
                 )
-        return said
+        return reply
 
 
 class Memory(CallCache):

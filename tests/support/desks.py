@@ -45,18 +45,18 @@ def verdict(
     category: str = "",
     rationale: str = "It says what it says.",
 ) -> Verdict:
-    """A verdict; one that nobody has to look at unless something is given."""
+    """A verdict that asks for no review unless reasons are given."""
     usual = {
         Label.HARMFUL: (Strength.STRONG, Strength.WEAK),
         Label.NOT_HARMFUL: (Strength.WEAK, Strength.STRONG),
         Label.UNDECIDED: None,
     }[label]
-    given_strengths = strengths or usual
+    chosen = strengths or usual
     if label is Label.UNDECIDED and not reasons:
         reasons = (ReviewReason.NO_SIMILAR_PRECEDENT,)
     return Verdict(
         label=label,
-        strengths=Strengths(harmful=given_strengths[0], benign=given_strengths[1]) if given_strengths else None,
+        strengths=Strengths(harmful=chosen[0], benign=chosen[1]) if chosen else None,
         harm_score=score,
         harm_score_meaning=None if score is None else ScoreMeaning.LABEL_PROBABILITY,
         rationale=rationale,

@@ -135,8 +135,8 @@ def shown(record: TrialRecord) -> dict[str, object]:
 def random_records(chance: random.Random, count: int, start: datetime) -> list[list[AnyEvent]]:
     """Trials that were opened within a day, several at the same moment, and came to all kinds of ends."""
     whole = events_of()
-    opened, given = whole[0], whole[-1]
-    assert isinstance(opened, TrialOpened) and isinstance(given, VerdictGiven)
+    opened, verdict_event = whole[0], whole[-1]
+    assert isinstance(opened, TrialOpened) and isinstance(verdict_event, VerdictGiven)
     records = []
     for number in range(count):
         at = start + timedelta(minutes=chance.randrange(24 * 60))
@@ -153,7 +153,7 @@ def random_records(chance: random.Random, count: int, start: datetime) -> list[l
             events.append(TrialResumed(trial_id="t", seq=0, at=at, software="test"))
             end = chance.choice(["none", "verdict"])
         if end == "verdict":
-            events.append(given.model_copy(update={"verdict": _verdict(chance, given.verdict)}))
+            events.append(verdict_event.model_copy(update={"verdict": _verdict(chance, verdict_event.verdict)}))
             for _ in range(chance.choice([0, 0, 1, 2])):
                 events.append(
                     VerdictReviewed(

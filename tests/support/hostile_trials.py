@@ -127,8 +127,8 @@ def hostile(trial_id, payloads):
         content_id=word(),
         model=word(),
     )
-    opened, given = events[0], events[-1]
-    assert isinstance(given, VerdictGiven)
+    opened, verdict_event = events[0], events[-1]
+    assert isinstance(verdict_event, VerdictGiven)
     versions = opened.versions.model_copy(update={"software": word(), "library": word(), "encoder": word()})
     policy = opened.policy.model_copy(update={"id": word(), "version": word(), "digest": word()})
     events[0] = opened.model_copy(
@@ -139,8 +139,10 @@ def hostile(trial_id, payloads):
             "settings": {**opened.settings, word(): word()},
         }
     )
-    reasons = tuple(one.model_copy(update={"detail": word()}) for one in given.verdict.review)
-    events[-1] = given.model_copy(update={"verdict": given.verdict.model_copy(update={"review": reasons})})
+    reasons = tuple(one.model_copy(update={"detail": word()}) for one in verdict_event.verdict.review)
+    events[-1] = verdict_event.model_copy(
+        update={"verdict": verdict_event.verdict.model_copy(update={"review": reasons})}
+    )
     out = []
     for event in events:
         if event.kind == "PrecedentsCited":

@@ -11,78 +11,78 @@ from pathlib import Path
 from court.backends.sandbox import child as worker_child
 
 
-def handle(asked, payloads):
-    return {name: act for name, act in globals().items() if callable(act)}[asked["act"]](asked, payloads)
+def handle(request, payloads):
+    return {name: act for name, act in globals().items() if callable(act)}[request["act"]](request, payloads)
 
 
-def echo(asked, payloads):
-    return {"pid": os.getpid(), "said": asked.get("say")}, payloads
+def echo(request, payloads):
+    return {"pid": os.getpid(), "said": request.get("say")}, payloads
 
 
-def spin(asked, payloads):
+def spin(request, payloads):
     while True:
         pass
 
 
-def sleep(asked, payloads):
-    time.sleep(asked["seconds"])
-    return echo(asked, payloads)
+def sleep(request, payloads):
+    time.sleep(request["seconds"])
+    return echo(request, payloads)
 
 
-def segfault(asked, payloads):
+def segfault(request, payloads):
     ctypes.string_at(0)
 
 
-def leave(asked, payloads):
+def leave(request, payloads):
     os._exit(7)
 
 
-def signal_itself(asked, payloads):
-    os.kill(os.getpid(), asked["number"])
-    return echo(asked, payloads)
+def signal_itself(request, payloads):
+    os.kill(os.getpid(), request["number"])
+    return echo(request, payloads)
 
 
-def fail(asked, payloads):
+def fail(request, payloads):
     raise KeyError("a secret at 0x7f00deadbeef")
 
 
-def hoard(asked, payloads):
-    return {"size": len(bytearray(asked["bytes"]))}, []
+def hoard(request, payloads):
+    return {"size": len(bytearray(request["bytes"]))}, []
 
 
-def chatter(asked, payloads):
+def chatter(request, payloads):
     print("to the Python stream", flush=True)
     os.write(1, b"to the descriptor")
     os.write(2, b"to the error stream" * 100_000)
-    return echo(asked, [sys.stdin.buffer.read()])
+    return echo(request, [sys.stdin.buffer.read()])
 
 
-def write_file(asked, payloads):
-    Path(asked["path"]).write_bytes(b"x")
+def write_file(request, payloads):
+    Path(request["path"]).write_bytes(b"x")
     return {}, []
 
 
-def surroundings(asked, payloads):
+def surroundings(request, payloads):
     return {"environ": dict(os.environ), "path": sys.path, "cwd": str(Path.cwd()), "sid": os.getsid(0)}, []
 
 
-def raw(asked, payloads):
+def raw(request, payloads):
     """Bytes of its choice in the place of a reply."""
     for descriptor in range(3, 8):
         try:
-            os.write(descriptor, bytes.fromhex(asked["hex"]))
+            os.write(descriptor, bytes.fromhex(request["hex"]))
         except OSError:
             continue
     time.sleep(60)
 
 
-def forged(asked, payloads):
-    header = json.dumps({"job": asked["job"], "sizes": [], "cpu_s": 0.0, "peak_bytes": 0, "body": {}}).encode()
+def forged(request, payloads):
+    header = json.dumps({"job": request["job"], "sizes": [], "cpu_s": 0.0, "peak_bytes": 0, "body": {}}).encode()
     return raw({"hex": (struct.pack(">I", len(header)) + header).hex()}, payloads)
 
 
-def many(asked, payloads):
-    return {}, [b"x" * asked["size"]] * asked["count"]
+def many(request, payloads):
+    return {}, [b"x" * request["size"]] * request["count"]
 
 
 if __name__ == "__main__":

@@ -141,11 +141,11 @@ def a_run(
 async def _try_all(root: Path, memes: Sequence[JudgedMeme], told: Sequence[Told]) -> list[Prediction]:
     docket = Docket.open(root / DOCKET)
     try:
-        said = []
+        predictions = []
         for meme, one in zip(memes, told, strict=True):
             if one.says:
-                said.append(await _try(docket, meme, one))
-        return said
+                predictions.append(await _try(docket, meme, one))
+        return predictions
     finally:
         await docket.close()
 

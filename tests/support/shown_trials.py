@@ -264,8 +264,8 @@ def full_trial(
     tell.say(PrecedentsCited, after=0.05, findings=findings(the_precedents(said)), vote=None, latency_s=0.04)
     cited = tell.events[-1]
     assert isinstance(cited, PrecedentsCited)
-    held = vote(cited.findings.tally, cited.findings.vote_settings)
-    tell.events[-1] = cited.model_copy(update={"vote": held})
+    vote_on_record = vote(cited.findings.tally, cited.findings.vote_settings)
+    tell.events[-1] = cited.model_copy(update={"vote": vote_on_record})
     if duplicates:
         tell.say(NearDuplicatesFound, after=0.02, duplicates=duplicates, latency_s=0.02)
     tell.say(

@@ -282,8 +282,8 @@ async def begun(model, n):
 
 @pytest.fixture
 def quick_looks(monkeypatch):
-    monkeypatch.setattr("court.backends.chat.server._LOOK_S", 0.05)
-    monkeypatch.setattr("court.backends.chat.server._LOOK_MAX_S", 0.1)
+    monkeypatch.setattr("court.backends.chat.server._RECHECK_S", 0.05)
+    monkeypatch.setattr("court.backends.chat.server._RECHECK_MAX_S", 0.1)
 
 
 def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_out_that_it_is_back(

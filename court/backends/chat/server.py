@@ -23,7 +23,7 @@ from court.backends.http_head import UnreadableAnswer
 from court.ports import ChatRequest
 
 _KNOWN = 4096  # ids of pictures that the server is thought to have
-_LOOK_S, _LOOK_MAX_S = 1.0, 30.0
+_RECHECK_S, _RECHECK_MAX_S = 1.0, 30.0
 """Seconds until one that is gone is asked whether it is back; doubles up to the second each time it is not."""
 
 
@@ -65,7 +65,7 @@ class ChatServer:
         self.gone_at: float | None = None
         self.back_at = float("-inf")
         self._misses = 0
-        self._look_at = float("-inf")
+        self._recheck_at = float("-inf")
         self._looking: asyncio.Task[None] | None = None
         self._client = openai.AsyncOpenAI(
             base_url=url,
@@ -150,7 +150,7 @@ class ChatServer:
         now = time.monotonic()
         # The first miss counts: of several that are gone, the one gone for longest is chosen first (Replicas._best).
         self.gone_at = now if self.gone_at is None else self.gone_at
-        self._look_at = now + min(_LOOK_MAX_S, _LOOK_S * 2**self._misses)
+        self._recheck_at = now + min(_RECHECK_MAX_S, _RECHECK_S * 2**self._misses)
         # Bounds the power above; the pause itself is bounded by _LOOK_MAX_S long before.
         self._misses = min(self._misses + 1, 16)
 
@@ -158,12 +158,12 @@ class ChatServer:
         """Takes note that it is there."""
         if self.gone_at is not None:
             self.gone_at, self.back_at = None, time.monotonic()
-        elif self._misses and time.monotonic() - self.back_at > _LOOK_MAX_S:
+        elif self._misses and time.monotonic() - self.back_at > _RECHECK_MAX_S:
             self._misses = 0  # it has stayed: the next time it is gone, it is looked for at once again
 
     def probe_if_gone(self) -> None:
         """Asks one that is gone, now and then, whether it is back; no caller waits for that."""
-        due = self.gone_at is not None and time.monotonic() >= self._look_at
+        due = self.gone_at is not None and time.monotonic() >= self._recheck_at
         if due and (self._looking is None or self._looking.done()):
             # One at a time, and referred to: the event loop refers to tasks weakly.
             self._looking = asyncio.ensure_future(self._probe())

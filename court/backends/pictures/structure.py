@@ -16,13 +16,13 @@ from court.meme import Limits, PictureFormat
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 # What a PNG decoder is shown. Text is not: it can't change a pixel, but it can be a bomb.
-_PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
+_PNG_COPIED = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT", b"IEND"})
 _PROFILE_MOST = 1 << 20
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 # Within the data of a scan, stuffed zeros and restart markers (D0 to D7) are no end of it.
 _JPEG_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-_JPEG_KEPT = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
+_JPEG_COPIED = ((0xE1, b"Exif\0\0"), (0xE2, b"ICC_PROFILE\0"))
 # Everything that claims a size. C4, C8 and CC stand among the frame headers and are none; DE is laid out like one.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xDE}
 _GIF_BLOCK = re.compile(rb"[!,;]")
@@ -154,7 +154,7 @@ def _png(data: bytes, limits: Limits) -> Structure:
         # This bit, a small first letter, marks chunks that a decoder may do without.
         if not sound and not kind[0] & 0x20:
             raise Refused("PICTURE_DAMAGED")
-        if kind in _PNG_KEPT and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
+        if kind in _PNG_COPIED and sound and (kind != b"iCCP" or _is_profile(whole[8:-4])):
             parts.append(bytes(whole))
         ended = kind == b"IEND"
         at = end
@@ -260,7 +260,7 @@ def _is_needed(marker: int, begins: bytes) -> bool:
     # 0xEE is Adobe's segment, which says how colours are stored: without it some files show others.
     if marker == 0xFE or (0xE3 <= marker <= 0xEF and marker != 0xEE):
         return False
-    return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_KEPT)
+    return marker not in (0xE1, 0xE2) or any(marker == kind and begins.startswith(name) for kind, name in _JPEG_COPIED)
 
 
 def _gif(data: bytes) -> Structure:

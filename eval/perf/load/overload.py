@@ -46,7 +46,7 @@ SECONDS_VARIABLE = "MEMECOURT_PERF_SOAK_S"
 FAULTS = ("503@0.01", "429:1@0.01", "slow:0.5@0.02", "reset@0.005", "cut@0.005", "garbage@0.005", "wrong_schema@0.005")
 INJECTED = ("MODEL_", "REPLY_", "OUTPUT_", "DEADLINE")
 """How the reasons begin that such faults can end a trial with."""
-_LOOK_S = 2.0
+_SAMPLE_S = 2.0
 
 
 @contextmanager
@@ -229,11 +229,11 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
     """
     seconds = float(os.environ.get(SECONDS_VARIABLE) or seconds)
     with _served_full(Speed(call_s=0.02, output_token_s=0.0005), trials, faults=FAULTS) as server:
-        answers, looks = asyncio.run(_soaked(server, seconds, callers=2 * trials))
+        answers, server_samples = asyncio.run(_soaked(server, seconds, callers=2 * trials))
         # Within the block: the docket is removed together with the server.
         rows = _ends(server.docket)
     return Result(
-        figures=_figures(answers, looks, rows, seconds),
+        figures=_figures(answers, server_samples, rows, seconds),
         goals={
             "memory_over_early": "<= 1.1",
             "handles_over_early": "<= 1.1",
@@ -247,11 +247,11 @@ def soak(*, seconds: float = 1200.0, trials: int = 16) -> Result:
 
 
 def _figures(
-    answers: _Answers, looks: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
+    answers: _Answers, server_samples: Sequence[Resources], rows: Mapping[str, tuple[int, int, str]], seconds: float
 ) -> dict[str, float]:
     # The first fifth is for caches and threads to come to their size.
-    early = looks[len(looks) // 5 : 2 * len(looks) // 5]
-    late = looks[-len(early) :]
+    early = server_samples[len(server_samples) // 5 : 2 * len(server_samples) // 5]
+    late = server_samples[-len(early) :]
 
     def grown(what: str) -> float:
         before, after = (statistics.mean(float(getattr(sample, what)) for sample in looked) for looked in (early, late))
@@ -285,7 +285,7 @@ def _figures(
 
 
 async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_Answers, list[Resources]]:
-    answers, looks, numbers = _Answers(), list[Resources](), itertools.count()
+    answers, server_samples, numbers = _Answers(), list[Resources](), itertools.count()
     end = time.monotonic() + seconds
 
     async def caller(client: AsyncClient) -> None:
@@ -300,14 +300,14 @@ async def _soaked(server: Process, seconds: float, *, callers: int) -> tuple[_An
 
     async def sample_usage() -> None:
         while time.monotonic() < end:
-            looks.append(server.resources())
+            server_samples.append(server.resources())
             # Twenty samples at least, however short the soak.
-            await asyncio.sleep(min(_LOOK_S, seconds / 20))
+            await asyncio.sleep(min(_SAMPLE_S, seconds / 20))
 
     # No repeats: an error that a second attempt makes good would not be counted.
     async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
         await asyncio.gather(sample_usage(), *(caller(client) for _ in range(callers)))
-    return answers, looks
+    return answers, server_samples
 
 
 def _ends(docket: Path) -> dict[str, tuple[int, int, str]]:

@@ -212,7 +212,7 @@ class FakeModelServer:
         if len(prompt) + room > settings.context:
             raise RefusedCall(400, f"prompt and reply have more than {settings.context} tokens")
         thought = self._thought(payload)
-        text, log_probs = self._say(payload, prompt)
+        text, log_probs = self._reply(payload, prompt)
         finish = "stop"
         if (end := self._loop_end(payload, text)) is not None:
             finish, text = "repetition", _first_words(text, end)
@@ -320,7 +320,7 @@ class FakeModelServer:
             # From now on its id alone will do.
             self._pictures.setdefault(part["uuid"], hashlib.sha256(png).digest())
 
-    def _say(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
+    def _reply(self, payload: dict[str, Any], prompt: Sequence[str]) -> tuple[str, dict[str, Any] | None]:
         features = self.settings.features
         if payload.get("logprobs") and "log_probs" in features:
             # A server without the ability passes over fields that name tokens by id.

@@ -15,7 +15,7 @@ from court.record import TrialState
 from court.verdict import Label
 from serving.console.registry import Page, console_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, blinded_ids, cases_of, hidden_and_noted, hidden_ids
+from serving.console.review.parts import PRIORITY_WORDS, blinded_ids, cases_of, hidden_and_noted, hidden_ids
 from serving.console.visitors import Role
 from serving.docket.ports import DocketLine, TrialFilter
 
@@ -44,7 +44,7 @@ async def trials(request: Request) -> Response:
         "left_out": _tells(which) and bool(blinded_ids(request)),
         "lines": page,
         "cases": await cases_of(request, [line.trial_id for line in page]),
-        "words": TOLD,
+        "words": PRIORITY_WORDS,
         "older": older,
         "first": "after" not in params,
         "kept": filters,

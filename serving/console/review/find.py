@@ -14,7 +14,7 @@ from court.verdict import Label
 from serving.access.callers import NotAllowed
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, behind, blinded_ids, hidden_and_noted, review_queue_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, blinded_ids, hidden_and_noted, review_queue_of
 from serving.console.review.queue import why_of
 from serving.console.visitors import Role
 from serving.docket.review.queue import Search
@@ -54,7 +54,7 @@ async def find(request: Request) -> Response:
         more=more,
         known=known,
         labels=list(Label),
-        words=TOLD,
+        words=PRIORITY_WORDS,
         hidden=names,
         # Always said, and not how many: that would tell what they came to.
         left_out=bool(blind) and (which.label is not None or bool(which.category)),

@@ -20,7 +20,7 @@ from serving.runner.near_duplicates import NearDuplicateIndex
 REVIEW_QUEUE, RULINGS, NEAR, BLIND_FIRST, REVIEWED = "review_queue", "rulings", "near", "blind_first", "reviewed"
 """Names of the parts (:class:`serving.console.registry.Console`). Only the first is required."""
 
-TOLD = {
+PRIORITY_WORDS = {
     ReviewPriority.APPEAL: "appeal",
     ReviewPriority.REVIEWERS_DISAGREE: "reviewers disagree",
     ReviewPriority.SECOND_OPINION: "second opinion asked",

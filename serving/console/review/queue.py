@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from court.errors import BadRequest
 from serving.console.registry import Page, form_of, visitor_of
 from serving.console.rendering import render
-from serving.console.review.parts import TOLD, behind, case_path, hidden_and_noted, review_queue_of
+from serving.console.review.parts import PRIORITY_WORDS, behind, case_path, hidden_and_noted, review_queue_of
 from serving.console.visitors import Role
 from serving.docket.review.projection import ReviewPriority
 from serving.docket.review.queue import place_of
@@ -57,7 +57,7 @@ async def listing(request: Request, *, at_case: str = "") -> dict[str, Any]:
         "place": place_in(request),
         "counts": await reviews.counts(visitor.namespaces),
         "why": why,
-        "words": TOLD,
+        "words": PRIORITY_WORDS,
         "hidden": await hidden_and_noted(request, [case.trial_id for case in cases]),
         "none_left": "none" in params,
     }

@@ -31,7 +31,9 @@ from serving.docket.store.trials import trial_change, trial_row
 T = TypeVar("T")
 
 _AT_ONCE = 1000  # rows in memory
-_TELLING = frozenset(kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed))
+_LISTED_KINDS = frozenset(
+    kind.__name__ for kind in (TrialOpened, VerdictGiven, TrialFailed, TrialResumed, VerdictReviewed)
+)
 """Kinds of events that the listing is made from; other events change nothing in it."""
 # Truth values as they stand: SQLite takes any value for one, and queries may take it otherwise than its driver does.
 _TRUE_OR_FALSE = [column.name for column in t.trials.c if isinstance(column.type, Boolean)]
@@ -155,7 +157,7 @@ class FromEntries(Derived):
                 self._erase(entry.body)
             elif entry.kind == PART and entry.body is not None:
                 self._part(entry.number, entry.body)
-            elif entry.kind in _TELLING and entry.body is not None:
+            elif entry.kind in _LISTED_KINDS and entry.body is not None:
                 self._event(entry.body)
         # A body may be anything here: it becomes a finding of this entry, and the check goes on.
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 
 from serving.docket.store import review_tables as t
 
-_case, _twin = t.cases.c, t.cases.alias("twin").c
+_case, _same_meme_case = t.cases.c, t.cases.alias("twin").c
 
 
 def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElement[bool]:
@@ -24,10 +24,10 @@ def is_blinded(who: str, namespaces: frozenset[str] | None = None) -> ColumnElem
         namespaces: Namespaces that they may review; None for all.
     """
     # Other trials of the meme that still wait for this reviewer's own word: this verdict would give theirs away.
-    waits_too = [_same_meme(), _twin.waiting, ~saw_verdict(who, _twin)]
+    waits_too = [_same_meme(), _same_meme_case.waiting, ~saw_verdict(who, _same_meme_case)]
     if namespaces is not None:
         # A trial that they may not review never gets their word, and would hide this verdict from them for ever.
-        waits_too.append(_twin.namespace.in_(sorted(namespaces)))
+        waits_too.append(_same_meme_case.namespace.in_(sorted(namespaces)))
     return and_(~saw_verdict(who, _case), or_(_case.waiting, exists().where(*waits_too)))
 
 
@@ -40,7 +40,7 @@ def saw_verdict(who: str, case: Any = _case) -> ColumnElement[bool]:
 
 def verdict_was_shown(connection: Connection, trial_id: str, who: str) -> bool:
     """True if a reviewer saw, or reviewed, the verdict of a trial or of another one of the same meme."""
-    own_or_duplicate = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _twin)))
+    own_or_duplicate = or_(saw_verdict(who, _case), exists().where(_same_meme(), saw_verdict(who, _same_meme_case)))
     return (
         connection.execute(select(_case.trial_id).where(_case.trial_id == trial_id, own_or_duplicate)).first()
         is not None
@@ -49,4 +49,8 @@ def verdict_was_shown(connection: Connection, trial_id: str, who: str) -> bool:
 
 def _same_meme() -> ColumnElement[bool]:
     """Builds the SQL condition for the same meme; an erased trial has none."""
-    return and_(_twin.pixels_sha256 == _case.pixels_sha256, _case.pixels_sha256 != "", _twin.same == _case.same)
+    return and_(
+        _same_meme_case.pixels_sha256 == _case.pixels_sha256,
+        _case.pixels_sha256 != "",
+        _same_meme_case.same == _case.same,
+    )

@@ -141,7 +141,7 @@ class GroupCommit:
                 # A caller that gave up has cancelled its future; where one does from here on, it is written all the
                 # same.
                 group = [item for item in waiting[begin : begin + _GROUP] if not item.done.cancelled()]
-                _tell(self._committed(group))
+                _deliver(self._committed(group))
             if closing:
                 return
 
@@ -183,7 +183,7 @@ class GroupCommit:
         return outcomes
 
 
-def _tell(outcomes: Sequence[tuple[_Item, Any]]) -> None:
+def _deliver(outcomes: Sequence[tuple[_Item, Any]]) -> None:
     """Hands outcomes to those who wait for them; whose loop is closed, nobody waits any more."""
     own: dict[asyncio.AbstractEventLoop, list[tuple[_Item, Any]]] = {}
     for item, outcome in outcomes:
