@@ -12,7 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.commands.ablate import _tell
+from eval.commands.ablate import _print_results
 from eval.datasets.protocol import Protocol
 from eval.reports.contrasts import contrasts, remarks
 from eval.scores.alpha import Scale, alpha, alpha_figure
@@ -277,10 +277,10 @@ def arms(*odd, n=60):
 
 def test_an_ablation_says_which_arms_are_left_after_the_correction(capsys):
     """Six memes of sixty have p = .031, which one look of four does not make a difference; twenty have .000002."""
-    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=False)
+    _print_results(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=False)
     told = capsys.readouterr().out
     assert "These are 4 tests at 5 %" in told and "After Holm's correction for that many: c." in told
-    _tell(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=True)
+    _print_results(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=True)
     rows = json.loads(capsys.readouterr().out)["plain"]
     assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
     assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])

@@ -41,7 +41,7 @@ def single(request):
 
 
 def test_multi_label_figures_are_those_of_scikit_learn(multi):
-    gold, said = multi.gold.astype(int), multi.said.astype(int)
+    gold, said = multi.gold.astype(int), multi.predicted.astype(int)
     for name in ("macro", "micro", "weighted"):
         assert value(f"{name}-f1", multi) == pytest.approx(sk.f1_score(gold, said, average=name, zero_division=0))
     assert value("exact", multi) == pytest.approx(sk.accuracy_score(gold, said))
@@ -68,7 +68,7 @@ def test_multi_label_figures_are_those_of_scikit_learn(multi):
 
 
 def test_figures_of_one_label_of_several_are_those_of_scikit_learn(single):
-    gold, said = single.gold.argmax(axis=1), single.said.argmax(axis=1)
+    gold, said = single.gold.argmax(axis=1), single.predicted.argmax(axis=1)
     assert value("accuracy", single) == pytest.approx(sk.accuracy_score(gold, said))
     for name in ("macro", "micro", "weighted"):
         # The labels are the card's: one that nobody has or says counts in a macro average all the same.
@@ -96,7 +96,7 @@ def masi_by_hand(gold, said):
 def test_jaccard_and_masi_are_their_definitions_set_by_set(multi):
     pairs = [
         ({LABELS[k] for k in np.flatnonzero(gold)}, {LABELS[k] for k in np.flatnonzero(said)})
-        for gold, said in zip(multi.gold, multi.said, strict=True)
+        for gold, said in zip(multi.gold, multi.predicted, strict=True)
     ]
     jaccards = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]
     assert value("jaccard", multi) == pytest.approx(np.mean(jaccards))
@@ -153,7 +153,7 @@ def test_weights_are_repetition(multi):
     rng = np.random.default_rng(5)
     weights = rng.integers(0, 4, (3, len(multi.answered)))
     silent = TaskArrays(
-        multi.labels, multi.gold, multi.said & (np.arange(60) % 7 > 0)[:, None], np.arange(60) % 7 > 0, multi.scores
+        multi.labels, multi.gold, multi.predicted & (np.arange(60) % 7 > 0)[:, None], np.arange(60) % 7 > 0, multi.scores
     )
     for name, metric in METRICS.items():
         drawn = metric(silent, weights.astype(float))
@@ -162,7 +162,7 @@ def test_weights_are_repetition(multi):
             twice = TaskArrays(
                 silent.labels,
                 silent.gold[repeated],
-                silent.said[repeated],
+                silent.predicted[repeated],
                 silent.answered[repeated],
                 silent.scores[repeated],
             )
