@@ -7,32 +7,34 @@ from typing import Any
 import click
 
 from court.errors import CourtError
-from eval.commands.ablate import ablate
-from eval.commands.arena import arena
-from eval.commands.classify import classify
-from eval.commands.compare import compare
-from eval.commands.datasets import datasets
-from eval.commands.export import export
-from eval.commands.functional import functional
-from eval.commands.labels import labels
-from eval.commands.perf import perf
-from eval.commands.probe import probe
-from eval.commands.report import report
-from eval.commands.reproduce import reproduce
-from eval.commands.run import run
-from eval.commands.score import score
-from eval.commands.shadow import shadow
-from eval.commands.steering import steering
-from eval.commands.subgroups import subgroups
-from eval.commands.sweep import sweep
-from eval.commands.synthetic import synthetic
-from eval.commands.vote import vote
-from eval.commands.witness import witness
-from serving.access.private_files import make_files_private
-from serving.cli.main import run_command
+from serving.cli.program import CommandTable, run_command
+
+COMMANDS = {
+    "run": ("eval.commands.run", "Judge every meme of a split, and store predictions and records."),
+    "report": ("eval.commands.report", "Report on runs: figures with intervals, curves, errors, as pages or text."),
+    "compare": ("eval.commands.compare", "Show which of two runs is better, if there are enough memes to tell."),
+    "score": ("eval.commands.score", "Score predictions of any classifier against the labels of a split."),
+    "subgroups": ("eval.commands.subgroups", "Show figures by groups of memes, each beside those of all others."),
+    "export": ("eval.commands.export", "Export a run for other tools."),
+    "ablate": ("eval.commands.ablate", "Judge a split once per arm, each with one part of the procedure changed."),
+    "sweep": ("eval.commands.sweep", "Judge a validation split with each combination of settings."),
+    "vote": ("eval.commands.vote", "Measure the vote of a library of precedents on labelled memes."),
+    "reproduce": ("eval.commands.reproduce", "Reproduce a paper: its tables and figures, its claims as tests."),
+    "datasets": ("eval.commands.datasets", "List, check and describe data sets by their cards."),
+    "labels": ("eval.commands.labels", "Say how far labels can be trusted."),
+    "classify": ("eval.commands.classify", "Ask a question of a card about every meme: stance, target, frames."),
+    "functional": ("eval.commands.functional", "Run or write functional tests in the manner of HateCheck."),
+    "steering": ("eval.commands.steering", "Count the texts that read like an attempt to steer the court."),
+    "witness": ("eval.commands.witness", "Measure the expert witness on claims whose truth is known."),
+    "arena": ("eval.commands.arena", "Have models explain memes and judge each other's answers, and rank them."),
+    "probe": ("eval.commands.probe", "Find out which harmful memes a model does not understand."),
+    "shadow": ("eval.commands.shadow", "Compare a candidate's verdicts with the court's on the same memes."),
+    "synthetic": ("eval.commands.synthetic", "Draw a benchmark whose truth is known."),
+    "perf": ("eval.commands.perf", "Run benchmarks of the code."),
+}
 
 
-class _Commands(click.Group):
+class _Commands(CommandTable):
     def invoke(self, ctx: click.Context) -> Any:
         """See the base class. Here, and not in each command, an error of the court becomes its message."""
         try:
@@ -42,36 +44,13 @@ class _Commands(click.Group):
             raise click.ClickException(error.message) from None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Measures MemeCourt: benchmarks of the code, and how good its verdicts are."""
+    # Not above: what it imports would take as long as all the rest of asking for help.
+    from serving.access.private_files import make_files_private
+
     make_files_private()
-
-
-for command in (
-    ablate,
-    arena,
-    classify,
-    compare,
-    datasets,
-    export,
-    functional,
-    labels,
-    perf,
-    probe,
-    report,
-    reproduce,
-    run,
-    score,
-    shadow,
-    steering,
-    subgroups,
-    sweep,
-    synthetic,
-    vote,
-    witness,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

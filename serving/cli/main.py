@@ -1,20 +1,14 @@
-"""The command ``memecourt``.
-
-Commands are imported when they are called: asking for help must not load an encoder.
-"""
+"""The command ``memecourt``."""
 
 from __future__ import annotations
 
-import io
 import os
-import signal
-import sys
-from contextlib import suppress
-from importlib import import_module
 
 import click
 
-_COMMANDS = {
+from serving.cli.program import CommandTable, run_command
+
+COMMANDS = {
     "setup": ("serving.cli.setup", "Fetch the encoder's weights, once."),
     "judge": ("serving.cli.judge", "Try memes and say what each is."),
     "serve": ("serving.cli.serve", "Serve verdicts over gRPC."),
@@ -36,29 +30,8 @@ _COMMANDS = {
     "demo": ("serving.cli.demo", "See it work: a server, three memes drawn for it, three verdicts."),
 }
 
-_CLIENT_ONLY = (
-    "This command needs the court itself, and only the client is installed ({missing} is missing). "
-    "Install it with: pip install 'memecourt[server]'"
-)
 
-
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        command = getattr(import_module(_COMMANDS[name][0]), name)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandTable, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="memecourt")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Settings file (TOML).")
 def cli(config: str | None) -> None:
@@ -79,55 +52,3 @@ def cli(config: str | None) -> None:
 def main() -> None:
     """Entry point."""
     run_command(cli)
-
-
-def _terminated(number: int, _: object) -> None:
-    """SIGTERM ends a command as Ctrl-C does, wherever it is; an event loop hears of it by itself."""
-    from serving.cli.common import Interrupted
-
-    raise Interrupted(number)
-
-
-def run_command(command: click.Group) -> None:
-    """Runs a command line; whatever goes wrong becomes a message and an exit code, and never a traceback.
-
-    ``MEMECOURT_TRACEBACK=1`` shows where a fault of ours came from.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that knows fewer characters than a meme gets the others as escapes.
-            stream.reconfigure(errors="backslashreplace")
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, _terminated)
-    try:
-        code = command.main(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort as error:
-        # Click's own name for Ctrl-C, and for a question that is answered with no.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            click.echo("Aborted.", err=True)
-            sys.exit(1)
-        click.echo("Interrupted.", err=True)
-        sys.exit(getattr(error.__cause__, "exit_code", 128 + signal.SIGINT))
-    except ModuleNotFoundError as error:
-        # A module of our own is no extra: that is a broken installation, and a fault to be reported.
-        if error.name is None or error.name.partition(".")[0] in ("court", "retrieval", "serving", "eval", "memecourt"):
-            raise
-        click.echo(_CLIENT_ONLY.format(missing=error.name), err=True)
-        sys.exit(1)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"Error: {where}{error.strerror or 'the system refused'}.", err=True)
-        sys.exit(1)
-    except Exception as error:
-        if os.environ.get("MEMECOURT_TRACEBACK"):
-            raise
-        click.echo(
-            f"Error: MemeCourt made a mistake ({type(error).__name__}). Please report it, with what the same command "
-            "prints where MEMECOURT_TRACEBACK=1 is set.",
-            err=True,
-        )
-        sys.exit(1)

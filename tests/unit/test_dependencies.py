@@ -137,8 +137,8 @@ def test_the_court_is_imported_with_nothing_but_what_server_declares():
     code = (
         "import sys, importlib\n"
         f"sys.modules.update(dict.fromkeys({sorted(others)!r}))\n"
-        "from serving.cli.main import _COMMANDS\n"
-        "for name in ('serving.app', 'serving.wiring', *(module for module, _ in _COMMANDS.values())):\n"
+        "from serving.cli.main import COMMANDS\n"
+        "for name in ('serving.app', 'serving.wiring', *(module for module, _ in COMMANDS.values())):\n"
         "    importlib.import_module(name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def python(program, **environment):
     return subprocess.run(
-        [sys.executable, "-c", f"import click\nfrom serving.cli.main import run_command\n{program}"],
-        env={**os.environ, **environment}, cwd=ROOT, capture_output=True, timeout=60, check=False,
+        [sys.executable, "-c", f"import click\nfrom serving.cli.program import run_command\n{program}"],
+        env={**os.environ, **environment}, cwd=ROOT, capture_output=True, timeout=200, check=False,
     )  # fmt: skip
 
 
@@ -37,6 +37,18 @@ def test_an_error_is_a_message_without_a_traceback(error, said):
 def test_a_fault_of_ours_can_be_traced_where_that_is_asked_for():
     done = python(RAISES.format(error="KeyError('x')"), MEMECOURT_TRACEBACK="1")
     assert done.returncode == 1 and b"Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("program", ["serving.cli.main", "eval.cli"])
+def test_a_signal_while_a_command_is_imported_ends_it_as_later(tmp_path, program, number, code):
+    (tmp_path / "slow_to_import.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{number})")
+    code_of_program = (
+        f"from {program} import COMMANDS, main\nCOMMANDS['it'] = ('slow_to_import', 'Be slow.')\n"
+        "import sys\nsys.argv[1:] = ['it']\nmain()"
+    )
+    done = python(code_of_program, PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
+    assert done.returncode == code and done.stderr.strip() == b"Interrupted."
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
