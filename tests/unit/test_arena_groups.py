@@ -158,7 +158,7 @@ def by_language(tmp_path_factory):
         strengths=strengths,
         judges=["ash", "cedar"],
         voices=voices,
-        plan={"given": given},
+        plan={"fixed_tasks": given},
         answers_per_task=3,
         own_case=True,
     )

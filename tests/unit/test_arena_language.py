@@ -89,7 +89,7 @@ def arenas(tmp_path_factory):
             strengths=strengths,
             judges=["ash", "cedar"],
             voices={name: Speaker(name, strengths) for name in strengths},
-            plan={"given": tasks},
+            plan={"fixed_tasks": tasks},
         )
         held[language] = leaderboard(arena.hold())
     return held

@@ -203,7 +203,7 @@ def test_with_all_help_it_is_as_good_as_it_is_told_to_be(ability):
     for text, badge in drawn_world():
         gold = level_of(text, badge) is not Level.NOT_HARMFUL
         said = expected(text, badge, ability, precedents=[(text, badge, gold)])
-        assert said.seen
+        assert said.recognised
         hits[gold] += said.harmful == gold
         counts[gold] += 1
     for gold, share in ((True, ability.harmful), (False, ability.benign)):
@@ -217,7 +217,7 @@ def test_each_help_lets_it_see_more_and_never_less():
     seen = []
     for settings in steps:
         seen.append(
-            {i for i, (text, badge) in enumerate(drawn_world()) if expected(text, badge, ABLE, **settings).seen}
+            {i for i, (text, badge) in enumerate(drawn_world()) if expected(text, badge, ABLE, **settings).recognised}
         )
     assert seen[0] < seen[1] < seen[2] == seen[3] < seen[4]
     for share, which in zip((0.4, 0.6, 0.7, 0.7, 0.8), seen, strict=True):
@@ -225,7 +225,7 @@ def test_each_help_lets_it_see_more_and_never_less():
     rightly = [(text, badge, level_of(text, badge) > 0) for text, badge in drawn_world(3)]
     for text, badge in drawn_world(200):
         plain = expected(text, badge, ABLE)
-        assert expected(text, badge, ABLE, precedents=rightly).seen
+        assert expected(text, badge, ABLE, precedents=rightly).recognised
         wrong = [(t, b, not h) for t, b, h in rightly]
         assert expected(text, badge, ABLE, precedents=wrong) == plain
 
@@ -233,7 +233,7 @@ def test_each_help_lets_it_see_more_and_never_less():
 def test_without_a_picture_it_goes_by_the_words_alone():
     for text, _ in drawn_world(200):
         said = judge(JudgeInput(text, None, described=True, follow=True), ABLE)
-        assert not said.seen and said.harmful == claim_of(text).bad
+        assert not said.recognised and said.harmful == claim_of(text).bad
     assert judge(JudgeInput("cake for all", "Blueland"), ABLE).harmful  # in doubt
 
 
