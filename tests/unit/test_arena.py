@@ -520,7 +520,9 @@ def test_questions_that_come_with_a_set_go_the_same_way_in_rounds_and_languages(
 def test_a_history_that_is_too_long_loses_its_oldest_rounds_and_says_so(tmp_path):
     questions = tuple(f"Question {n}: who is shown, and why? {'Look closely. ' * 12}" for n in range(5))
     given = {"m0": (FixedTask(meme="m0", rounds=questions),)}
-    arena = Arena(tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], plan={"fixed_tasks": given}, history_chars=900)
+    arena = Arena(
+        tmp_path, memes=1, strengths=THREE, judges=["ash", "beech"], plan={"fixed_tasks": given}, history_chars=900
+    )
     arena.hold()
     answered = of(arena.folder.events(), Answered)
     assert len(answered) == 3 and {a.forgotten for a in answered} == {2} and {len(a.reasoning) for a in answered} == {5}

@@ -153,7 +153,11 @@ def test_weights_are_repetition(multi):
     rng = np.random.default_rng(5)
     weights = rng.integers(0, 4, (3, len(multi.answered)))
     silent = TaskArrays(
-        multi.labels, multi.gold, multi.predicted & (np.arange(60) % 7 > 0)[:, None], np.arange(60) % 7 > 0, multi.scores
+        multi.labels,
+        multi.gold,
+        multi.predicted & (np.arange(60) % 7 > 0)[:, None],
+        np.arange(60) % 7 > 0,
+        multi.scores,
     )
     for name, metric in METRICS.items():
         drawn = metric(silent, weights.astype(float))
