@@ -207,13 +207,15 @@ class QueueConsumer:
         """Works on a message that waited for a quota."""
         try:
             read = await self._source.read_again(meme)
+            if read is None:
+                _log.warning("message=%s was deleted from the queue while it waited for a quota", meme.id)
+                # Or it would be pending for ever, as nobody can answer it.
+                await self._source.drop(meme)
+                return
         except Unavailable as error:
             _log.warning("message=%s can't be read now, and is delivered again: %s", meme.id, error.message)
             return
-        if read is None:
-            _log.warning("message=%s was deleted from the queue while it waited for a quota", meme.id)
-        else:
-            await self._work(read)
+        await self._work(read)
 
     async def _work(self, meme: QueuedMeme) -> None:
         request_id, began = meme.request_id, time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -30,6 +31,8 @@ _BUCKET = "memecourt-queue"
 """Key-value bucket with the deliveries that count for nothing, by message."""
 _ABOUT_BUCKET = "Deliveries of memes that count for nothing, for consumers were stopped (memecourt consume)"
 _REMEMBERED_S = 14 * 86_400.0
+_BUCKET_AGAIN_S, _LONGEST_BUCKET_AGAIN_S = 15.0, 600.0
+"""Seconds for which the bucket is done without after an error, which are longer each time, and at most."""
 
 _log = logging.getLogger("memecourt.queue")
 
@@ -57,7 +60,8 @@ class JetStreamQueue(QueueSource):
         self._messages: dict[str, Any] = {}
         self._uncounted: dict[str, int] = {}
         self._bucket: Any = None
-        self._bucket_refused = False
+        self._without_bucket_until = 0.0
+        self._bucket_pause_s = _BUCKET_AGAIN_S
 
     async def open(self) -> Self:
         """Connects, and makes the consumer where there is none: it begins with the first message that is there.
@@ -173,6 +177,13 @@ class JetStreamQueue(QueueSource):
                 await message.nak(delay=self._settings.again_after_s if counted else None)
 
     @override
+    async def drop(self, meme: QueuedMeme) -> None:
+        self._uncounted.pop(meme.id, None)
+        if (message := self._messages.pop(meme.id, None)) is not None:
+            with _errors():
+                await message.ack()
+
+    @override
     async def waiting(self) -> int | None:
         with _errors():
             return int((await self._pulled.consumer_info()).num_pending)
@@ -191,33 +202,52 @@ class JetStreamQueue(QueueSource):
 
     async def _count_uncounted(self, id_: str) -> int:
         """Number of a message's earlier deliveries that count for nothing, as a consumer has stored it."""
-        if self._bucket_refused:
-            return 0
-        try:
-            self._bucket = self._bucket or await self._jetstream.key_value(_BUCKET)
-            return int((await self._bucket.get(self._key_of(id_))).value)
-        except (BucketNotFoundError, KeyNotFoundError):
-            return 0
-        except NatsError as error:
-            self._do_without_bucket(error)
-            return 0
+        with self._trying_bucket() as tries:
+            if tries:
+                with contextlib.suppress(BucketNotFoundError, KeyNotFoundError):
+                    bucket = await self._found_bucket()
+                    return int((await bucket.get(self._key_of(id_))).value)
+        return 0
 
     async def _store_uncounted(self, id_: str, number: int) -> None:
-        if self._bucket_refused:
-            return
-        try:
-            if self._bucket is None:
-                config = KeyValueConfig(bucket=_BUCKET, description=_ABOUT_BUCKET, ttl=_REMEMBERED_S)
-                self._bucket = await self._jetstream.create_key_value(config)
-            await self._bucket.put(self._key_of(id_), str(number).encode())
-        except NatsError as error:
-            self._do_without_bucket(error)
+        with self._trying_bucket() as tries:
+            if tries:
+                try:
+                    # One that the operator has made, with other settings, is taken as it is.
+                    bucket = await self._found_bucket()
+                except BucketNotFoundError:
+                    config = KeyValueConfig(bucket=_BUCKET, description=_ABOUT_BUCKET, ttl=_REMEMBERED_S)
+                    bucket = self._bucket = await self._jetstream.create_key_value(config)
+                await bucket.put(self._key_of(id_), str(number).encode())
 
-    def _do_without_bucket(self, error: NatsError) -> None:
-        """Has every delivery count from here on: where a right is missing, each attempt waits for seconds in vain."""
-        self._bucket_refused = True
-        why = error.description if isinstance(error, APIError) else type(error).__name__
-        _log.warning("the bucket %s can't be used, and every delivery of a message counts: %s", _BUCKET, why)
+    async def _found_bucket(self) -> Any:
+        self._bucket = self._bucket or await self._jetstream.key_value(_BUCKET)
+        return self._bucket
+
+    @contextmanager
+    def _trying_bucket(self) -> Iterator[bool]:
+        """Gives True if the bucket is to be tried. After an error it is done without for a time.
+
+        Where a right is missing, each attempt waits for seconds in vain; what was an outage is soon over.
+        """
+        clock = asyncio.get_running_loop()
+        tries = clock.time() >= self._without_bucket_until
+        try:
+            yield tries
+        except NatsError as error:
+            pause_s, self._bucket_pause_s = self._bucket_pause_s, min(2 * self._bucket_pause_s, _LONGEST_BUCKET_AGAIN_S)
+            self._without_bucket_until = clock.time() + pause_s
+            self._bucket = None  # somebody may have deleted it
+            why = error.description if isinstance(error, APIError) else type(error).__name__
+            _log.warning(
+                "the bucket %s can't be used, and for %.0f s every delivery of a message counts: %s",
+                _BUCKET,
+                pause_s,
+                why,
+            )
+        else:
+            if tries:
+                self._bucket_pause_s = _BUCKET_AGAIN_S
 
     async def _find_stream(self, subject: str) -> None:
         try:

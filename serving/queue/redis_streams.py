@@ -168,6 +168,11 @@ class RedisStreams(QueueSource):
             )
 
     @override
+    async def drop(self, meme: QueuedMeme) -> None:
+        with _errors():
+            await self._redis.xack(self._settings.stream, self._settings.group, meme.id)
+
+    @override
     async def waiting(self) -> int | None:
         with _errors():
             groups = await self._redis.xinfo_groups(self._settings.stream)

@@ -133,6 +133,10 @@ class QueueSource(Protocol):
         """
         ...
 
+    async def drop(self, meme: QueuedMeme) -> None:
+        """Acknowledges a message that was deleted: nothing of it is left that could be answered or put aside."""
+        ...
+
     async def waiting(self) -> int | None:
         """Number of messages that no consumer of the group has read yet; None where the queue does not say."""
         ...

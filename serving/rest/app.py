@@ -68,11 +68,15 @@ def create_api(
     routes.append(Route(WEBHOOK_KEYS, _answer({"keys": list(webhook_keys)})))
     if described:
         routes.append(Route("/v1/openapi.json", _description))
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[Middleware(Front, names=names)],
         exception_handlers={HTTPException: _no_endpoint},
     )
+    # An address with a slash too many is none. A redirect would name http, also where a proxy in front provides TLS,
+    # and a client that follows it would send its token in the clear.
+    app.router.redirect_slashes = False
+    return app
 
 
 class Front:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
@@ -43,9 +44,10 @@ async def pieces_of(request: Request) -> AsyncIterator[bytes]:
     """The body, piece by piece.
 
     Raises:
-        BadRequest: The body is too large; BODY_TOO_LARGE, before it is read where its head says so.
+        BadRequest: The body is compressed, or too large; BODY_TOO_LARGE, before it is read where its head says so.
         CancelledError: The caller has gone.
     """
+    _require_plain(request)
     value, taken = request.headers.get("content-length", ""), 0
     # By the head alone: a caller that waits for "100 Continue" then sends nothing of its body.
     if value.isdecimal() and int(value) > BODY_BYTES:
@@ -91,6 +93,7 @@ class RequestLines:
             BadRequest: The line is no request, or too large.
             CancelledError: The caller has gone.
         """
+        _require_plain(self._request)
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != LINES:
             raise BadRequest(
@@ -165,7 +168,7 @@ async def received(operation: Operation, request: Request, fetch: Fetch) -> Rece
         own["request_id"] = key
     if operation.continued_by and (last := request.headers.get("last-event-id", "")):
         own[operation.continued_by] = _next_event(last, operation)
-    pairs = request.query_params.multi_items()
+    pairs = _query_of(request)
     if operation.source is Source.QUERY:
         query = object_of(operation.descriptor.input_type, [*pairs, *own.items()])
         return ReceivedRequest(message_of(operation.request, query))
@@ -227,6 +230,15 @@ async def _with_fetched(fields: dict[str, object], own: Mapping[str, str], fetch
     return ReceivedRequest(message, await picture_at(url, fetch))
 
 
+def _query_of(request: Request) -> Sequence[tuple[str, str]]:
+    """Names and values of the query. Raises BadRequest where it is not UTF-8."""
+    try:
+        # Strictly: Starlette replaces what it can't read, and a text that nobody sent would be judged.
+        return parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest("The query is not UTF-8, percent-encoded.", reason="MALFORMED_REQUEST") from None
+
+
 def idempotency_key(request: Request) -> str:
     """The id of a request that its header of that name gives, with or without the quotes of a structured field."""
     key = request.headers.get("idempotency-key", "").strip()
@@ -239,6 +251,12 @@ def _next_event(last: str, operation: Operation) -> str:
         raise BadRequest("Last-Event-ID is an id of an event of this stream.", reason="OUT_OF_RANGE")
     # The id of an event of reviews is the next entry already; that of an event of a trial is its own number.
     return last if operation.continued_by == "from_entry" else str(int(last) + 1)
+
+
+def _require_plain(request: Request) -> None:
+    """Raises BadRequest where the body is compressed: nothing bounds what it would become (BO-1)."""
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise BadRequest("The body is compressed. Send it without a Content-Encoding.", reason="MEDIA_TYPE_NOT_TAKEN")
 
 
 def _too_large() -> BadRequest:

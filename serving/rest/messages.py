@@ -75,14 +75,12 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
         BadPicture: The picture has no bytes.
     """
     # A copy, for bytes are taken out of it.
-    remaining = dict(fields)
+    remaining = _by_own_names(kind.DESCRIPTOR, fields)
     files = {
         field.name: from_base64(value, field.name)
         for field in kind.DESCRIPTOR.fields
         if field.type == FieldDescriptor.TYPE_BYTES
-        # json_format takes both spellings, so that both have to be taken out before it gets the rest.
-        for name in {field.name, field.json_name}
-        if (value := remaining.pop(name, None)) is not None
+        if (value := remaining.pop(field.name, None)) is not None
     }
     for name, value in (own or {}).items():
         if remaining.setdefault(name, value) != value:
@@ -102,6 +100,22 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
             require_bytes(data)
         setattr(message, name, data)
     return message
+
+
+def _by_own_names(kind: Descriptor, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields under the contract's own names. Raises BadRequest where one is there in both spellings.
+
+    json_format takes a second spelling as well (``requestId``), and of both in one object silently the last: a request
+    would be another than its Idempotency-Key, or its sender, says.
+    """
+    known = {field.json_name: field.name for field in kind.fields}
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        own = known.get(name, name)
+        if own in found:
+            raise BadRequest(f"{own} stands there twice.", reason="MALFORMED_REQUEST", field=own)
+        found[own] = value
+    return found
 
 
 def stream_request_of(line: bytes) -> wire.JudgeStreamRequest:

@@ -113,6 +113,7 @@ class Receiver:
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signature_of(self.signers, message.id, timestamp, body),
         }
+        answer: ReceiverAnswer | None = None
         try:
             async with (
                 asyncio.timeout(self.settings.timeout),
@@ -124,7 +125,8 @@ class Receiver:
                     await _read_some(response)
                 return answer
         except TimeoutError:
-            return ReceiverAnswer(Outcome.FAILED, "no answer in time")
+            # Nor does a body that comes too slowly change a status that came in time.
+            return answer or ReceiverAnswer(Outcome.FAILED, "no answer in time")
         except AddressRefused:
             return ReceiverAnswer(
                 Outcome.FAILED, "the name leads to an address that is not public (allow_private is off)"

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 import socket
 from contextlib import asynccontextmanager
@@ -224,6 +225,35 @@ REFUSED = {
         400,
         "ADDRESS_CONTRADICTS",
     ),
+    "two ids in two spellings": (
+        {"json": {"image": BASE64, "requestId": "a"}, "headers": {"idempotency-key": "b"}},
+        400,
+        "ADDRESS_CONTRADICTS",
+    ),
+    "a field in both spellings": (
+        {"json": {"image": BASE64, "request_id": "a", "requestId": "a"}},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a query that is not UTF-8": (
+        {"url": "/v1/judge?text=caf%E9", "content": IMAGE, "headers": PNG},
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a compressed body": (
+        {"content": gzip.compress(b"{}"), "headers": {"content-type": "application/json", "content-encoding": "gzip"}},
+        415,
+        "MEDIA_TYPE_NOT_TAKEN",
+    ),
+    "a compressed stream": (
+        {
+            "url": "/v1/judge:stream",
+            "content": b"x",
+            "headers": {"content-type": "application/x-ndjson", "content-encoding": "br"},
+        },
+        415,
+        "MEDIA_TYPE_NOT_TAKEN",
+    ),
     "no time": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "soon"}}, 400, "BAD_TIMEOUT"),
     "no time at all": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "0"}}, 400, "BAD_TIMEOUT"),
     "no wait": ({"content": IMAGE, "headers": {**PNG, "prefer": "respond-async, wait=x"}}, 400, "BAD_TIMEOUT"),
@@ -233,7 +263,7 @@ REFUSED = {
 def test_what_is_malformed_is_refused_and_says_what_is_wrong(tmp_path):
     async def scene(court, client):
         for name, (asked, status, expected) in REFUSED.items():
-            answer = await client.post("/v1/judge", **asked)
+            answer = await client.post(**{"url": "/v1/judge", **asked})
             assert reason(answer, status) == expected, (name, answer.text)
         assert court.court.memory.bytes_in_use == 0
 
@@ -402,6 +432,8 @@ def test_what_is_not_there_is_said_as_a_problem(tmp_path):
     async def scene(_, client):
         assert reason(await client.get("/v1/nope"), 404) == "NO_SUCH_ADDRESS"
         assert reason(await client.get("/"), 404) == "NO_SUCH_ADDRESS"
+        # No redirect, which a client would follow with its token, and to http where a proxy provides TLS.
+        assert reason(await client.post("/v1/judge/", json={}), 404) == "NO_SUCH_ADDRESS"
         wrong = await client.get("/v1/judge")
         assert reason(wrong, 405) == "VERB_NOT_TAKEN"
         assert wrong.headers["allow"] == "POST"

@@ -393,6 +393,25 @@ def test_what_waits_for_a_quota_is_given_back_at_the_end_and_no_more_than_so_man
         asyncio.run(scene(server.url))
 
 
+def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged():
+    async def scene(url):
+        court = FakeCourt(gone=[over_quota(3600)])
+        about = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
+        gone = await put(url, request=json.dumps(about))
+        # Without a sign of life: since Redis 7, one acknowledges what was deleted too.
+        async with consuming(url, court, hold_s=3600, again_after_s=3600) as consumer:
+            await until(lambda: len(consumer._over_quota) == 1)
+            async with redis.asyncio.Redis.from_url(url) as client:
+                await client.xdel("memes", gone)
+            consumer._over_quota._until.clear()  # as if the hour were over
+            await until(lambda: not consumer._over_quota and not consumer._working)
+            assert await pending(url) == 0
+        assert (consumer.answered, consumer.buried, len(court.asked)) == (0, 0, 1)
+
+    with redis_server() as server:
+        asyncio.run(scene(server.url))
+
+
 @pytest.mark.slow
 def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has():
     """On a busy machine it was delivered its own messages, again and again, until they were put aside."""

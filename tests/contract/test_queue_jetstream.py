@@ -18,6 +18,7 @@ import pytest
 from court.errors import BadRequest, Unavailable
 from memecourt.v1 import court_pb2 as wire
 from serving.queue.consumer import QueueConsumer
+from serving.queue.jetstream import _BUCKET
 from serving.queue.open import open_queue
 from serving.queue.source import QueueAnswer
 from tests.contract.test_queue import LONG_S, FakeCourt, failed, no_fetch, over_quota, settings
@@ -181,6 +182,78 @@ def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
                 (letter,) = await messages_of(jetstream, "dead", 1)
             told = json.loads(letter.headers["Memecourt-Dead"])
             assert (told["reason"], told["deliveries"], consumer.buried) == ("INTERNAL", 2, 1)
+
+    asyncio.run(scene())
+
+
+def test_deliveries_that_do_not_count_are_stored_again_after_an_outage(url, monkeypatch):
+    monkeypatch.setattr("serving.queue.jetstream._BUCKET_AGAIN_S", 0.01)
+    name = _BUCKET
+
+    async def scene():
+        async with streams(url) as jetstream, open_queue(settings(url, again_after_s=3600)) as queue:
+            # Made by the operator, as he likes it: the consumer could not make one of that name.
+            await jetstream.create_key_value(bucket=name, history=5)
+            await jetstream.publish("memes.in", b'{"text": "a"}')
+
+            async def given_back_and_delivered():
+                """The number of its delivery after one that does not count."""
+                nonlocal meme
+                await queue.give_back(meme, counted=False)
+                (meme,) = await received(queue)
+                return meme.deliveries
+
+            (meme,) = await received(queue)
+            assert await given_back_and_delivered() == 1
+            monkeypatch.setattr("serving.queue.jetstream._BUCKET", "no bucket's name")
+            queue._bucket = None
+            assert await given_back_and_delivered() == 3, "nothing could be stored, nor looked up"
+            monkeypatch.setattr("serving.queue.jetstream._BUCKET", name)
+            await bucket_may_be_tried(queue)
+            assert await given_back_and_delivered() == 3, "one more delivery, and that does not count"
+            # Deleted while it is in use: it is made anew.
+            await jetstream.delete_key_value(name)
+            await given_back_and_delivered()
+            await bucket_may_be_tried(queue)
+            before = meme.deliveries
+            assert await given_back_and_delivered() == before
+            assert (await jetstream.key_value(name)) is not None
+
+    asyncio.run(scene())
+
+
+async def received(queue):
+    """The next messages, as soon as they come."""
+    async with asyncio.timeout(60):
+        while not (memes := await queue.receive(5)):
+            pass
+        return memes
+
+
+async def bucket_may_be_tried(queue):
+    """Waits until the time is over for which the bucket is done without."""
+    clock = asyncio.get_running_loop()
+    await until(lambda: clock.time() >= queue._without_bucket_until)
+
+
+def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged(url):
+    async def scene():
+        court = FakeCourt(gone=[over_quota(3600)])
+        async with streams(url) as jetstream:
+            about = {"request_id": "gone", "content": {"namespace": "shop"}, "text": "a"}
+            sent = await jetstream.publish("memes.in", json.dumps(about).encode())
+            async with consuming(url, court, again_after_s=3600) as consumer:
+                await until(lambda: len(consumer._over_quota) == 1)
+                await jetstream.delete_msg("memes", sent.seq)
+                consumer._over_quota._until.clear()  # as if the hour were over
+                await until(lambda: not consumer._over_quota and not consumer._working)
+                assert consumer._source._messages == {}, "nothing of it is remembered here"
+
+                async def is_acknowledged():
+                    return (await jetstream.consumer_info("memes", "courts")).num_ack_pending == 0
+
+                await until(is_acknowledged)
+        assert (consumer.answered, consumer.buried, len(court.asked)) == (0, 0, 1)
 
     asyncio.run(scene())
 

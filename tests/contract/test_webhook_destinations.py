@@ -260,6 +260,30 @@ def test_an_answer_without_end_is_read_up_to_a_bound(kind, tmp_path):
     assert sent < 16 * 2**20  # what lies in the sockets' buffers was sent and not read
 
 
+@pytest.mark.parametrize(("status", "outcome"), [(200, Outcome.DELIVERED), (410, Outcome.GONE)])
+def test_a_status_counts_though_its_body_never_ends(status, outcome, tmp_path):
+    async def scene():
+        left = asyncio.Event()
+
+        async def unending(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 {status} So\r\nContent-Length: 100\r\n\r\nx".encode())
+            await left.wait()
+            writer.close()
+
+        listening = await asyncio.start_server(unending, "127.0.0.1", 0)
+        where = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+        receiver = Receiver(hook_to(where, tmp_path, timeout=1))
+        try:
+            return await receiver.send(trial_run(NOON))
+        finally:
+            left.set()
+            await receiver.aclose()
+            listening.close()
+
+    assert asyncio.run(scene()).outcome is outcome
+
+
 def test_one_who_answers_nothing_is_left_after_its_time(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hook = hook_to(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
