@@ -299,6 +299,14 @@ def test_more_rows_come_into_the_list_and_those_out_of_sight_cost_nothing(serve,
     assert "word 050" in plain.locator("[data-row]").first.inner_text()
 
 
+def test_similar_trials_out_of_sight_take_the_room_that_they_need(serve, tmp_path):
+    two = [trial(name, verdict(Label.UNDECIDED), words=name) for name in ("one", "two")]
+    page = serve(fill(tmp_path / "docket.sqlite", two))(path="/desk/cases/one", viewport={"width": 1440, "height": 200})
+    expect(page.locator("#similar .row")).to_have_count(1)
+    page.evaluate(DRAWN)
+    assert page.locator("#similar").bounding_box()["height"] < 400
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_barrier_is_found_beside_each_other(serve, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
