@@ -61,7 +61,12 @@ def create_api(
             endpoint = EventEndpoint(api, operation, _EVENTS[operation.method])
         # Callers' own ids may hold slashes.
         path = operation.path.replace("{id}", "{id:path}").replace("{request_id}", "{request_id:path}")
-        routes.append(Route(path, endpoint, methods=[operation.verb]))
+        route = Route(path, endpoint, methods=[operation.verb])
+        if operation.descriptor.server_streaming and route.methods:
+            # Starlette has GET bring HEAD with it. Its answer would have to wait for the stream's end, which may never
+            # come, and keep the connection from all else.
+            route.methods.discard("HEAD")
+        routes.append(route)
     routes.append(Route(MODERATIONS, ModerationsEndpoint(api), methods=["POST"]))
     routes.append(Route("/v1/healthz", _health(health, LIVENESS)))
     routes.append(Route("/v1/readyz", _health(health, COURT)))

@@ -247,7 +247,8 @@ def idempotency_key(request: Request) -> str:
 
 def _next_event(last: str, operation: Operation) -> str:
     """Returns the start of a continued stream: behind an event of a trial, and of reviews where the id says."""
-    if not last.isascii() or not last.isdecimal():
+    # The length too: of thousands of digits Python makes no number. Numbers of events have 64 bits.
+    if not last.isascii() or not last.isdecimal() or len(last) > 19:
         raise BadRequest("Last-Event-ID is an id of an event of this stream.", reason="OUT_OF_RANGE")
     # The id of an event of reviews is the next entry already; that of an event of a trial is its own number.
     return last if operation.continued_by == "from_entry" else str(int(last) + 1)

@@ -129,16 +129,19 @@ def later_after(request: Request) -> float | None:
     Raises:
         BadRequest: The header says to wait, and not for a number of seconds.
     """
-    prefers = [part.strip() for value in request.headers.getlist("prefer") for part in value.lower().split(",")]
+    prefers: dict[str, str] = {}
+    for part in ",".join(request.headers.getlist("prefer")).split(","):
+        # What stands behind a semicolon means nothing here. Of a preference that comes twice, the first counts.
+        name, _, word = part.partition(";")[0].partition("=")
+        prefers.setdefault(name.strip().lower(), word.strip().strip('"'))
     if "respond-async" not in prefers:
         return None
-    waits = [part.removeprefix("wait=") for part in prefers if part.startswith("wait=")]
-    if not waits:
-        return 0.0
-    if not waits[0].isascii() or not waits[0].isdecimal() or int(waits[0]) > _LONGEST_WAIT_S:
+    wait = prefers.get("wait", "0")
+    # The length first: of thousands of digits Python makes no number.
+    if not wait.isascii() or not wait.isdecimal() or len(wait) > 9 or int(wait) > _LONGEST_WAIT_S:
         raise BadRequest(
             f"Prefer: wait= is a whole number of seconds, at most {_LONGEST_WAIT_S}.",
             reason="BAD_TIMEOUT",
             field="prefer",
         )
-    return float(waits[0])
+    return float(wait)

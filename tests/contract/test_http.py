@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from court.errors import BadRequest, Unavailable
 from memecourt.v1 import court_pb2 as wire
@@ -20,6 +21,7 @@ from serving.access import tokens as token_file
 from serving.access.callers import Scope
 from serving.http.listen import Listener, open_listener
 from serving.rest.bodies import BODY_BYTES
+from serving.rest.judging import later_after
 from serving.rest.messages import decision_of
 from serving.rest.operations import OPERATIONS
 from serving.rest.problems import STATUS_OF_CODE
@@ -257,6 +259,11 @@ REFUSED = {
     "no time": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "soon"}}, 400, "BAD_TIMEOUT"),
     "no time at all": ({"content": IMAGE, "headers": {**PNG, "x-timeout-s": "0"}}, 400, "BAD_TIMEOUT"),
     "no wait": ({"content": IMAGE, "headers": {**PNG, "prefer": "respond-async, wait=x"}}, 400, "BAD_TIMEOUT"),
+    "a wait without end": (
+        {"content": IMAGE, "headers": {**PNG, "prefer": f"respond-async, wait={'9' * 5000}"}},
+        400,
+        "BAD_TIMEOUT",
+    ),
 }
 
 
@@ -340,6 +347,23 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path):
         writer.close()
 
     with_api(tmp_path, scene, idle=0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "wait_s"),
+    [
+        ([], None),
+        (["wait=5"], None),
+        (["respond-async"], 0.0),
+        (["Respond-Async, WAIT=5"], 5.0),
+        (["wait = 5", "respond-async; soon"], 5.0),
+        (['respond-async;soon="yes", wait="5"'], 5.0),
+        (["respond-async, wait=5, wait=7"], 5.0),
+    ],
+)
+def test_preferences_are_read_as_rfc_7240_writes_them(values, wait_s):
+    headers = [(b"prefer", value.encode()) for value in values]
+    assert later_after(Request({"type": "http", "headers": headers})) == wait_s
 
 
 def test_who_would_rather_be_answered_later_is_told_where(tmp_path):
@@ -437,6 +461,10 @@ def test_what_is_not_there_is_said_as_a_problem(tmp_path):
         wrong = await client.get("/v1/judge")
         assert reason(wrong, 405) == "VERB_NOT_TAKEN"
         assert wrong.headers["allow"] == "POST"
+        # Its head would be sent, and then nothing would end the answer.
+        endless = await client.head("/v1/reviews/events")
+        assert (endless.status_code, endless.headers["allow"]) == (405, "GET")
+        assert (await client.head("/v1/library")).status_code == 200
         twice = {"trial_id": "b", "outcome": "REVIEW_OUTCOME_UPHELD", "reason": "r"}
         assert reason(await client.post("/v1/trials/a/review", json=twice), 400) == "ADDRESS_CONTRADICTS"
 
@@ -465,7 +493,8 @@ def test_events_of_a_trial_go_on_behind_the_last_one_that_was_taken(tmp_path):
         rest = events_of(await curl("-N", "-H", "last-event-id: 1", url))
         assert rest == every[2:]
         assert [event["event"] for event in events_of(await curl("-N", "-H", "last-event-id: 99", url))] == ["end"]
-        assert reason(await client.get(url, headers={"last-event-id": "x"}), 400) == "OUT_OF_RANGE"
+        for none in ("x", "9" * 5000):
+            assert reason(await client.get(url, headers={"last-event-id": none}), 400) == "OUT_OF_RANGE"
         assert reason(await client.get("/v1/trials/none/events"), 404) == "TRIAL_UNKNOWN"
 
     with_api(tmp_path, scene)
