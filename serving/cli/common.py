@@ -258,6 +258,7 @@ def trial_settings(
 def settings_of(**values: Any) -> Settings:
     """Settings from the file and the environment, overruled by what was given as options."""
     from pydantic import ValidationError
+    from pydantic_settings import SettingsError
 
     from court.errors import BadRequest
     from serving.settings import Settings
@@ -266,6 +267,13 @@ def settings_of(**values: Any) -> Settings:
         return Settings(**{name: value for name, value in values.items() if value is not None})
     except BadRequest as error:
         raise click.ClickException(error.message) from None
+    except SettingsError as error:
+        # The library names the setting, and neither the variable nor what is wrong with it.
+        name = str(error).partition('"')[2].partition('"')[0]
+        raise click.ClickException(
+            f"Settings can't be used: {name}: the environment variable MEMECOURT_{name.upper()}, or one whose name "
+            "goes on after that with __, is no JSON"
+        ) from None
     except ValidationError as error:
         # Names and reasons only: a value from the environment may be a secret.
         faults = "; ".join(

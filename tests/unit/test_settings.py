@@ -298,3 +298,15 @@ def test_what_is_otherwise_for_a_namespace_is_read_shown_and_explained(tmp_path,
 def test_a_period_is_a_number_of_days_or_unlimited(days):
     with pytest.raises(ValidationError):
         Settings(namespaces={"shop": {"retention_days": days}})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("WEBHOOKS", '[{"name":'), ("INSECURE", "tls"), ("LLM__JUDGES", "x"), ("NAMESPACES", "{")]
+)
+def test_a_variable_that_is_no_json_is_named_and_its_value_is_not(variable, value, monkeypatch):
+    monkeypatch.setenv(f"MEMECOURT_{variable}", value)
+    result = CliRunner().invoke(cli, ["settings"])
+    assert result.exit_code == 1
+    name = variable.partition("__")[0]
+    assert result.output.startswith(f"Error: Settings can't be used: {name.lower()}: ")
+    assert f"MEMECOURT_{name}, or" in result.output and "is no JSON" in result.output
