@@ -16,7 +16,6 @@ import nats
 import orjson
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
-from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import AckPolicy, ConsumerConfig, KeyValueConfig
 from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError, NoStreamResponseError, NotFoundError
 from typing_extensions import override
@@ -117,7 +116,10 @@ class JetStreamQueue(QueueSource):
         with _errors():
             try:
                 messages = await self._pulled.fetch(most, timeout=_WAIT_S)
-            except NatsTimeout:
+            # Not of NATS's kind alone: where a busy machine leaves it no time at all, the library raises Python's own.
+            except TimeoutError:
+                if not self._nats.is_connected:
+                    raise NoServersError from None
                 return ()
             found = []
             for message in messages:

@@ -186,6 +186,22 @@ def test_restarts_count_against_no_message(url, has_bucket, monkeypatch):
     asyncio.run(scene())
 
 
+def test_no_message_in_time_is_no_fault_unless_the_server_is_away(url, monkeypatch):
+    async def slow(*_, **__):
+        raise TimeoutError  # as nats-py does where its own time is over before it has asked
+
+    async def scene():
+        async with streams(url), open_queue(settings(url)) as queue:
+            assert await queue.receive(1) == ()
+            monkeypatch.setattr(queue._pulled, "fetch", slow)
+            assert await queue.receive(5) == ()
+            await queue._nats.close()
+            with pytest.raises(Unavailable, match="can't be reached"):
+                await queue.receive(5)
+
+    asyncio.run(scene())
+
+
 def test_deliveries_that_do_not_count_are_stored_again_after_an_outage(url, monkeypatch):
     monkeypatch.setattr("serving.queue.jetstream._BUCKET_AGAIN_S", 0.01)
     name = _BUCKET
