@@ -117,9 +117,10 @@ class BuiltinEncoder(DescribedPictures):
 
 
 def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]], unknown: int) -> float:
-    """Share of a text's characters, in [0, 1], that its tokens stand for; 1 where it has no token.
+    """Share of a text's characters, in [0, 1], that its tokens stand for; 0 where it has no token.
 
-    Not counted are those in tokens of which the vocabulary knows nothing, and letters outside ASCII that are tokens of
+    Invisible characters alone have none: all such texts would have the vector of an empty one, and be alike. Not
+    counted are those in tokens of which the vocabulary knows nothing, and letters outside ASCII that are tokens of
     their own: a script that can only be spelled.
 
     Args:
@@ -134,7 +135,7 @@ def _share_read(text: str, ids: Sequence[int], places: Sequence[tuple[int, int]]
         total += len(piece)
         if token != unknown and not (len(piece) == 1 and not piece.isascii() and piece.isalnum()):
             read += len(piece)
-    return read / total if total else 1.0
+    return read / total if total else 0.0
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

@@ -178,8 +178,9 @@ def test_without_what_runs_it_the_command_to_install_it_is_named(monkeypatch: py
         BuiltinEncoder()
 
 
+@pytest.mark.parametrize("text", ["คนจากเมืองสีฟ้าไม่ควรมาที่นี่", "\u200b\u200d", "\ufeff"])
 def test_a_text_that_can_not_be_read_is_never_acquitted_by_others_of_its_kind(
-    encoder: BuiltinEncoder, tmp_path: Path
+    encoder: BuiltinEncoder, tmp_path: Path, text: str
 ) -> None:
     """In libraries of earlier versions texts without a readable word had one vector, so that they were all alike."""
     row = np.zeros(encoder.identity.dim, dtype=np.float32)
@@ -200,7 +201,6 @@ def test_a_text_that_can_not_be_read_is_never_acquitted_by_others_of_its_kind(
         tmp_path / "library", name="n", encoder=encoder.identity, memes=memes, rows=np.stack([row] * 5), tuning=tuning
     )
     finder = LibraryFinder(library, encoder)
-    text = "คนจากเมืองสีฟ้าไม่ควรมาที่นี่"
     found = asyncio.run(finder.find(text=text, frames=[], pixels_sha256="", exhibits=3, tally=3, alpha=None))
     finder.close()
     assert found.text_not_understood and not found.exhibits
