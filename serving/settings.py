@@ -48,6 +48,8 @@ def _cores() -> int:
 
 
 RoleName = Literal["proposer", "accuser", "defender", "judge", "expert"]
+# In small letters too: as --procedure has it.
+ProcedureName = Annotated[Procedure, BeforeValidator(lambda name: name.upper() if isinstance(name, str) else name)]
 
 
 def _split(value: Any) -> Any:
@@ -332,7 +334,7 @@ class ShadowSettings(BaseModel):
     """Share of the court's verdicts after which it tries the same meme."""
     waiting: int = Field(default=1000, ge=1, le=100_000)
     """Memes that wait for it; beyond, the oldest is passed over."""
-    procedure: Procedure | None = None
+    procedure: ProcedureName | None = None
     """How it tries; as the court did, if not given."""
     library: Place | None = None
     """Its library of precedents, made with the same encoder; the court's, if not given."""
@@ -463,7 +465,7 @@ class Settings(BaseSettings):
     """How a line of the log is written."""
     grace: float = Field(default=20.0, ge=0, le=3600)
     """Seconds that running trials have to finish when the server is told to stop."""
-    procedure: Procedure = Procedure.SUMMARY
+    procedure: ProcedureName = Procedure.SUMMARY
     """How a meme is tried where nobody says."""
     entailment: str | None = Field(default=None, pattern=r"^onnx:.")
     """A model of natural-language inference, ``onnx:FOLDER``: by it the expert witness settles claims in the summary

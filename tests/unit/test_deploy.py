@@ -112,6 +112,28 @@ def test_compose_mounts_what_there_is_and_starts_vllm_as_we_do():
     assert {word for word in ours if word.startswith("--")} - set(flags) == left_out | {"--disable-uvicorn-access-log"}
 
 
+VARIABLE = re.compile(r"(MEMECOURT_[A-Z_]+)(?:: |=|, value: )([^\s}]+)")
+SETTING_FILES = {
+    "compose.yaml": {"DOCKET", "PROCEDURE", "LLM__URL", "LLM__MODEL"},
+    "kubernetes/deployment.yaml": {"DOCKET", "DOCKET_KEY"},
+    "systemd/memecourt.service": {"HOME"},
+    "Containerfile": {"HOME"},
+}
+
+
+@pytest.mark.parametrize("path", SETTING_FILES)
+def test_the_settings_that_they_give_exist_and_take_these_values(path, monkeypatch):
+    """Also those that a comment proposes."""
+    found = dict(VARIABLE.findall((DEPLOY / path).read_text()))
+    # Not a setting, but where they are; and a name of Compose's own.
+    found.pop("MEMECOURT_CONFIG", None)
+    names = {name.removeprefix("MEMECOURT_") for name in found}
+    assert names == SETTING_FILES[path]
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert {name.partition("__")[0].lower() for name in names} <= Settings().model_fields_set
+
+
 def test_systemd_confines_the_service():
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd here")
