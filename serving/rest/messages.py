@@ -75,7 +75,7 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
         BadPicture: The picture has no bytes.
     """
     # A copy, for bytes are taken out of it.
-    remaining = _by_own_names(kind.DESCRIPTOR, fields)
+    remaining = _by_own_names(kind, fields)
     files = {
         field.name: from_base64(value, field.name)
         for field in kind.DESCRIPTOR.fields
@@ -102,13 +102,13 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
     return message
 
 
-def _by_own_names(kind: Descriptor, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _by_own_names(kind: type[Message], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields under the contract's own names. Raises BadRequest where one is there in both spellings.
 
     json_format takes a second spelling as well (``requestId``), and of both in one object silently the last: a request
     would be another than its Idempotency-Key, or its sender, says.
     """
-    known = {field.json_name: field.name for field in kind.fields}
+    known = {field.json_name: field.name for field in kind.DESCRIPTOR.fields}
     found: dict[str, Any] = {}
     for name, value in fields.items():
         own = known.get(name, name)
