@@ -234,7 +234,7 @@ def _query_of(request: Request) -> Sequence[tuple[str, str]]:
     """Names and values of the query. Raises BadRequest where it is not UTF-8."""
     try:
         # Strictly: Starlette replaces what it can't read, and a text that nobody sent would be judged.
-        return parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
+        return parse_qsl(request.scope["query_string"].decode(), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
         raise BadRequest("The query is not UTF-8, percent-encoded.", reason="MALFORMED_REQUEST") from None
 

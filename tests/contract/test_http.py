@@ -456,6 +456,8 @@ def test_what_is_not_there_is_said_as_a_problem(tmp_path):
     async def scene(_, client):
         assert reason(await client.get("/v1/nope"), 404) == "NO_SUCH_ADDRESS"
         assert reason(await client.get("/"), 404) == "NO_SUCH_ADDRESS"
+        # Callers' ids may hold what begins a query, or ends one.
+        assert reason(await client.get("/v1/requests/a%3Fb%3Dc%23d"), 404) == "TRIAL_UNKNOWN"
         # No redirect, which a client would follow with its token, and to http where a proxy provides TLS.
         assert reason(await client.post("/v1/judge/", json={}), 404) == "NO_SUCH_ADDRESS"
         wrong = await client.get("/v1/judge")
