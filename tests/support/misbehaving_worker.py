@@ -76,6 +76,12 @@ def raw(request, payloads):
     time.sleep(60)
 
 
+def hang_up(request, payloads):
+    """Closes the pipe of its replies, and runs on."""
+    os.closerange(3, 8)
+    time.sleep(60)
+
+
 def forged(request, payloads):
     header = json.dumps({"job": request["job"], "sizes": [], "cpu_s": 0.0, "peak_bytes": 0, "body": {}}).encode()
     return raw({"hex": (struct.pack(">I", len(header)) + header).hex()}, payloads)

@@ -12,6 +12,8 @@ from court.backends.sandbox import process as worker_process
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, WorkerDied
 from court.errors import Overrun, Unavailable
+from tests.support.leftovers import alive
+from tests.support.playing import wait_until
 
 CHILD = Path(__file__).parents[1] / "support" / "misbehaving_worker.py"
 MIB = 1024 * 1024
@@ -102,6 +104,34 @@ def test_a_death_is_named_and_the_next_job_is_served(body, death, words):
     run(scenario, cpu_s=0.3)
 
 
+def test_an_end_that_is_seen_late_is_no_pipe_that_was_closed(monkeypatch):
+    async def scenario(workers):
+        await workers.warm()
+        (process,) = workers._alive
+        wait = process._process.wait
+
+        async def late():
+            await asyncio.sleep(1.5)
+            return await wait()
+
+        monkeypatch.setattr(process._process, "wait", late)
+        assert (await death_of(workers, act="signal_itself", number=signal.SIGKILL)).death is Death.KILLED
+
+    run(scenario)
+
+
+def test_a_process_that_closes_its_pipe_and_runs_on_is_ended(monkeypatch):
+    monkeypatch.setattr(worker_process, "_ENDS_S", 0.5)
+
+    async def scenario(workers):
+        before = await pid_of(workers)
+        died = await death_of(workers, act="hang_up")
+        assert died.death is Death.BABBLED and "ran on" in str(died)
+        assert await pid_of(workers) != before
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_the_parent_in_good_order_ends_no_job(number):
     async def scenario(workers):
@@ -142,7 +172,7 @@ def test_no_time_left_is_retryable_and_costs_the_process_its_life():
         started = time.monotonic()
         with pytest.raises(Overrun) as caught:
             await workers.run({"act": "sleep", "seconds": 60})
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 50
         assert "odd worker" in caught.value.message
         assert await pid_of(workers) != before
 
@@ -152,7 +182,7 @@ def test_no_time_left_is_retryable_and_costs_the_process_its_life():
 def test_a_cancelled_job_takes_its_process_along():
     async def scenario(workers):
         before = await pid_of(workers)
-        task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 0.4, "say": "late"}))
+        task = asyncio.create_task(workers.run({"act": "sleep", "seconds": 60, "say": "late"}))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -273,14 +303,11 @@ def test_it_does_not_outlive_its_parent(act):
         [interpreter, "-c", parent, worker_process.sys.executable, act],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     pid = int(done.stdout)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    wait_until(lambda: not alive(pid))
 
 
 def test_closing_ends_a_process_that_is_only_being_started(monkeypatch):

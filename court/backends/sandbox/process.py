@@ -24,6 +24,10 @@ from court.errors import Overrun
 
 # A decoder that crashes raises none of these: somebody else sent them.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+# Long enough for a machine, or an event loop, that stands still for seconds: a process that memory was short for must
+# not pass for one that ran on, or its picture would be blamed.
+_ENDS_S = 5.0
+"""Time that a process which has closed its pipe has to end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,7 @@ class WorkerProcess:
     async def _died(self) -> WorkerDied:
         """Names the end of a process whose pipe has closed."""
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(_ENDS_S):
                 # A process that ends closes its pipes first; its exit code follows a moment later.
                 code = await self._process.wait()
         except TimeoutError:
