@@ -53,7 +53,6 @@ class Opened:
         self.console = console
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
         self.asked, self.complaints, self.dialogs = [], [], []
         self.context.on("request", lambda request: self.asked.append(request.url))
         self.page.on("console", self._hear)

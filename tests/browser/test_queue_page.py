@@ -58,7 +58,6 @@ def serve(tmp_path, chromium):
                 context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})
                 stack.callback(context.close)
                 page = context.new_page()
-                page.set_default_timeout(20_000)
                 page.on("console", lambda one: one.type in ("error", "warning") and complaints.append(one.text))
                 page.on("pageerror", lambda error: complaints.append(str(error)))
                 page.goto(f"/sign-in?next={path}")

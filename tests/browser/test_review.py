@@ -39,7 +39,7 @@ class Served:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(120)
 
     async def _serve(self):
         self._stopping = asyncio.Event()
@@ -57,7 +57,7 @@ class Served:
 
     def run(self, work):
         """What an awaitable comes to, in the console's own loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def tried(self, trial_id, end, **given):
         return self.run(self.it.tried(trial_id, end, **{"pixels": PICTURE.pixels_sha256, **given}))
@@ -67,7 +67,7 @@ class Served:
 
     def close(self):
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(30)
+        self._thread.join(120)
         self._loop.close()
 
 
@@ -111,7 +111,7 @@ def text_of(page):
 def told(page, *words):
     """Waits for words: a click comes back before the page that it asks for is there."""
     for one in words:
-        expect(page.locator("main")).to_contain_text(one, use_inner_text=True, timeout=30_000)
+        expect(page.locator("main")).to_contain_text(one, use_inner_text=True)
 
 
 def followed(page, name, role="button"):

@@ -74,9 +74,9 @@ class Server:
         """Ends the process this test started, and waits until all that it said has been read."""
         if self.process.poll() is None:
             self.process.kill() if kill else self.process.terminate()
-        code = self.process.wait(timeout=150)
+        code = self.process.wait(timeout=200)
         for reader in self._readers:
-            reader.join(timeout=10)
+            reader.join(timeout=60)
         for stream in self._streams():
             stream.close()
         return code

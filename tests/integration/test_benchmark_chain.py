@@ -240,7 +240,7 @@ class Served:
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
-        assert listening.wait(30)
+        assert listening.wait(120)
         loop, end, port = ends[0]
         try:
             yield f"http://127.0.0.1:{port}/v1"
@@ -465,7 +465,7 @@ def test_in_the_layout_of_fhm_before_a_server_of_its_own(tmp_path):
         try:
             address = f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
             told = bench.json(*bench.judging("run", tmp_path / "run", f"{address}/v1", "--procedure", "full"))
-            with urllib.request.urlopen(f"{address}/stats", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/stats", timeout=60) as answer:
                 stats = json.load(answer)
         finally:
             process.terminate()

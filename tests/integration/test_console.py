@@ -63,7 +63,7 @@ def test_a_trial_is_read_beside_grpc_and_in_a_process_of_its_own(start, home):
         assert seen[0][0] != seen[0][1]
     finally:
         alone.terminate()
-        code = alone.wait(30)
+        code = alone.wait(120)
         alone.stdout.close()
     assert code == 0
     # Who looked is in the one log that both write to.

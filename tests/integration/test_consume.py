@@ -62,6 +62,10 @@ def consume():
         one.end(signal.SIGKILL)
 
 
+MEMES = 48
+"""So many that some are left when consumers have been killed twice, however late a busy machine is with that."""
+
+
 def put_memes(queue, number):
     """Memes that differ, so that no verdict is given for another's."""
     with redis.Redis.from_url(queue.url) as client:
@@ -77,7 +81,7 @@ def answers_in(queue, at_least=0):
 
 def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(start, queue, consume):
     server = start(None, "--reuse", "off").ready()
-    put_memes(queue, 24)
+    put_memes(queue, MEMES)
     options = ("--at-once", "4", "--again-after", "1")
     answered = 0
     for _ in range(2):  # each dies with memes on their way to the court
@@ -86,15 +90,15 @@ def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(st
         answers_in(queue, at_least=answered + 1)
         dies.end(signal.SIGKILL)
         answered = len(answers_in(queue))
-    assert answered < 24, "there was nothing left to take up"
+    assert answered < MEMES, "there was nothing left to take up"
     last = consume(queue.url, server, *options)
-    answers = answers_in(queue, at_least=24)
+    answers = answers_in(queue, at_least=MEMES)
     code, said, errors = last.end(signal.SIGTERM)
     assert code == 0, errors
     assert "answered, 0 put aside" in said
 
     names = [answer["request_id"].decode() for answer in answers_in(queue)]
-    assert sorted(names) == sorted(f"post-{each}" for each in range(24)), "each is answered once"
+    assert sorted(names) == sorted(f"post-{each}" for each in range(MEMES)), "each is answered once"
     given = {answer["request_id"].decode(): json.loads(answer["verdict"])["verdict_id"] for answer in answers}
     verdicts = {}
     for record in records(server.docket).values():

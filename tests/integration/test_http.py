@@ -81,7 +81,7 @@ def test_bodies_that_never_come_shut_nobody_out(start):
     with ExitStack() as stack, httpx2.Client(trust_env=False, timeout=30) as client:
         silent = []
         for number in range(1500 if FULL else 1100):  # more than it answers at once
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             one.sendall(head + bytes(number % 3))
             silent.append(one)
             if number % 100 == 0:

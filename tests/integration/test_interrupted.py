@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from serving.docket.open import Docket
 from tests.support.dockets import open_trials
 from tests.support.pictures import captioned, encode
+from tests.support.playing import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -50,6 +52,12 @@ def start(home, *words, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def catches(process, number):
+    """True once a process has taken a signal over: until then SIGTERM ends it without a word, whatever it is."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 
 def ended(process, number, *, after=None):
@@ -98,6 +106,8 @@ def test_judge_ends_its_trials_and_says_how_far_it_was(home, folder, tmp_path, n
 def test_other_commands_end_alike(home, folder, tmp_path, number, code, words):
     named = {"new": tmp_path / "new", "memes": folder / "memes.jsonl"}
     process = start(home, *(word.format(**named) for word in words))
+    # On a busy machine the command itself is not there for seconds.
+    wait_until(lambda: catches(process, signal.SIGTERM))
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=3)
     got, said = ended(process, number)

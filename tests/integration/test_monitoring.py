@@ -38,7 +38,7 @@ def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was
             verdict = court.ask(judge_request(marked(), request_id="r-0", **asked), timeout=120)
             again = court.ask(judge_request(marked(), request_id="r-1", **asked), timeout=120)
         assert again.reused_from.verdict_id == verdict.verdict_id
-        with urllib.request.urlopen(f"http://127.0.0.1:{at['port']}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{at['port']}/metrics", timeout=60) as answer:
             page = answer.read().decode()
         assert server.end() == 0
 

@@ -80,7 +80,7 @@ class Server:
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
-        assert listening.wait(30)
+        assert listening.wait(120)
         try:
             yield f"http://127.0.0.1:{port[0]}/v1"
         finally:

@@ -70,14 +70,14 @@ class Started:
         except subprocess.TimeoutExpired:
             self.stop(signal.SIGKILL)
             pytest.fail(f"it hangs: {self.said}")
-        self.reader.join(30)
+        self.reader.join(60)
         return code
 
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:
             self.process.send_signal(how)
             try:
-                self.process.wait(30)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -112,15 +112,16 @@ def predictions(out):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_one(cluster, process, out, number):
-    """Kills a worker by SIGKILL as soon as so many memes, and not all, have been judged."""
+def kill_one(cluster, process, out, memes):
+    """Kills a worker by SIGKILL as soon as some memes, and not all, have been judged; beside another, if there is time.
+
+    Nobody promises that both workers begin at once: on a busy machine one judges before the other is there.
+    """
     end = time.monotonic() + ENDS_S
-    while predictions(out) < number:
+    while not (done := predictions(out)) or (len(cluster.workers()) < 2 and done < memes // 3):
         assert process.process.poll() is None and time.monotonic() < end, process.said
         time.sleep(0.01)
-    judges = cluster.workers()
-    assert len(judges) == 2
-    os.kill(judges[0], signal.SIGKILL)
+    os.kill(cluster.workers()[-1], signal.SIGKILL)  # the newest: one of a run before may be ending yet
     return predictions(out)
 
 
@@ -155,7 +156,7 @@ def test_a_run_on_a_cluster_of_which_a_worker_is_killed_says_what_a_run_here_say
     assert here.ends() == 0, here.said
     here.stop()
     there = run(place, cluster.env, *given(place, "data", "there"), "--ray", cluster.address)
-    judged = kill_one(cluster, there, place / "there", 1)
+    judged = kill_one(cluster, there, place / "there", MEMES)
     assert there.ends() == 0, there.said
     there.stop()
     assert judged < MEMES
@@ -199,7 +200,7 @@ def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anythi
         server = Started((*stand_in, "--call-s", "0.2"), os.environ)
         server.says("port")
         there = run(place, env, "--resume", out, "--concurrency", "4", *url, "--ray", cluster.address)
-        judged = kill_one(cluster, there, out, 1)
+        judged = kill_one(cluster, there, out, FULL_MEMES)
         assert there.ends() == 0, there.said
         there.stop()
         assert judged < FULL_MEMES

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import grpc
 import pytest
@@ -24,6 +24,7 @@ from memecourt.retries import Retries
 from memecourt.v1 import court_pb2 as wire
 from retrieval.starter.draw import draw_meme
 from serving.docket.open import Docket
+from tests.support.playing import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -221,30 +222,11 @@ def test_sigterm_lets_running_trials_finish_and_turns_new_ones_away(start, monke
     assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 3
 
 
-def test_health_says_serving_only_when_asks_are_heard(start):
-    server = start()
-    with grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
-        before = stub.Check(check, timeout=10).status
-        with Client(server.address, retries=Retries(attempts=1)) as court, pytest.raises(JudgeError) as caught:
-            court.judge(drawn(*HARMLESS), timeout=10)
-        server.ready()
-        after = stub.Check(check, timeout=10).status
-    assert (before, after) == (health_pb2.HealthCheckResponse.NOT_SERVING, health_pb2.HealthCheckResponse.SERVING)
-    assert caught.value.reason == "NOT_IN_SESSION" and caught.value.retry_after
-
-
-def test_a_script_can_ask_whether_it_serves(start, home):
-    server = start()
-    cold = memecourt("health", server.address, home=home)
-    alive = memecourt("health", server.address, "--service", "liveness", home=home)
-    server.ready()
-    warm = memecourt("health", server.address, home=home)
-    unknown = memecourt("health", server.address, "--service", "Curt", home=home)
+def test_a_script_can_ask_whether_it_serves(server, home):
+    # What it is told while a server is not ready: test_serving.py, with one that waits for its models.
+    warm = memecourt("health", server.ready().address, "--timeout", "60", home=home)
+    unknown = memecourt("health", server.address, "--timeout", "60", "--service", "Curt", home=home)
     nobody = memecourt("health", "127.0.0.1:1", home=home)
-    assert (cold.returncode, cold.stdout) == (1, "NOT_SERVING\n")
-    assert (alive.returncode, alive.stdout) == (0, "SERVING\n")
     assert (warm.returncode, warm.stdout) == (0, "SERVING\n")
     assert unknown.returncode == 2 and 'The server has no service "Curt".' in unknown.stderr
     assert nobody.returncode == 3 and "No answer from 127.0.0.1:1: UNAVAILABLE" in nobody.stderr
@@ -258,19 +240,17 @@ def test_health_tells_that_nothing_can_be_written(start):
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
-        def becomes(status, seconds):
-            end = time.monotonic() + seconds
-            while stub.Check(check, timeout=10).status != status:
-                assert time.monotonic() < end, f"not within {seconds} s"
-                time.sleep(0.1)
+        def becomes(status):
+            # How soon is what test_serving.py computes; a busy machine may be later.
+            wait_until(lambda: stub.Check(check, timeout=60).status == status)
 
-        becomes(serving, 10)
-        with closing(sqlite3.connect(server.docket, isolation_level=None)) as other:
+        becomes(serving)
+        with closing(sqlite3.connect(server.docket, timeout=60, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # others can still read
-            becomes(not_serving, 10)
-            assert stub.Check(liveness, timeout=10).status == serving
+            becomes(not_serving)
+            assert stub.Check(liveness, timeout=60).status == serving
             other.execute("ROLLBACK")
-        becomes(serving, 10)
+        becomes(serving)
 
 
 def test_a_library_that_is_not_there_is_an_error_and_nothing_else_is_said(home, tmp_path):
@@ -301,9 +281,18 @@ def test_nothing_of_a_meme_is_logged(server):
 def encoder_of(server):
     """Id of the process that a server's encoder runs in; None where there is none."""
     tasks = pathlib.Path(f"/proc/{server.process.pid}/task")
-    children = [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    named = [pid for pid in children if b"retrieval.embed.process" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return named[0] if named else None
+    children = [pid for task in tasks.iterdir() for pid in read_if_there(task / "children").split()]
+    named = [
+        pid for pid in children if "retrieval.embed.process" in read_if_there(pathlib.Path(f"/proc/{pid}/cmdline"))
+    ]
+    return int(named[0]) if named else None
+
+
+def read_if_there(path):
+    """A file of a thread or process, which may end before it is read; empty then."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return path.read_text()
+    return ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for a process by its parent, as Linux has it")
@@ -323,8 +312,12 @@ def test_no_trial_is_lost_when_the_encoder_is_killed_and_none_outlives_the_serve
             os.kill(killed[-1], signal.SIGKILL)
             # All of them: then the next encoder has answered, and may be killed as well.
             assert [one.result().label for one in asked] == [wire.LABEL_HARMFUL] * 20
-    assert len(set(killed)) == 3 and sum("encoder's process ended (signal SIGKILL)" in line for line in server.log) == 3
-    assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 60
+        # One that had nothing to do when it was killed is started again by who asks next.
+        assert court.judge(drawn(*HARMFUL), text=f"last {HARMFUL[1]}", timeout=300).label == wire.LABEL_HARMFUL
+    assert len(set(killed)) == 3
+    # What the server says comes over a pipe, and may be read later than its answers.
+    wait_until(lambda: sum("encoder's process ended (signal SIGKILL)" in line for line in server.log) == 3)
+    assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 61
     last = encoder_of(server)
     assert server.end() == 0
     assert not pathlib.Path(f"/proc/{last}").exists()

@@ -51,7 +51,7 @@ from serving.rpc.server import make_server
 from serving.settings import Settings
 from serving.wiring import readiness_checks
 from tests.integration.test_full_server import ModelServer
-from tests.integration.test_server import HARMFUL, HARMLESS, drawn, records
+from tests.integration.test_server import HARMFUL, HARMLESS, drawn, memecourt, records
 from tests.support.playing import until
 from tests.support.sizes import FULL
 
@@ -89,11 +89,11 @@ async def a_served_health():
 def test_only_liveness_is_serving_until_it_is_said_otherwise():
     async def work():
         async with a_served_health() as (health, stub, _):
-            told = await stub.List(health_pb2.HealthListRequest(), timeout=20)
+            told = await stub.List(health_pb2.HealthListRequest(), timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
-                await stub.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Jury"), timeout=20)
+                await stub.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Jury"), timeout=60)
             health.say(COURT, serving=True)
-            after = await stub.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=20)
+            after = await stub.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=60)
             return {name: one.status for name, one in told.statuses.items()}, unknown.value.code(), after.status
 
     before, unknown, after = asyncio.run(work())
@@ -121,7 +121,7 @@ def test_who_watches_is_told_of_each_change_and_left_when_the_server_ends():
                 health.end()
                 health.say(COURT, serving=True)
             # All of them have ended: a server that stops need not wait for them.
-            await asyncio.wait_for(server.stop(60), 20)
+            await asyncio.wait_for(server.stop(300), 120)
             return watched
 
     assert asyncio.run(work()) == {COURT: [NOT_SERVING, SERVING, NOT_SERVING], LIVENESS: [SERVING], "none": [UNKNOWN]}
@@ -187,13 +187,22 @@ async def a_watched_court(procedure=Procedure.FULL, hosts=1):
         house = SimpleNamespace(court=court, docket=docket)
         looks = readiness_checks(house, Settings(procedure=procedure))
         async with beside(wellness.run_health_checks(health, looks)) as looking:
-            await asyncio.wait_for(health.until_serving(COURT), 20)
-            yield SimpleNamespace(health=health, hosts=served, docket=docket)
+            court = SimpleNamespace(health=health, hosts=served, docket=docket)
+            await until_said(court, ALL_WELL)
+            yield court
             assert not looking.done()
 
 
 def said(court):
     return {name: court.health.status(name) == SERVING for name in (*court.health.services, LIVENESS)}
+
+
+async def until_said(court, wanted):
+    """Waits until exactly this is said: on a busy machine one look may be late, and the next one sees it."""
+    try:
+        await until(lambda: said(court) == wanted)
+    except TimeoutError:
+        raise AssertionError(f"{said(court)} is said") from None
 
 
 ALL_WELL = {OVERALL: True, COURT: True, DOCKET: True, PRECEDENTS: True, LIVENESS: True}
@@ -233,14 +242,12 @@ def test_a_model_server_that_is_gone_is_said_and_so_is_its_return(often, fault):
 
     async def work():
         async with a_watched_court() as court:
-            states = [said(court)]
-            for change, serving_then in ((gone, False), (back, True)):
-                await change(court.hosts[0])
-                await until(lambda then=serving_then: said(court)[COURT] is then)
-                states.append(said(court))
-            return states
+            await gone(court.hosts[0])
+            await until_said(court, NO_MODELS)
+            await back(court.hosts[0])
+            await until_said(court, ALL_WELL)
 
-    assert asyncio.run(work()) == [ALL_WELL, NO_MODELS, ALL_WELL]
+    asyncio.run(work())
 
 
 def test_one_of_several_servers_is_enough(often):
@@ -250,14 +257,13 @@ def test_one_of_several_servers_is_enough(often):
             await first.spoil("hang")
             calls = second.model.stats.calls
             await until(lambda: second.model.stats.calls > calls + 2)
-            with_one = said(court)
+            await until_said(court, ALL_WELL)
             await second.kill()
-            await until(lambda: not said(court)[COURT])
+            await until_said(court, NO_MODELS)
             await first.spoil()
-            await until(lambda: said(court)[COURT])
-            return with_one
+            await until_said(court, ALL_WELL)
 
-    assert asyncio.run(work()) == ALL_WELL
+    asyncio.run(work())
 
 
 def test_a_court_that_asks_no_model_by_itself_needs_none(often):
@@ -273,14 +279,11 @@ def test_a_court_that_asks_no_model_by_itself_needs_none(often):
 def test_a_docket_that_is_gone_is_said_and_so_is_its_return(often):
     async def work():
         async with a_watched_court() as court:
-            states = []
             for fault in (Unavailable("gone", reason="DOCKET_UNAVAILABLE"), None, ZeroDivisionError("ours"), None):
                 court.docket.fault = fault
-                await until(lambda fault=fault: said(court)[DOCKET] is (fault is None))
-                states.append(said(court))
-            return states
+                await until_said(court, ALL_WELL if fault is None else NO_DOCKET)
 
-    assert asyncio.run(work()) == [NO_DOCKET, ALL_WELL, NO_DOCKET, ALL_WELL]
+    asyncio.run(work())
 
 
 def test_a_model_that_answers_other_calls_is_there_however_late_it_is_with_ours(often, monkeypatch):
@@ -350,21 +353,23 @@ class ScriptedModelServer(ModelServer):
 
     def script(self, faults):
         body = json.dumps(faults).encode()
-        urllib.request.urlopen(f"http://127.0.0.1:{self.port}/script", data=body, timeout=20).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{self.port}/script", data=body, timeout=60).close()
 
 
 def code_of(address, service, credentials=None):
     channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
     with channel:
         return (
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=20).status
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status
         )
 
 
 def wait_for_health(address, service, status):
     """Until a service is said to be that: it is watched, as a load balancer does."""
     with grpc.insecure_channel(address) as channel:
-        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service), timeout=90)
+        watching = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=service), timeout=180
+        )
         for told in watching:
             if told.status == status:
                 watching.cancel()
@@ -390,7 +395,7 @@ def ask(address, request_id):
         return asked_of(court, request)
 
 
-def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(start):
+def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(start, home):
     models = ModelServer("--call-s", "0.01")
     models.kill()
     try:
@@ -398,7 +403,12 @@ def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(star
         server.wait_for(lambda line: "Waiting for the model server" in line)
         assert code_of(server.address, LIVENESS) == SERVING
         assert code_of(server.address, COURT) == NOT_SERVING
-        assert ask(server.address, "early-1").reason == "NOT_IN_SESSION"
+        early = ask(server.address, "early-1")
+        assert early.reason == "NOT_IN_SESSION" and early.retry_after
+        # A script is told the same.
+        for service, said in ((COURT, (1, "NOT_SERVING\n")), (LIVENESS, (0, "SERVING\n"))):
+            asked = memecourt("health", server.address, "--service", service, "--timeout", "60", home=home)
+            assert (asked.returncode, asked.stdout) == said, asked.stderr
 
         models.start()
         server.ready()
@@ -407,7 +417,8 @@ def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(star
 
         models.kill()
         wait_for_health(server.address, COURT, NOT_SERVING)
-        assert code_of(server.address, LIVENESS) == code_of(server.address, DOCKET) == SERVING
+        assert code_of(server.address, LIVENESS) == SERVING
+        wait_for_health(server.address, DOCKET, SERVING)  # a busy machine may be late with one look at it
         assert ask(server.address, "second-3").code is grpc.StatusCode.UNAVAILABLE
 
         models.start()
@@ -447,7 +458,7 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
             server.wait_for(lambda line: "stopping" in line)
             late = asked_of(court, too_late)
             answers = {name: one.result() for name, one in asked.items()}
-        assert server.process.wait(timeout=60) == 0
+        assert server.process.wait(timeout=150) == 0
         server.end()
 
         verdicts = {name: one for name, one in answers.items() if not isinstance(one, JudgeError)}
@@ -495,7 +506,8 @@ def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
     asks, told, answered = {}, set(), {}
     models = ModelServer("--call-s", "0.03")
     try:
-        options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(per_kill))
+        # Half of them at a time: when a few have ended others have only begun, however late that is noticed here.
+        options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(per_kill // 2))
         server = start(None, *options).ready()
         docket = server.docket
         for kill in range(KILLS):
@@ -568,7 +580,7 @@ def test_a_trial_that_was_taken_up_without_being_asked_is_ended_in_order_by_sigt
         models.script(["hang"] * 10_000)
         server.wait_for(lambda line: "event=TrialResumed" in line)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0
+        assert server.process.wait(timeout=150) == 0
         server.end()
         (record,) = records(server.docket).values()
         assert record.state is TrialState.FAILED

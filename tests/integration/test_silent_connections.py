@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SILENT = 2000 if FULL else 300
 """Connections to each listener: more than the console answers at once."""
-CLOSED_S = 15 if FULL else 45
+CLOSED_S = 15 if FULL else 120
 """Seconds after which each must be closed; beside other tests, whatever looks at them may be late itself."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -48,13 +48,13 @@ class Listener:
 
 
 def fetch(url, context=None):
-    with urllib.request.urlopen(url, timeout=20, context=context) as answer:
+    with urllib.request.urlopen(url, timeout=60, context=context) as answer:
         assert answer.status == 200
 
 
 def check_health(address, credentials=None):
     with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=20)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=60)
 
 
 def listeners_of(server, authority):
@@ -112,11 +112,11 @@ def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
         silent = []
         for number in range(SILENT):
             for name, listener in listeners.items():
-                one = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=20))
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=60))
                 one.sendall(listener.heads[number % len(listener.heads)])
                 silent.append((time.monotonic(), name, number, one))
         answered = 0
-        while silent:
+        while silent or answered < 3 * len(listeners):
             for listener in listeners.values():
                 listener.ask()
                 answered += 1
@@ -129,6 +129,6 @@ def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
             late = {name for opened, name, _, _ in silent if now - opened > CLOSED_S}
             assert not late, f"still open after {CLOSED_S} s: {late}"
             time.sleep(0.5)
-    assert answered >= 3 * len(listeners) == 12
+    assert len(listeners) == 4
     for listener in listeners.values():
         listener.ask()

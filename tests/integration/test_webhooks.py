@@ -145,7 +145,7 @@ def test_the_public_key_is_served_and_verifies_what_is_sent(start, hook, tmp_pat
 def test_a_receiver_that_can_not_be_used_keeps_a_server_from_starting(start, hook, tmp_path):
     hook("https://hooks.example/", old_secret_file=str(tmp_path / "none"))
     server = start()
-    assert server.process.wait(timeout=60) == 1
+    assert server.process.wait(timeout=150) == 1
     server.end()
     assert any("The file none with the secret of the webhook queue can't be read" in line for line in server.log)
     assert not any("Traceback" in line for line in server.log)
@@ -163,7 +163,7 @@ def receiving(*command, secret, port, cwd):
         env={**os.environ, "MEMECOURT_SECRET": secret},
     )
     try:
-        wait_until(lambda: answers(port) or process.poll() is not None, 30)
+        wait_until(lambda: answers(port) or process.poll() is not None)
         yield process
     finally:
         process.kill()
@@ -205,7 +205,7 @@ def test_a_receiver_of_the_documentation_verifies_what_it_is_sent(shown, hook, t
             [sys.executable, "-m", "serving.cli", "webhooks", "test", "queue"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
 
     with receiving(*command, secret=secret, port=port, cwd=cwd) as process:

@@ -127,7 +127,7 @@ class Listening:
 
     def do(self, work: Any) -> Any:
         """Has something done where the docket lives."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def append(self, events: Sequence[AnyEvent]) -> None:
         self.do(append_all(self.docket, events))
@@ -167,11 +167,11 @@ def listening(
 
     thread = threading.Thread(target=serve, name="console")
     thread.start()
-    told.wait(60)
+    assert told.wait(120) or failed, "the console does not listen"
     try:
         if failed:
             raise failed[0]
         yield ready[0]
     finally:
         done.set()
-        thread.join(30)
+        thread.join(120)
