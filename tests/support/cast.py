@@ -170,11 +170,11 @@ def full_court(cast: Cast, *, found=None, reader=None, settings=None, chairs=Non
     )
 
 
-def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, within_s=None, **options):
-    """A whole trial; its record."""
+def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, within_s=None, run=asyncio.run, **options):
+    """A whole trial; its record. With the ``run`` of ``virtual_time``, what takes how long is exact."""
     court = full_court(cast, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
-    return asyncio.run(court.hear(case, watch or Notes()))
+    return run(court.hear(case, watch or Notes()))
 
 
 def as_json(value) -> str:

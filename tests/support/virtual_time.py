@@ -9,7 +9,12 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
+
+import pytest
+
+from court import deadline
 
 T = TypeVar("T")
 
@@ -41,3 +46,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """As ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def set_deadlines_by_it(patch: pytest.MonkeyPatch) -> None:
+    """Has the court's deadlines go by the loop's clock, too."""
+    patch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))

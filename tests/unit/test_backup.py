@@ -23,6 +23,7 @@ from court.events import TrialOpened
 from serving.cli.main import cli
 from serving.docket.open import Docket
 from tests.support.dockets import events_of, with_docket
+from tests.support.playing import wait_until
 from tests.support.tampering import drawn, scene_of
 
 UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
@@ -163,8 +164,7 @@ def written_to(place: Path) -> Iterator[list[str]]:
 def test_a_backup_under_load_holds_all_that_was_kept_before_it_began(folder: Path, tmp_path: Path) -> None:
     with written_to(folder / "docket.sqlite") as kept:
         for number in range(3):
-            while len(kept) < 40 * (number + 1):
-                time.sleep(0.01)
+            wait_until(lambda least=40 * (number + 1): len(kept) >= least, 240)
             before = set(kept)
             assert call("docket", "backup", tmp_path / f"backup-{number}").exit_code == 0
             place = tmp_path / f"restored-{number}" / "docket.sqlite"

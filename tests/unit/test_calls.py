@@ -78,8 +78,8 @@ def test_what_was_answered_is_not_asked_again_not_even_by_another_process(tmp_pa
     async def twice(store):
         model, hits = Model(), HitCounter()
         asked = stored(model, store, hits=hits)
-        replies = [await asked.reply(REQUEST, within_s=9) for _ in range(2)]
-        odds = [await asked.odds(REQUEST, ("A", "B"), within_s=9) for _ in range(2)]
+        replies = [await asked.reply(REQUEST, within_s=60) for _ in range(2)]
+        odds = [await asked.odds(REQUEST, ("A", "B"), within_s=60) for _ in range(2)]
         return replies, odds, len(model.asked), hits.count
 
     replies, odds, asked, hits = with_store(path, twice)
@@ -133,9 +133,9 @@ def test_an_error_is_not_kept_and_a_reply_that_was_cut_off_is(tmp_path):
     async def scene(store):
         model = Model(lambda: next(said))
         with pytest.raises(Unavailable, match="gone"):
-            await stored(model, store).reply(REQUEST, within_s=9)
+            await stored(model, store).reply(REQUEST, within_s=60)
         assert await store.count() == 0
-        cut = [await stored(model, store).reply(REQUEST, within_s=9) for _ in range(2)]
+        cut = [await stored(model, store).reply(REQUEST, within_s=60) for _ in range(2)]
         assert await store.count() == 1
         return cut, len(model.asked)
 
@@ -147,7 +147,7 @@ def test_an_error_is_not_kept_and_a_reply_that_was_cut_off_is(tmp_path):
 def test_that_a_server_can_not_say_is_not_kept(tmp_path):
     async def scene(store):
         model = Model(lambda: None)
-        assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=9) is None
+        assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
         return await store.count()
 
     assert with_store(tmp_path / "c.sqlite", scene) == 0
@@ -158,7 +158,7 @@ def test_equal_calls_in_flight_are_one_call(tmp_path):
         model, hits = Model(), HitCounter()
         model.let.clear()
         asked = stored(model, store, hits=hits)
-        waiting = [asyncio.create_task(asked.reply(REQUEST, within_s=9)) for _ in range(5)]
+        waiting = [asyncio.create_task(asked.reply(REQUEST, within_s=60)) for _ in range(5)]
         await model.begun.wait()
         model.let.set()
         return await asyncio.gather(*waiting), len(model.asked), hits.count
@@ -171,9 +171,9 @@ def test_who_asked_first_may_leave_without_the_others_losing_the_answer(tmp_path
     async def scene(store):
         model = Model()
         model.let.clear()
-        first = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=9))
+        first = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
         await model.begun.wait()
-        second = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=9))
+        second = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.wait([first])
@@ -187,12 +187,12 @@ def test_a_call_that_nobody_wants_any_more_is_ended_and_can_be_made_again(tmp_pa
     async def scene(store):
         model = Model()
         model.let.clear()
-        waiting = [asyncio.create_task(stored(model, store).reply(REQUEST, within_s=9)) for _ in range(2)]
+        waiting = [asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60)) for _ in range(2)]
         await model.begun.wait()
         for task in waiting:
             task.cancel()
         # At once, while the other is still being given up.
-        again = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=9))
+        again = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
         await asyncio.wait(waiting)
         ended = model.cancelled
         model.let.set()
@@ -210,7 +210,7 @@ def test_a_lone_call_that_is_cancelled_is_ended_at_the_model(tmp_path):
     async def scene(store):
         model = Model()
         model.let.clear()
-        task = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=9))
+        task = asyncio.create_task(stored(model, store).reply(REQUEST, within_s=60))
         await model.begun.wait()
         task.cancel()
         await asyncio.wait([task])
@@ -284,7 +284,7 @@ def test_roles_that_share_their_servers_still_do_so_through_the_store(tmp_path):
         chairs = stored_chairs(RoleModels(chair, chair, other, chair), store, seed=3, hits=hits)
         pinned = chairs.pinned("a key")
         for asked in (pinned.proposer, pinned.judge, pinned.defender):
-            await asked.model.reply(REQUEST, within_s=9)
+            await asked.model.reply(REQUEST, within_s=60)
         assert shared.key == "a key" and not chairs.room()
         # Judges and guard are heard only after the rounds that are held ahead where there is room.
         later = RoleModels(other, other, other, chair, judges=(chair,), guard=GuardModel(chair, "shieldgemma"))
@@ -305,7 +305,7 @@ def test_a_server_that_is_called_by_a_name_may_move(tmp_path):
             model.urls = (url,)
             chair = RoleModel(model, servers=model)
             chairs = stored_chairs(RoleModels(chair, chair, chair, chair), store, server="ours", hits=HitCounter())
-            await chairs.judge.model.reply(REQUEST, within_s=9)
+            await chairs.judge.model.reply(REQUEST, within_s=60)
             asked.append(len(model.asked))
         return asked
 
@@ -313,7 +313,7 @@ def test_a_server_that_is_called_by_a_name_may_move(tmp_path):
 
 
 async def one_reply(store):
-    return await stored(Model(), store).reply(REQUEST, within_s=9)
+    return await stored(Model(), store).reply(REQUEST, within_s=60)
 
 
 def test_what_was_altered_in_the_store_is_not_believed(tmp_path):

@@ -289,7 +289,7 @@ def test_many_may_make_the_same_docket_at_once(tmp_path):
 
     def opens(path, together):
         together.wait()
-        SqliteDatabase.open(path, create=True, patience=20.0).close()
+        SqliteDatabase.open(path, create=True, patience=120.0).close()
 
     with ThreadPoolExecutor(6) as pool:
         for number in range(40):

@@ -531,9 +531,10 @@ def test_the_judge_can_be_made_to_wait_for_its_time_and_no_longer():
     assert seconds == pytest.approx(1 + 7 * 2 + 2) and chain_of(record) == 1 + 7 + 2
 
 
-def test_a_caller_s_deadline_leaves_the_judge_half_of_the_time():
+def test_a_caller_s_deadline_leaves_the_judge_half_of_the_time(monkeypatch):
+    virtual_time.set_deadlines_by_it(monkeypatch)
     cast = Cast(rounds=1)
-    record, *_ = witnessed(Expert(delay_s=60), cast=cast, within_s=4.0)
+    record, *_ = witnessed(Expert(delay_s=60), cast=cast, within_s=4.0, run=virtual_time.run)
     assert record.last(ClaimsFound).failure == "TIME" and record.verdict.label is Label.HARMFUL
 
 

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from court import deadline as budget
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
 from court.events import Procedure, TextRead, TextSource, TrialFailed, VerdictGiven
 from court.ports import ChatReply, FinishReason, Odds
@@ -27,7 +26,7 @@ from court.trial import Court, TrialCase
 from court.verdict import Label
 from tests.support.cast import ACQUITTAL, MARK, Cast, PictureFinder, task_of
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings, ticking
-from tests.support.virtual_time import run
+from tests.support.virtual_time import run, set_deadlines_by_it
 from tests.unit.test_replies import acquits_validly
 
 SITES = ("describe", "answer", "ask", "summarise", "judge", "odds", "text", "search", "pictures")
@@ -254,8 +253,7 @@ def check(it):
 @pytest.fixture
 def clock(monkeypatch):
     """The budget goes by the loop's time."""
-    monotonic = lambda: asyncio.get_running_loop().time()  # noqa: E731
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=monotonic))
+    set_deadlines_by_it(monkeypatch)
 
 
 @pytest.mark.slow
@@ -304,9 +302,8 @@ def test_re_1_each_fault_at_each_site_alone(clock):
 
 def test_re_1_by_the_wall_clock():
     """A hundred trials at once that hang: each ends with its deadline. The bound is loose, the machine may be busy."""
-    plans = [
-        Plan(0, 0.4, True, {(site, -1): "hangs"}, {}, TrialSettings(call_s=30)) for site in SITES for _ in range(11)
-    ]
+    patient = TrialSettings(call_s=300, find_s=300, read_s=300)
+    plans = [Plan(0, 0.4, True, {(site, -1): "hangs"}, {}, patient) for site in SITES for _ in range(11)]
     plans = [plan for plan in plans if plan.broken]
 
     async def at_once():
@@ -318,7 +315,7 @@ def test_re_1_by_the_wall_clock():
     for it in outcomes:
         assert it.record.verdict is None and isinstance(it.kept[-1], TrialFailed)
         assert list(it.record.events) == it.kept
-    assert seconds < 20
+    assert seconds < 150
 
 
 # The clerk

@@ -18,6 +18,7 @@ from court.roles import RoleModels
 from court.settings import TrialSettings
 from court.trial import TrialCase
 from court.verdict import Label, ReviewReason, ScoreMeaning
+from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, RULING, Cast, frames_of, full_court, is_repair, shown, task_of, try_meme
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.support.leftovers import soon, uncollected
@@ -538,7 +539,7 @@ def test_what_was_shown_is_gone_with_its_trial(end):
         case = TrialCase("t", a_meme(TEXT), Procedure.FULL, within_s=0.3 if end == "deadline" else None)
         trial = asyncio.ensure_future(court.hear(case, Notes()))
         if end == "left":
-            await asyncio.wait([trial], timeout=0.3)
+            await asyncio.wait([trial], timeout=0.05)
             trial.cancel()
         try:
             await trial
@@ -566,19 +567,20 @@ def test_what_was_shown_is_gone_with_its_trial(end):
 # Time
 
 
-def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules():
-    # Time for 15 of the 21 calls of nine rounds; calls so long that delays of a busy machine are small beside them.
-    cast = Cast(rounds=9, delay_s=0.2)
-    record = try_meme(cast, within_s=3.0)
+def test_a_short_deadline_makes_sides_rest_early_and_the_judge_still_rules(monkeypatch):
+    virtual_time.set_deadlines_by_it(monkeypatch)
+    cast = Cast(rounds=9, delay_s=0.05)
+    record = try_meme(cast, within_s=0.75, run=virtual_time.run)
     assert record.state is TrialState.DECIDED
     assert QuestioningEnd.TIME in {event.reason for event in record.all(SideRested)}
     assert ReviewReason.CUT_SHORT in {review.reason for review in record.verdict.review}
     assert record.verdict.label is Label.HARMFUL
 
 
-def test_when_there_is_no_time_even_for_the_judge_there_is_no_verdict():
+def test_when_there_is_no_time_even_for_the_judge_there_is_no_verdict(monkeypatch):
+    virtual_time.set_deadlines_by_it(monkeypatch)
     with pytest.raises(TrialAborted) as caught:
-        try_meme(Cast(delay_s=0.05), within_s=0.12)
+        try_meme(Cast(delay_s=0.05), within_s=0.12, run=virtual_time.run)
     assert isinstance(caught.value.cause, Overrun)
     assert caught.value.record.verdict is None
 

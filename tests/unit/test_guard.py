@@ -37,6 +37,7 @@ from serving.telemetry.span_contents import of_call
 from serving.views.event_text import pieces_of
 from serving.views.messages import messages_of
 from serving.views.replay import replay
+from tests.support import virtual_time
 from tests.support.cast import ACQUITTAL, MARK, RULING, Cast, frames_of, full_court, shown, try_meme
 from tests.support.fakes import Notes, a_meme
 
@@ -192,11 +193,12 @@ def test_one_that_fails_costs_no_trial_and_sends_a_person(reply, failure):
     assert all("content classifier" not in shown(request) for request in cast.requests("judge"))
 
 
-def test_one_that_hangs_leaves_the_judge_half_of_the_time():
+def test_one_that_hangs_leaves_the_judge_half_of_the_time(monkeypatch):
+    virtual_time.set_deadlines_by_it(monkeypatch)
     cast = Cast(rounds=1)
     guard = ScriptedModel(lambda _: "safe", name="guard-model", delay_s=60)
     chairs = dataclasses.replace(cast.chairs, guard=GuardModel(RoleModel(guard), "llama-guard-4"))
-    record = try_meme(cast, chairs=chairs, within_s=6.0)
+    record = try_meme(cast, chairs=chairs, within_s=6.0, run=virtual_time.run)
     assert record.last(GuardHeard).failure == "MODEL_TOO_SLOW" and record.verdict.label is Label.HARMFUL
 
 
@@ -320,7 +322,7 @@ def connected(behaviour, **guard):
                 }
             )
             chairs = await connect_models(settings, stack, said.append)
-            reply = await chairs.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=5)
+            reply = await chairs.guard.model.model.reply(ChatRequest("", ("x",), None, 8), within_s=60)
             return chairs, reply
 
     chairs, reply = asyncio.run(work())

@@ -123,9 +123,9 @@ def test_what_cannot_be_used_is_an_error_and_never_a_value(tmp_path, lines, reas
 
 def test_a_call_has_its_own_time_however_long_it_waited_for_its_turn(tmp_path):
     async def scene(store):
-        model = ScriptedModel(lambda request: "w", delay_s=0.05)
-        chair = MeteredModel("a", model, store=store, concurrency=1, within_s=0.2)
-        await asyncio.gather(*(chair.ask("s", [f"q{n}"]) for n in range(8)))  # 0.4 s in all
+        model = ScriptedModel(lambda request: "w", delay_s=0.2)
+        chair = MeteredModel("a", model, store=store, concurrency=1, within_s=1.5)
+        await asyncio.gather(*(chair.ask("s", [f"q{n}"]) for n in range(8)))  # 1.6 s in all
         slow = MeteredModel("b", ScriptedModel(lambda request: "w", delay_s=5), store=store, within_s=0.05)
         with pytest.raises(Overrun):
             await slow.ask("s", ["q"])

@@ -1,11 +1,9 @@
 """Without a caller's deadline, too, a trial ends: what it leans on has its time, and then it is said."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from court import deadline as budget
 from court.errors import Overrun
 from court.events import Procedure, TrialFailed
 from court.record import TrialAborted
@@ -13,7 +11,7 @@ from court.settings import TrialSettings
 from court.trial import TrialCase
 from tests.support.cast import Cast, PictureFinder, full_court
 from tests.support.fakes import FakeReader, H, Notes, a_meme, findings
-from tests.support.virtual_time import run
+from tests.support.virtual_time import run, set_deadlines_by_it
 
 FIND_S, READ_S = 7.0, 11.0
 LIMITED = TrialSettings(find_s=FIND_S, read_s=READ_S)
@@ -37,8 +35,7 @@ class HangingPictures(PictureFinder):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """The budget goes by the loop's time."""
-    monotonic = lambda: asyncio.get_running_loop().time()  # noqa: E731
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=monotonic))
+    set_deadlines_by_it(monkeypatch)
 
 
 def ends(procedure, *, reader=None, finder=None, within_s=None, text=None):

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+from functools import partial
 
 import pytest
 
@@ -33,7 +34,11 @@ from eval.perf.model_server.server import FakeModelServer, serving
 from eval.perf.model_server.settings import Settings, parsed
 from eval.perf.trials.overhead import naive, share
 from eval.perf.trials.trials import Examined, Speed, Times, bar, case, of_tokens, times, unwatched
-from tests.support.cast import Cast, task_of, try_meme
+from tests.support import cast as casts
+from tests.support import virtual_time
+from tests.support.cast import Cast, task_of
+
+try_meme = partial(casts.try_meme, run=virtual_time.run)
 
 
 def call(*, tokens_in=100, cached=0, out=10, fault=""):
@@ -190,7 +195,7 @@ def test_a_load_counts_the_calls_of_all_models_however_they_end():
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
             with pytest.raises(Exception, match="does not know the model"):
-                await models[1].reply(HELLO, within_s=5)
+                await models[1].reply(HELLO, within_s=60)
             for model in models:
                 await model.aclose()
         return full, load.in_flight

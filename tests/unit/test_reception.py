@@ -30,7 +30,7 @@ from tests.support.dockets import Intercepted, open_trials
 from tests.support.fakes import LIBRARY, FakeFinder, FakeReader, H, Notes, findings, ticking
 from tests.support.gates import CountedPictures, Gates, checked, through
 from tests.support.leftovers import soon, uncollected
-from tests.support.playing import play_in
+from tests.support.playing import play_in, until
 from tests.support.sizes import FULL
 
 
@@ -98,6 +98,8 @@ class Town:
         self.reader = FakeReader("text on the picture")
         self.pictures = Pictures()
         self.software = "test"
+        self.waiting = 0
+        """Callers that wait for a trial, or a picture, which others may wait for as well."""
 
     def docket(self):
         return Docket.open(self.path)
@@ -134,7 +136,17 @@ def town(tmp_path, monkeypatch):
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
     # A machine that does much else needs longer to write down that a trial ended by its deadline.
     monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
-    return Town(tmp_path / "docket.sqlite")
+    made, result = Town(tmp_path / "docket.sqlite"), SingleFlight.result
+
+    async def counted(shared):
+        made.waiting += 1
+        try:
+            return await result(shared)
+        finally:
+            made.waiting -= 1
+
+    monkeypatch.setattr(SingleFlight, "result", counted)
+    return made
 
 
 ASK = TrialRequest(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
@@ -187,7 +199,7 @@ def test_the_same_meme_under_other_request_ids_while_its_trial_is_held_waits_for
         first = asyncio.ensure_future(reception.answer(ASK))
         await town.finder.searching.wait()
         second = asyncio.ensure_future(reception.answer(other(image=b"pixels|another file")))
-        await asyncio.sleep(0.05)
+        await until(lambda: town.waiting == 2)
         assert not first.done() and not second.done()
         town.finder.gate.set()
         return await asyncio.gather(first, second)
@@ -520,8 +532,8 @@ def test_what_a_dead_server_left_is_taken_over_once_by_one_of_two_others(town, e
         docket = town.docket()
         claim = await a_cut_off_trial(town, docket, events=events)
         counting = _Counting(docket)
+        begun = asyncio.get_running_loop().time()  # the first of the two looks from its start on
         async with town.server(name="b", docket=counting) as b, town.server(name="c", docket=counting) as c:
-            begun = asyncio.get_running_loop().time()
             answers = await asyncio.gather(*(server.answer(ASK) for server in (b, c) for _ in range(5)))
             waited = asyncio.get_running_loop().time() - begun
         record = await docket.trials.record(claim.trial_id)
@@ -1125,15 +1137,15 @@ def test_the_count_of_a_dead_server_is_removed_some_time_later_and_that_of_a_liv
         docket = town.docket()
         await docket.heartbeats.beat("dead")
         options = {"docket": docket, "dead_s": 0.2, "forget_s": 0.5}
+        began = asyncio.get_running_loop().time()  # the first of the two looks from its start on
         async with town.server(name="a", **options) as a, town.server(name="b", **options):
-            began = asyncio.get_running_loop().time()
             async with asyncio.timeout(60):
                 while "dead" in await docket.heartbeats.heartbeats():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert asyncio.get_running_loop().time() - began > 0.4
-            await asyncio.sleep(1)  # as long again: nothing is kept of it here either, and nobody else is removed
+            # As long again: nothing is kept of it here either, and nobody else is removed.
+            await until(lambda: {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"})
             assert {*await docket.heartbeats.heartbeats()} == {"a", "b"}
-            assert {*a._pulse._counts} == {*a._pulse._still} == {"a", "b"}
             await docket.heartbeats.beat("dead")  # it was only asleep
             await a._pulse.refresh()
             assert not a._pulse.dead("dead")
@@ -1376,7 +1388,7 @@ async def held(town, reception, count, turns, *asks):
     town.finder.gate = asyncio.Event()
     callers = [asyncio.ensure_future(through(turns, reception.answer(ask))) for ask in asks or [ASK] * count]
     await town.finder.searching.wait()
-    await asyncio.sleep(0.05)
+    await until(lambda: town.waiting == len(callers))
     return callers
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,11 @@ from court.events import (
 from court.ports import ChatReply, FinishReason
 from court.record import TrialAborted
 from court.settings import TrialSettings
-from tests.support.cast import RULING, Cast, is_repair, task_of, try_meme
+from tests.support import cast as casts
+from tests.support import virtual_time
+from tests.support.cast import RULING, Cast, is_repair, task_of
+
+try_meme = partial(casts.try_meme, run=virtual_time.run)
 
 ONE = TrialSettings(rounds_min=1, rounds_max=1, overlap=False)
 

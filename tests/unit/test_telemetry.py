@@ -374,11 +374,11 @@ ALLOWED = {
 def test_metrics_are_at_their_path_alone_and_say_that_nobody_has_reviewed():
     metrics = MetricsPort(Metrics(Settings()).registry, "127.0.0.1:0")
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as answer:
             assert b'memecourt_reviews_total{outcome="UPHELD"} 0.0' in answer.read()
         for path in ("/", "/metrics/", "/etc/passwd", "/metricsx"):
             with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}{path}", timeout=20)
+                urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}{path}", timeout=60)
             assert caught.value.code == 404
             caught.value.close()
     finally:

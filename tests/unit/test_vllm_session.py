@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +21,7 @@ from eval.synthetic.make import Layout, make
 from serving.models.vllm import VllmFailed
 from serving.settings import ModelSettings, RoleSettings
 from tests.support.leftovers import alive
+from tests.support.playing import wait_until
 from tests.support.vllm_stand_in import VllmStandIn
 
 
@@ -39,7 +39,7 @@ def told(work):
     said = []
 
     async def run():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             return await work(said.append)
 
     return asyncio.run(run()), said
@@ -52,7 +52,7 @@ def test_a_model_is_served_while_the_work_lasts(stand_in):
             model = ChatCompletions(
                 base_url=served.url, model=served.name, api_key=served.api_key.get_secret_value(), attempts=1
             )
-            await model.reply(ChatRequest("s", ("hello",), None, 8), within_s=10)
+            await model.reply(ChatRequest("s", ("hello",), None, 8), within_s=60)
             await model.aclose()
         return served
 
@@ -218,12 +218,9 @@ def test_ctrl_c_ends_the_server_too(stand_in, data, tmp_path):
         if "vLLM answers as m" in line:
             break
     process.send_signal(signal.SIGINT)
-    said += process.communicate(timeout=60)[1]
+    said += process.communicate(timeout=120)[1]
     assert process.returncode == 130 and "Interrupted." in said and "Traceback" not in said, said
-    end = time.monotonic() + 10
-    while any(map(alive, stand_in.pids())):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, stand_in.pids())))
     assert len(stand_in.pids()) == 1
 
 

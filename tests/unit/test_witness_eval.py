@@ -389,12 +389,12 @@ class InAThread:
     def __enter__(self):
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         return self
 
     def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(120)
         self._loop.close()
 
     async def _serve(self):
