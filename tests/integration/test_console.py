@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 def signed_in(url):
     """A visitor of a console that asks nobody who they are."""
-    visitor = httpx2.Client(base_url=url, follow_redirects=True, timeout=60)
+    visitor = httpx2.Client(base_url=url, follow_redirects=True, timeout=120)
     page = visitor.get("/sign-in")
     visitor.post("/sign-in", data={"proof": proof_in(page.text), "next": "/"})
     return visitor

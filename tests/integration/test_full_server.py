@@ -144,7 +144,7 @@ def test_a_caller_that_leaves_stops_costing(start, models):
     before = stats()
     assert before["running"] == 0
     with Client(server.address) as court:
-        assert court.ask(judge_request(drawn(*HARMFUL), text="x"), timeout=60).label
+        assert court.ask(judge_request(drawn(*HARMFUL), text="x"), timeout=120).label
     assert stats()["calls"] == before["calls"]
 
 

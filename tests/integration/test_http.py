@@ -108,7 +108,8 @@ def test_a_client_that_is_generated_of_the_description_asks_the_server(start, tm
     )
     assert done.returncode == 0, done.stdout + done.stderr
     monkeypatch.syspath_prepend(tmp_path)
-    client = importlib.import_module("generated").Client(url_of(start(None, "--http", "127.0.0.1:0").ready()))
+    url = url_of(start(None, "--http", "127.0.0.1:0").ready())
+    client = importlib.import_module("generated").Client(url, timeout=120.0)
     models = importlib.import_module("generated.models")
 
     def ask(method, *arguments, **named):

@@ -136,12 +136,12 @@ def bomb():
 def test_bad_input_gets_a_clear_error_and_the_server_still_serves(server, request_of, field):
     with Client(server.address) as court:
         with pytest.raises(JudgeError) as caught:
-            court.ask(request_of(), timeout=60)
+            court.ask(request_of(), timeout=120)
         error = caught.value
         assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
         assert error.retry_after is None
         assert len(error.message) > 30 and "0x" not in error.message and "/" not in error.message.replace("and/or", "")
-        assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=60).label == wire.LABEL_NOT_HARMFUL
+        assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120).label == wire.LABEL_NOT_HARMFUL
 
 
 def test_the_command_line_asks_the_server(server, home, tmp_path):
@@ -274,7 +274,7 @@ def test_a_library_that_is_not_there_stops_the_server_with_a_message(home, tmp_p
 
 def test_nothing_of_a_meme_is_logged(server):
     with Client(server.address) as court:
-        court.judge(drawn(*HARMLESS), text="a marker nobody else would write: zanzibarquux", timeout=60)
+        court.judge(drawn(*HARMLESS), text="a marker nobody else would write: zanzibarquux", timeout=120)
     assert not any("zanzibarquux" in line for line in server.log)
 
 

@@ -646,7 +646,7 @@ def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
             request = judge_request(drawn(*HARMLESS), text=HARMLESS[1])
             request.content.namespace = namespace
             try:
-                judge(iter([request]), timeout=60, metadata=[("authorization", f"Bearer {token}")])
+                judge(iter([request]), timeout=120, metadata=[("authorization", f"Bearer {token}")])
             except grpc.RpcError as error:
                 return error.code()
             return grpc.StatusCode.OK

@@ -50,7 +50,7 @@ def judge(server, first, count):
     with Client(server.address) as court:
         return [
             court.ask(
-                judge_request(picture, text=f"the cat drinks {number} cups", request_id=f"r-{number}"), timeout=60
+                judge_request(picture, text=f"the cat drinks {number} cups", request_id=f"r-{number}"), timeout=120
             )
             for number in range(first, first + count)
         ]

@@ -223,7 +223,7 @@ def remove(path: Path) -> None:
 
 def read_only(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*(UNPRIVILEGED if os.geteuid() == 0 else []), *PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture

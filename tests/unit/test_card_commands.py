@@ -167,15 +167,15 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
     where = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     environment = os.environ | where | {"HF_ENDPOINT": address}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
         other = tmp_path / "toads.toml"
         other.write_text(card.read_text().replace("pond/frogs", "pond/toads"))
         command[-3] = str(other)
-        gone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        gone = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     finally:
         server.shutdown()
         server.server_close()
-    away = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    away = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert away.returncode == 1 and "could not be had from the hub (ConnectError)" in away.stderr
     assert done.returncode == 0, done.stderr
     assert "Frogs: CC0" in done.stderr and not (tmp_path / "data/README.md").exists()

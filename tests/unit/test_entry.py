@@ -64,7 +64,7 @@ def test_a_file_in_the_place_of_a_run_is_named(tmp_path, command):
     file.touch()
     done = subprocess.run(
         [sys.executable, "-m", "eval", *(word.format(file=file) for word in command)],
-        capture_output=True, text=True, timeout=120, cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 1 and str(file) in done.stderr and "Traceback" not in done.stderr
 
@@ -73,7 +73,7 @@ def test_pictures_that_are_not_there_are_told_before_anything_is_loaded(tmp_path
     done = subprocess.run(
         [sys.executable, "-m", "serving.cli", "judge", str(tmp_path / "none.png"), str(tmp_path)],
         env={**os.environ, "MEMECOURT_HOME": str(tmp_path / "home")},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 1 and "none.png: error" in done.stderr and "Loading" not in done.stderr
     assert not (tmp_path / "home").exists()

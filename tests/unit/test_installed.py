@@ -74,7 +74,7 @@ def test_a_court_and_a_server_load_nothing_that_unpickles() -> None:
         "import sys, serving.app, serving.cli.judge, retrieval.embed.builtin\n"
         "print(*sorted({'torch', 'joblib', 'dill', 'cloudpickle', 'shelve', 'marshal_loads'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == ""
 
 

@@ -107,7 +107,7 @@ def started(settings, then=None, **options):
 def test_it_answers_under_its_address_name_and_key(settings):
     async def ask(server):
         headers = {"Authorization": f"Bearer {server.api_key}"}
-        async with httpx2.AsyncClient(base_url=server.base_url, trust_env=False, headers=headers) as client:
+        async with httpx2.AsyncClient(base_url=server.base_url, trust_env=False, headers=headers, timeout=60) as client:
             assert (
                 await client.post("/chat/completions", json={"messages": [{"content": ""}], "max_tokens": 1})
             ).is_success
