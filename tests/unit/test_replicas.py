@@ -274,6 +274,10 @@ def with_servers_that_come_and_go(steps):
     return asyncio.run(run())
 
 
+ENOUGH = 30
+"""So many pictures that each of two servers, whose ports are drawn by chance, surely has some of them."""
+
+
 async def begun(model, n):
     """Begins a trial of a picture; the number of the server that it went to."""
     reply = await model.pinned(pixels(n)).reply(HELLO, within_s=60)
@@ -290,9 +294,9 @@ def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_o
     quick_looks, monkeypatch
 ):
     async def steps(model, servers, start, end):
-        assert {await begun(model, n) for n in range(12)} == {0, 1}
+        assert {await begun(model, n) for n in range(ENOUGH)} == {0, 1}
         await end(0)
-        assert [await begun(model, n) for n in range(12)] == [1] * 12
+        assert [await begun(model, n) for n in range(ENOUGH)] == [1] * ENOUGH
         calls = servers[1].stats.calls
         assert model._servers[0].gone_at is not None
         await start(0)
@@ -301,7 +305,7 @@ def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_o
             await begun(model, 0)
             await asyncio.sleep(0.02)
         assert servers[1].stats.calls > calls, "meanwhile trials began at the other one"
-        assert {await begun(model, n) for n in range(12)} == {0, 1}
+        assert {await begun(model, n) for n in range(ENOUGH)} == {0, 1}
 
     with_servers_that_come_and_go(steps)
 
@@ -309,7 +313,8 @@ def test_no_trial_begins_at_a_server_that_is_gone_and_nobody_waits_for_finding_o
 def test_a_server_that_came_back_gets_its_share_little_by_little(quick_looks, monkeypatch):
     async def steps(model, servers, start, end):
         await end(0)
-        for n in range(6):
+        # Which pictures are a server's own hangs on its port: of a few, none may be.
+        for n in range(ENOUGH):
             await begun(model, n)
         await start(0)
         while model._servers[0].gone_at is not None:
