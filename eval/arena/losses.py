@@ -364,12 +364,13 @@ def _percents(shares: Mapping[str, Figure], names: Iterable[str]) -> list[str]:
 
 
 def _agreement(what: str, kappa: Kappa) -> str:
+    losses = "1 loss" if kappa.n == 1 else f"{kappa.n:,} losses"
     if kappa.n and kappa.value is None:
-        return f"On {kappa.n:,} losses two explainers always gave one and the same {what}: there is no κ."
+        return f"On {losses} two explainers always gave one and the same {what}: there is no κ."
     if kappa.value is None:
         return (
             f"Nothing is known of how far two explainers agree on the {what}: no two were asked for that of the same "
             "loss. --second names another one."
         )
     few = "" if kappa.enough else " (too few to rely on)"
-    return f"Two explainers agree on the {what} of {kappa.n:,} losses with κ = {kappa.value:.2f}{few}."
+    return f"Two explainers agree on the {what} of {losses} with κ = {kappa.value:.2f}{few}."
