@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest, Unavailable
+from court.errors import Unavailable
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
 from eval.datasets import stored_files

@@ -255,9 +255,7 @@ def test_a_manifest_that_can_t_be_read_is_not_a_missing_one(tmp_path):
     place = tmp_path / "out" / "manifest.json"
     for content in ("{", place.read_text().replace('"seed"', '"sead"')):
         place.write_text(content)
-        with pytest.raises(
-            BadRequest, match="can't be read as a manifest of format 1 .evaluation of the witness."
-        ) as caught:
+        with pytest.raises(BadRequest, match=r"a manifest of format 1 \(evaluation of the witness\)") as caught:
             run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
         assert caught.value.reason == "RUN_UNREADABLE" and place.read_text() == content
     place.unlink()
