@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from eval.reports.parquet import write_rows
 from eval.scores.metrics import Figure
 
 _SCALE = (0.0, 4000.0)
-"""Ends of the scale of ratings that a record must name: they have none, and average 1000."""
+"""Ends of the scale of ratings that a record must name: they have none. They are moved where a rating lies beyond."""
+_STEP = 1000.0
+"""Points by which they are moved, so that records of similar arenas name the same ends."""
 
 
 def records_of_arena(board: Leaderboard, publisher: Publisher) -> Iterator[Record]:
@@ -26,7 +29,8 @@ def records_of_arena(board: Leaderboard, publisher: Publisher) -> Iterator[Recor
     if manifest.finished is None:
         raise BadRequest(f"{manifest.name} is not finished: only such results are for others to rely on.")
     for name in manifest.settings.targets:
-        metrics = [metric for one in board.boards for metric in _metrics(one, _row(one, name))]
+        anchor = manifest.models[manifest.settings.anchor].model if manifest.settings.anchor else None
+        metrics = [metric for one in board.boards for metric in _metrics(one, _row(one, name), anchor=anchor)]
         if not metrics:
             continue  # it fought no battle
         yield record_of(
@@ -87,20 +91,37 @@ def _row(board: Board, name: str) -> BoardRow:
     return next(row for row in board.rows if row.model == name)
 
 
-def _metrics(board: Board, row: BoardRow) -> Iterator[Metric]:
+def _metrics(board: Board, row: BoardRow, *, anchor: str | None) -> Iterator[Metric]:
     if row.win_rate is not None:
         words = "Share of its battles that the model won, ties half."
         yield Metric(f"{board.dimension}: win rate", words, row.win_rate, row.battles)
     # Ratings of two groups can't be set beside each other, which a record of one model could not say.
     if row.rating is not None and not board.grouped:
+        low, high = _scale(board)
+        fixed = f"{anchor} is at 1000" if anchor else "all models average 1000"
         yield Metric(
             f"{board.dimension}: rating",
-            "Bradley-Terry rating; 400 points are odds of ten to one, and all models average 1000.",
+            f"Bradley-Terry rating; 400 points are odds of ten to one, and {fixed}.",
             _figure(row.rating),
             row.battles,
-            low=_SCALE[0],
-            high=_SCALE[1],
+            low=low,
+            high=high,
         )
+
+
+def _scale(board: Board) -> tuple[float, float]:
+    """Ends between which all ratings of a board and their intervals lie."""
+    values = [
+        value
+        for row in board.rows
+        if row.rating is not None
+        for value in (row.rating.value, row.rating.low, row.rating.high)
+        if value is not None
+    ]
+    return (
+        min(_SCALE[0], *(_STEP * math.floor(value / _STEP) for value in values)),
+        max(_SCALE[1], *(_STEP * math.ceil(value / _STEP) for value in values)),
+    )
 
 
 def _figure(estimate: Estimate) -> Figure | float:

@@ -217,13 +217,17 @@ def _assignments(
     losses: Sequence[Loss], *, explainer: MeteredModel, second: MeteredModel | None, seed: int
 ) -> list[tuple[Loss, MeteredModel, bool]]:
     """Pairs each loss with who is asked, and whether as the second one; nobody explains a battle of its own."""
+    # Where the explainer fought in the battle itself, the second model takes its place as the first.
+    chairs = [
+        [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
+        for loss in losses
+    ]
     rng = random.Random(f"second opinion {seed}")
-    # One at least: without any there would be no agreement of explainers to report.
-    twice = set(rng.sample(range(len(losses)), max(1, round(SECOND * len(losses))))) if losses else set()
+    # Of those that both may explain, and one at least: without any there would be no agreement to report.
+    by_two = [place for place, able in enumerate(chairs) if len(able) == 2]
+    twice = set(rng.sample(by_two, min(len(by_two), max(1, round(SECOND * len(losses))))))
     assignments = []
-    for place, loss in enumerate(losses):
-        # Where the explainer fought in the battle itself, the second model takes its place as the first.
-        able = [one for one in (explainer, second) if one is not None and one.name not in (loss.winner, loss.loser)]
+    for place, (loss, able) in enumerate(zip(losses, chairs, strict=True)):
         for chair, again in zip(able, (False, True), strict=False):
             if not again or place in twice:
                 assignments.append((loss, chair, again))
@@ -360,9 +364,13 @@ def _percents(shares: Mapping[str, Figure], names: Iterable[str]) -> list[str]:
 
 
 def _agreement(what: str, kappa: Kappa) -> str:
+    losses = "1 loss" if kappa.n == 1 else f"{kappa.n:,} losses"
     if kappa.n and kappa.value is None:
-        return f"On {kappa.n:,} losses two explainers always gave one and the same {what}: there is no κ."
+        return f"On {losses} two explainers always gave one and the same {what}: there is no κ."
     if kappa.value is None:
-        return f"Nothing is known of how far two explainers agree on the {what}: name another one with --second."
+        return (
+            f"Nothing is known of how far two explainers agree on the {what}: no two were asked for that of the same "
+            "loss. --second names another one."
+        )
     few = "" if kappa.enough else " (too few to rely on)"
-    return f"Two explainers agree on the {what} of {kappa.n:,} losses with κ = {kappa.value:.2f}{few}."
+    return f"Two explainers agree on the {what} of {losses} with κ = {kappa.value:.2f}{few}."

@@ -25,15 +25,18 @@ def noise_in(events: Sequence[Event], dimension: str) -> str:
     fought = [event for event in events if isinstance(event, Judged) and event.study == "arena"]
     decided = [event for event in fought if event.verdicts[dimension].score != 0.5]
     first = sum(event.verdicts[dimension].score > 0.5 for event in decided)
+    both_orders = judged_in_both_orders(fought, dimension)
     for won, place in ((first, "first"), (len(decided) - first, "second")):
         # By the lower end of the interval, so that a few battles alone are not called noise.
         if decided and binomtest(won, len(decided)).proportion_ci(_CONFIDENCE, "wilson").low > _MOST_BY_PLACE:
+            # Where that was done, the judges are all that is left to change.
+            orders = "" if both_orders else ", or have battles judged in both orders"
             return (
                 f"No ranking: the answer shown {place} won {won:,} of {len(decided):,} decided battles. The judges "
-                "chose by the place and not by the answer; take other judges, or have battles judged in both orders."
+                f"chose by the place and not by the answer; take other judges{orders}."
             )
     # A tie in either order has no winner to compare.
-    twice = [pair for pair in judged_in_both_orders(fought, dimension) if 0.5 not in pair]
+    twice = [pair for pair in both_orders if 0.5 not in pair]
     same, both = sum((one > 0.5) == (other > 0.5) for one, other in twice), len(twice)
     # Here the doubt goes the other way: verdicts count only if they are surely better than a coin's.
     if both and binomtest(same, both).proportion_ci(_CONFIDENCE, "wilson").low <= 0.5:

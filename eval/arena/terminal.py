@@ -57,7 +57,9 @@ def as_text(board: Leaderboard) -> str:
         rows.append([row.model, *("–" if each.rating is None else f"{each.rating.value:.0f}" for each in own)])
     lines += [table(rows), ""]
     first, decided = board.first_wins
-    lines.append(f"The answer shown first won {100 * first:.1f} % of {decided:,} decided battles.")
+    # A share of none would be a figure that nobody measured.
+    won = f"The answer shown first won {100 * first:.1f} % of {decided:,} decided battles."
+    lines.append(won if decided else "No battle was decided: all were ties.")
     if board.consistent:
         share, both = board.consistent
         lines.append(f"Judged in both orders, {100 * share:.1f} % of {both:,} battles had the same outcome.")

@@ -120,18 +120,24 @@ def arena_samples(
         manifest: Manifest of the arena or the probe.
         data: Directory of its data set, where it has one.
         models: File of models whose table ``[arena]`` or ``[probe]`` names its data sets.
-        dataset: Id or card of the data set in ``data``; the manifest's where it is empty.
+        dataset: Id or card of the data set in ``data``; the manifest's where it is empty, by the card that it has.
         table_name: Name of that table.
 
     Raises:
         BadRequest: The table can't be used.
     """
+    from eval.datasets.card import card_of
+    from eval.datasets.known import dataset_of_card
     from eval.models.open import read_models
     from eval.models.samples import Samples, one_set, read_samples
+    from eval.runs.folder import MANIFEST
 
     if data is not None:
         only = manifest.samples[0].only if manifest.samples else "all"
-        return one_set(dataset_of(dataset or manifest.dataset), data, manifest.split, limit=manifest.limit, only=only)
+        # No id leads to a card of the user's own, and its file may have changed or be gone.
+        card = None if dataset else manifest.cards.get(manifest.dataset)
+        named = dataset_of_card(card_of(card, MANIFEST)) if card else dataset_of(dataset or manifest.dataset)
+        return one_set(named, data, manifest.split, limit=manifest.limit, only=only)
     if models is None:
         return None
     table = read_models(models).rest.get(table_name, {})

@@ -91,11 +91,14 @@ def read_manifest(
     # Two errors: a wrong folder is mended by naming another one, a wrong manifest is not.
     try:
         return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    # The latter where the folder is a file.
+    except (FileNotFoundError, NotADirectoryError):
         raise BadRequest(f"{path.parent} holds no {what}: there is no {path.name}.", reason=missing) from None
+    except OSError as error:
+        raise BadRequest(f"{path} can't be read: {error.strerror}.", reason=unreadable) from None
     except ValidationError as error:
         raise BadRequest(
-            f"{path} can't be read as that of a {what} of format {kind.model_fields['format'].default}: "
+            f"{path} can't be read as a manifest of format {kind.model_fields['format'].default} ({what}): "
             f"{error.error_count()} fields are wrong. It is of something else, was written by another version, or was "
             "changed by hand.",
             reason=unreadable,

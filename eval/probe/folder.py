@@ -26,7 +26,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.stored_files import json_line, read_manifest, replace_file, replace_lines, stored_lines
@@ -34,6 +34,7 @@ from eval.models.samples import SampledSet
 from eval.probe.replies import HIGHEST, LOWEST
 from eval.probe.seeds import SEEDS, SeedSet, seed_content
 from eval.probe.taxonomy import Category
+from eval.runs.sole_use import differing
 from retrieval.library.sources import NOT_FOR_LIBRARIES
 
 FORMAT = 1
@@ -238,6 +239,8 @@ class ProbeManifest(_Stored):
     """Seed of the sample where it is another: repeats of a probe are about the same memes."""
     samples: tuple[SampledSet, ...] = ()
     """The data sets, where they are several or only some of their memes count."""
+    cards: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """Cards of data sets that no version of the program knows, by id: their files may change."""
     per_category: int | None = None
     """Memes of a category that are scored, at most; None for all."""
     seed_set: str = ""
@@ -250,6 +253,15 @@ class ProbeManifest(_Stored):
     python: str
     machine: str
     command: str
+
+    def differs_from(self, other: ProbeManifest) -> list[str]:
+        """Names of what differs that may not."""
+        # It may be taken up again with a later version on another machine, as long as it asks the same.
+        passing = {"created", "finished", "software", "commit", "python", "machine", "command"}
+        # Of a probe that an earlier version began, nobody knows its cards: it goes on as it did.
+        if not self.cards:
+            passing.add("cards")
+        return differing(self, other, passing)
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -46,7 +46,7 @@ from eval.probe.seeds import SeedSet, seed_content
 from eval.probe.taxonomy import BEGIN, Category, Taxonomy
 from eval.runs import environment as about
 from eval.runs.progress import Progress
-from eval.runs.sole_use import LOCK, differing, refuse_different, refuse_others, sole_use
+from eval.runs.sole_use import LOCK, refuse_different, refuse_others, sole_use
 from serving.version import SOFTWARE
 
 NOTICE = (
@@ -55,8 +55,6 @@ NOTICE = (
 )
 """What is said before a probe starts."""
 
-# A probe may be taken up again with a later version on another machine, as long as it asks the same.
-_FREE = frozenset({"created", "finished", "software", "commit", "python", "machine", "command"})
 # The command opens the store of calls before the probe writes its manifest.
 _OURS = {LOCK, "calls.sqlite", "calls.sqlite-wal", "calls.sqlite-shm"}
 """What may be there before a probe has begun."""
@@ -128,7 +126,7 @@ async def probe(
             progress.tell(f"{len(shown.without_picture):,} memes have no picture that can be used, and are left out.")
         manifest = _manifest(plan, shown, sets=sets, bench=bench, reader=reader)
         if folder.begun:
-            refuse_different("probe", differing(folder.manifest(), manifest, _FREE))
+            refuse_different("probe", folder.manifest().differs_from(manifest))
             # The one on disk, with the time at which the probe was begun.
             manifest = folder.manifest()
         else:
@@ -318,6 +316,7 @@ def _manifest(
         seed=plan.seed,
         sample_seed=plan.sample_seed,
         samples=sets,
+        cards=plan.samples.own_cards,
         per_category=plan.per_category,
         seed_set=digest(seed_content(plan.seed_set)) if plan.seed_set is not None else "",
         target=plan.target,

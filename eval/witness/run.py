@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from court.deadline import gather_or_cancel
-from court.errors import BadRequest, Unavailable
+from court.errors import Unavailable
 from court.ports import ChatModel, EvidenceSource
 from court.settings import TrialSettings
+from eval.datasets import stored_files
 from eval.datasets.stored_files import json_line, replace_file, replace_lines, stored_lines
 from eval.models.call_cache import CallCache
 from eval.runs.folder import CALLS
@@ -180,11 +181,8 @@ def refuse_place(out: Path) -> None:
 
 
 def read_manifest(out: Path) -> WitnessManifest:
-    """Reads the manifest of an evaluation. Raises BadRequest if there is none."""
-    try:
-        return WitnessManifest.model_validate_json((out / MANIFEST).read_bytes())
-    except (OSError, ValidationError):
-        raise BadRequest(f"{out} holds no evaluation of the witness.", reason="RUN_MISSING") from None
+    """Reads the manifest of an evaluation. Raises BadRequest if there is none, or none of this format."""
+    return stored_files.read_manifest(out / MANIFEST, WitnessManifest, "evaluation of the witness")
 
 
 def read_checked(out: Path) -> tuple[CheckedClaim, ...]:

@@ -117,6 +117,9 @@ async def _read_file(path: Path, extractor: TextExtractor, origin: Origin) -> _O
 def _check_size(path: Path, most: int) -> None:
     if path.is_dir():
         raise BadRequest("it is a folder; name the files in it")
+    # The size of a pipe or a device says nothing, and reading one may never end.
+    if path.exists() and not path.is_file():
+        raise BadRequest("it is no regular file; save it as one")
     if path.stat().st_size > most:
         raise BadRequest(f"it has more than {most // 1024**2:,} MB; part it into several files")
 

@@ -375,17 +375,26 @@ def by_place(verdict):
     return says
 
 
-@pytest.mark.parametrize(("verdict", "place"), [("A", "first"), ("B", "second")])
-def test_judges_that_choose_by_the_place_rank_nobody(tmp_path, verdict, place):
+@pytest.mark.parametrize(("verdict", "place", "swapped"), [("A", "first", False), ("B", "second", True)])
+def test_judges_that_choose_by_the_place_rank_nobody(tmp_path, verdict, place, swapped):
     voices = {name: Voice(name, THREE, says=by_place(verdict)) for name in THREE}
-    Arena(tmp_path, memes=8, strengths=THREE, voices=voices).hold()
+    Arena(tmp_path, memes=8, strengths=THREE, voices=voices, swapped=swapped).hold()
     board = leaderboard(tmp_path)
     overall = board.board("overall")
     assert f"No ranking: the answer shown {place} won" in overall.not_ranked
+    assert ("both orders" in overall.not_ranked) is not swapped, "nobody is advised to do what was done"
     assert all((row.rating, row.elo, row.first) == (None, None, None) for row in overall.rows)
     assert [row.model for row in overall.rows] == sorted(THREE), "by name, for there are no places"
     told = as_text(board)
     assert "No ranking" in told and not re.search(r"\d{3,4} \[", told)
+
+
+def test_where_no_battle_was_decided_no_share_is_given(tmp_path):
+    voices = {name: Voice(name, THREE, says=by_place("both good")) for name in THREE}
+    Arena(tmp_path, memes=2, strengths=THREE, voices=voices).hold()
+    board = leaderboard(tmp_path)
+    assert "No battle was decided" in as_text(board) and "No battle was decided" in as_html(board)
+    assert "0 decided battles" not in as_text(board) + as_html(board)
 
 
 def test_judges_that_contradict_themselves_in_the_other_order_rank_nobody(tmp_path):

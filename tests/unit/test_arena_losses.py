@@ -1,9 +1,12 @@
 """Why battles were lost: planted faults come out, verdicts tell what they can, and nobody explains its own battle."""
 
 import asyncio
+import copy
 import json
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +14,7 @@ from click.testing import CliRunner
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import BadRequest, ModelRefused
 from eval.arena.events import Judged, LossExplained, LossNotExplained
+from eval.arena.folder import ArenaFolder
 from eval.arena.leaderboard import leaderboard
 from eval.arena.losses import explain_losses, loss_report, losses_of
 from eval.arena.words import LossError, Verdict
@@ -165,6 +169,17 @@ def test_no_model_explains_its_own_battle_and_what_is_no_explanation_is_counted(
         explained(arena, losses, name="owl", memes=())
     with pytest.raises(ModelRefused):
         explained(arena, losses, name="wren", says=lambda request, usual: ModelRefused("no such model", status=404))
+
+
+def test_a_tenth_is_heard_twice_though_both_explainers_fought_in_most_battles(held, tmp_path):
+    arena = copy.copy(held)
+    arena.folder = ArenaFolder(Path(shutil.copytree(held.root, tmp_path / "arena")))
+    losses = losses_of(arena.manifest(), arena.folder.events(), most=12, seed=0)
+    own = [loss for loss in losses if {loss.winner, loss.loser} & {"ash", "beech"}]
+    # Two of twenty are heard twice: the two that both may explain, and not two by chance that neither may.
+    explained(arena, [*own[:18], *[loss for loss in losses if loss not in own][:2]], name="ash", second="beech")
+    by = [e for e in arena.folder.events() if isinstance(e, LossExplained) and e.explainer in ("ash", "beech")]
+    assert all(e.explainer not in (e.winner, e.loser) for e in by) and sum(e.second for e in by) == 2
 
 
 def test_with_an_anchor_losses_are_against_it(tmp_path):

@@ -2,13 +2,17 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from eval.arena.boards import Estimate
+from eval.arena.export import records_of_arena
 from eval.arena.leaderboard import leaderboard
 from eval.cli import cli
+from eval.reports.every_eval_ever import Publisher
 from eval.runs.results import read_results
 from eval.scores.metrics import card
 from tests.support.arena_world import Arena
@@ -124,3 +128,27 @@ def test_an_arena_s_boards_are_exported_for_each_model(tmp_path):
         by_name = {one["evaluation_name"]: one["score_details"]["score"] for one in record["evaluation_results"]}
         assert by_name["overall: win rate"] == overall[record["model_info"]["name"]].win_rate
     assert "Name a form" in said("arena", "export", "--out", arena.root, code=2)
+
+
+def test_a_record_names_what_is_at_1000_and_a_scale_that_its_ratings_lie_on(tmp_path):
+    arena = Arena(tmp_path, memes=4, pairing="baseline", anchor="cedar")
+    arena.hold()
+    manifest = arena.folder.manifest()
+    arena.folder.write_manifest(manifest.model_copy(update={"finished": manifest.created}))
+    board = leaderboard(arena.root)
+
+    def scales(*ratings):
+        """The scale of the overall rating in each record, where models have these ratings."""
+        overall = board.boards[0]
+        rows = [replace(row, rating=one) for row, one in zip(overall.rows, ratings, strict=True)]
+        altered = replace(board, boards=(replace(overall, rows=tuple(rows), grouped=""),))
+        publisher = Publisher("Blueland Institute")
+        found = [one for record in records_of_arena(altered, publisher) for one in record.content["evaluation_results"]]
+        rated = [one["metric_config"] for one in found if one["evaluation_name"] == "overall: rating"]
+        assert all("cedar is at 1000" in one["evaluation_description"] for one in rated)
+        return {(one["min_score"], one["max_score"]) for one in rated}
+
+    near = [Estimate(900 + place, 800, 1200) for place in range(4)]
+    assert scales(*near, Estimate(1000, None, None)) == {(0, 4000)}
+    assert scales(*near, Estimate(-250, -1900, 100)) == {(-2000, 4000)}
+    assert scales(*near, Estimate(4100, 4000, 4200)) == {(0, 5000)}

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import random
 import zlib
 
@@ -209,6 +210,14 @@ def test_files_beyond_the_limit_are_refused_before_they_are_read(tmp_path):
         file.truncate(65 * 1024 * 1024)
     (problem,) = read([tmp_path / "huge.html"]).problems
     assert "more than 64 MB" in problem.reason
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    found = read([tmp_path / "pipe.txt", tmp_path / "pipe.jsonl"])
+    assert not found.good and all("no regular file" in problem.reason for problem in found.problems)
+    assert len(found.problems) == 2
 
 
 def test_a_search_finds_by_words_and_by_meaning_and_trusted_sources_first(tmp_path):

@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest, Unavailable
 from eval.cli import cli
-from eval.datasets.known import DATASETS
+from eval.commands.options import arena_samples
+from eval.datasets.card import card_of
+from eval.datasets.known import DATASETS, dataset_of_card
 from eval.models.metered import BudgetSpent, Limit
 from eval.models.samples import one_set
 from eval.probe.agents import PROMPTS, prompt_of
@@ -213,6 +215,30 @@ def test_it_goes_on_only_with_what_it_was_begun_with(whole, data, tmp_path):
     with pytest.raises(BadRequest) as caught:
         probed(a_plan(tmp_path / "else", data))
     assert caught.value.reason == "OUT_NOT_EMPTY"
+
+
+def test_a_card_of_one_s_own_is_stored_and_a_probe_goes_on_by_the_same_alone(tmp_path, data):
+    def mine(title):
+        card = DATASETS["fhm"].card.model_copy(update={"id": "mine", "title": title})
+        return one_set(dataset_of_card(card), data, "dev_seen", limit=None)
+
+    out = tmp_path / "probe"
+    folder, _ = probed(a_plan(out, data, samples=mine("Mine")))
+    manifest = folder.manifest()
+    assert dataset_of_card(card_of(manifest.cards["mine"], "manifest.json")).title == "Mine"
+    # Commands about a probe that is there read its data by that card: no id leads to a file of the user's own.
+    (read,) = arena_samples(manifest, data, None, table_name="probe").sets
+    assert (read.dataset.id, read.dataset.title, read.split) == ("mine", "Mine", "dev_seen")
+    _, calls = probed(a_plan(out, data, samples=mine("Mine")))
+    assert not calls
+    with pytest.raises(BadRequest, match=r"something else than is there now: cards\."):
+        probed(a_plan(out, data, samples=mine("Another")))
+    # An earlier version stored no cards: its manifests are read, and its probes go on as they are.
+    stored = json.loads((out / "manifest.json").read_text())
+    del stored["cards"]
+    (out / "manifest.json").write_text(json.dumps(stored))
+    assert folder.manifest().cards == {}
+    probed(a_plan(out, data, samples=mine("Another")))
 
 
 def test_what_others_wrote_is_material_and_never_an_instruction(tmp_path):

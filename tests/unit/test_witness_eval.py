@@ -246,6 +246,25 @@ def test_what_differs_from_the_begun_run_is_named(tmp_path):
         run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,), out=tmp_path / "full")
 
 
+def test_a_manifest_that_can_t_be_read_is_not_a_missing_one(tmp_path):
+    with pytest.raises(BadRequest, match="holds no evaluation of the witness") as caught:
+        read_manifest(tmp_path)
+    assert caught.value.reason == "RUN_MISSING"
+    claims = tuple(fact.gold for fact in FACTS[:1])
+    run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
+    place = tmp_path / "out" / "manifest.json"
+    for content in ("{", place.read_text().replace('"seed"', '"sead"')):
+        place.write_text(content)
+        with pytest.raises(BadRequest, match=r"a manifest of format 1 \(evaluation of the witness\)") as caught:
+            run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
+        assert caught.value.reason == "RUN_UNREADABLE" and place.read_text() == content
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(BadRequest, match="can't be read") as caught:
+        run(tmp_path, claims=claims, arms=(Arm.CLOSED_BOOK,))
+    assert caught.value.reason == "RUN_UNREADABLE"
+
+
 def line(id_, gold, label, **given):
     return CheckedClaim(id=id_, arm=given.pop("arm", Arm.WITNESS), gold=gold, label=label, **given)
 
