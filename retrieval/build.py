@@ -348,8 +348,8 @@ def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
         kept = sum(problem.kept for problem in lost)
         without = f", or only by their text ({kept:,} of them)" if kept else ""
         raise BadRequest(
-            f"{len(lost):,} of the {read:,} rows can't be used{without}: {_reasons(lost)}. No library was written. Mend "
-            f"them, or say with --max-lost that more than {most:g} of them may be left out.",
+            f"{len(lost):,} of the {read:,} rows can't be used{without}: {_reasons(lost)}. No library was written. "
+            f"Mend them, or say with --max-lost that more than {most:g} of them may be left out.",
             reason="TOO_MANY_ROWS_LOST",
         )
 
