@@ -345,8 +345,8 @@ def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
     # A build that is repeated finds its own ids taken, and has lost nothing by that.
     lost = [problem for problem in problems if problem.reason != _TAKEN]
     if len(lost) > most * read:
-        kept = sum(problem.kept for problem in lost)
-        without = f", or only by their text ({kept:,} of them)" if kept else ""
+        textual = sum(problem.kept for problem in lost)
+        without = f", or only by their text ({textual:,} of them)" if textual else ""
         raise BadRequest(
             f"{len(lost):,} of the {read:,} rows can't be used{without}: {_reasons(lost)}. No library was written. "
             f"Mend them, or say with --max-lost that more than {most:g} of them may be left out.",

@@ -230,7 +230,7 @@ def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:
 
 
 def _modified(folder: Path) -> int:
-    """When an entry of the folder was last added or removed, in nanoseconds; -1 if it is no folder."""
+    """Time in ns at which an entry of the folder was last added or removed; -1 if it is no folder."""
     return folder.stat().st_mtime_ns if folder.is_dir() else -1
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from court.errors import BadRequest
 
 if TYPE_CHECKING:
-    from _csv import _reader as CsvReader
+    from _csv import Reader as CsvReader
 
 DELIMITERS = (",", ";", "\t")
 """Characters between cells; spreadsheets write semicolons where the comma is the decimal sign."""
