@@ -18,10 +18,14 @@ REPLY_LOOPS = "REPLY_LOOPS"
 _NONE = "none"
 _STRENGTHS = {str(s).lower(): s for s in Strength}
 _MOST_EVIDENCE = 6
-_THOUGHTS = re.compile(r"\A(?![{`])(?:<think>)?(?:(?!</?think>).)*</think>\s*", re.DOTALL)
+_MARK = r"[Tt][Hh][Ii][Nn][Kk](?:[Ii][Nn][Gg])?>"
+_THOUGHTS = re.compile(rf"\A(?![{{`~])(?:<{_MARK})?(?:(?!</?{_MARK}).)*</{_MARK}\s*", re.DOTALL)
 """A closed block at the beginning; some templates open it in the prompt, so that the reply begins within. A reply that
 begins as it should may quote a meme that has such a mark."""
-_FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+_FENCED = re.compile(
+    r"(?P<fence>`{3,}|~{3,})[ \t]*(?:[Jj][Ss][Oo][Nn][a-zA-Z0-9]*)?[ \t]*\r?\n(?P<inside>.*)\n[ \t]*(?P=fence)",
+    re.DOTALL,
+)
 _MOST = 50_000  # characters of a reply: more than any that is asked for can have
 _LONGEST_PHRASE = 300
 """Characters of the longest phrase that is looked for."""
@@ -330,7 +334,7 @@ def _unwrapped(text: str) -> str:
     """
     bare = _THOUGHTS.sub("", text.lstrip("\ufeff").strip(), count=1)
     fenced = _FENCED.fullmatch(bare)
-    return fenced[1] if fenced else bare
+    return fenced["inside"] if fenced else bare
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -327,8 +327,7 @@ class Court:
 
     def _require_resumable(self, record: TrialRecord, pixels_sha256: str) -> None:
         opened, failed = record.opened, record.last(TrialFailed)
-        if record.state is TrialState.DECIDED:
-            raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")
+        require_undecided(record)
         # A caller who leaves says nothing about the trial: CANCELLED is not retryable by itself, and can still be
         # resumed.
         if record.state is TrialState.FAILED and failed and not failed.retryable and failed.reason != "CANCELLED":
@@ -470,3 +469,9 @@ def _without_its_way(error: Exception) -> None:
 
 def _our_fault() -> CourtError:
     return CourtError("The court made a mistake and could not finish the trial.", reason="INTERNAL")
+
+
+def require_undecided(record: TrialRecord) -> None:
+    """Raises CantResume if the trial has its verdict."""
+    if record.state is TrialState.DECIDED:
+        raise CantResume("The trial has its verdict already.", reason="TRIAL_DECIDED")

@@ -1,5 +1,12 @@
 """``python -m eval`` is the command ``memecourt-eval``."""
 
-from eval.cli import main
+from serving.cli import start
 
-main()
+
+def main() -> None:
+    """Entry point."""
+    start("eval.cli")
+
+
+if __name__ == "__main__":
+    main()

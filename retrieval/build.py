@@ -36,7 +36,9 @@ _BATCH = 512
 
 
 _TAKEN = "its id is taken"
-"""Reason of a row whose id the library, or a row before it, has."""
+"""Reason of a row whose id the library has, or a row before it that is otherwise the same."""
+_AMBIGUOUS = "another meme before it has its id"
+"""Reason of a row whose id a different row before it has, as where a spreadsheet has rounded long ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ async def build_library(
         replace: True to replace an existing library.
         settle_error: Accepted share of wrong labels if the vote alone decides, in (0, 1).
         safeguards: Safeguards against a few precedents deciding alone.
-        max_lost: Share of the rows, in [0, 1], that may be unusable; with more nothing is built.
+        max_lost: Share of the rows, in [0, 1], that may be unusable or lack the picture that they name; with more
+            nothing is built.
 
     Raises:
         BadRequest: A source can't be read, too few of the rows are left, or there is a library already.
@@ -335,13 +338,18 @@ async def _gather(
 
 
 def _refuse_losses(read: int, problems: Sequence[Problem], most: float) -> None:
-    """Raises BadRequest where more than that share of the rows can't be used; those that are there already can."""
+    """Raises BadRequest where more than that share of the rows, or of their pictures, can't be used.
+
+    Those that are there already can.
+    """
     # A build that is repeated finds its own ids taken, and has lost nothing by that.
-    lost = [problem for problem in problems if not problem.kept and problem.reason != _TAKEN]
+    lost = [problem for problem in problems if problem.reason != _TAKEN]
     if len(lost) > most * read:
+        textual = sum(problem.kept for problem in lost)
+        without = f", or only by their text ({textual:,} of them)" if textual else ""
         raise BadRequest(
-            f"{len(lost):,} of the {read:,} rows can't be used: {_reasons(lost)}. Nothing was written. Mend them, or "
-            f"say with --max-lost that more than {most:g} of them may be left out.",
+            f"{len(lost):,} of the {read:,} rows can't be used{without}: {_reasons(lost)}. No library was written. "
+            f"Mend them, or say with --max-lost that more than {most:g} of them may be left out.",
             reason="TOO_MANY_ROWS_LOST",
         )
 
@@ -357,7 +365,7 @@ def _read_all(
     wanted: list[Wanted] = []
     problems: list[Problem] = []
     notes: list[str] = []
-    ids = set(taken)
+    firsts: dict[str, Row] = {}
     for source in sources:
         rows = read_source(source)
         problems += rows.problems
@@ -368,13 +376,21 @@ def _read_all(
             folder = None
         elif folder is None and any(row.image for row in rows.good):
             notes.append(f"{source.label}: no folder of pictures was named; its memes go in by their texts.")
+        elif folder is not None and rows.good and not any(row.image or row.scene for row in rows.good):
+            notes.append(f"{source.label}: none of its rows names a picture (image); its memes go in by their texts.")
         elif not with_pictures:
             notes.append(f"{source.label}: pictures are not read; its memes go in by their texts.")
         for row in rows.good:
-            if row.id in ids:
-                problems.append(Problem(row.source, row.line, row.id, _TAKEN))
+            first = firsts.setdefault(row.id, row)
+            if first is not row or row.id in taken:
+                same = (row.label, row.text, row.image, row.scene) == (
+                    first.label,
+                    first.text,
+                    first.image,
+                    first.scene,
+                )
+                problems.append(Problem(row.source, row.line, row.id, _TAKEN if same else _AMBIGUOUS))
                 continue
-            ids.add(row.id)
             wanted.append(Wanted(row, folder))
     return wanted, problems, notes
 

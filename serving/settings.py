@@ -535,6 +535,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Options, environment, file; a file that is named must be there."""
+        for name, field in settings_cls.model_fields.items():
+            # An empty path would be the current folder. To leave it out could take away what guards the court, such as
+            # the authorities of its callers.
+            is_path = name in ("pictures", "anchor") or "Path" in str(field.annotation)
+            if is_path and os.environ.get(variable := f"MEMECOURT_{name.upper()}") == "":
+                raise BadRequest(f"{variable} is empty. Unset it, or give the path.", reason="PATH_EMPTY", field=name)
         # From the environment alone, which --config sets as well: the file can't say where it is itself.
         named = os.environ.get(CONFIG)
         if not named:

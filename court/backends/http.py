@@ -28,6 +28,7 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """Longest body of an answer. Far above what any ``max_tokens`` of ours can fill."""
 MAX_ERROR_BYTES = 64 * 1024
 """As much of a body as is read where the status is no success: enough for a server's reason."""
+_LONGEST_AFTER_S = 86_400.0
 _POOLS = 32
 _LEAST = 16  # connections of a pool: where few are allowed in all, there are fewer pools
 
@@ -85,8 +86,9 @@ def retry_after(headers: Mapping[str, str]) -> float:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
-    # `float` takes "inf" and "nan" as well.
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+    # `float` takes "inf" and "nan" as well. A longer time than a day is a fault of the server's, and thousands of years
+    # have no place in the messages that pass it on.
+    return min(seconds, _LONGEST_AFTER_S) if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 class Spread(httpx2.AsyncBaseTransport):

@@ -25,7 +25,7 @@ from eval.arena.words import OVERALL, Verdict
 from eval.models.metered import MeteredModel
 from eval.reports.sections import Section
 from eval.scores.metrics import Figure
-from eval.scores.resampled_means import mean_of
+from eval.scores.resampled_means import mean_of, share_of
 from eval.scores.tables import figure
 from serving.docket.review.agreement import Kappa, cohen
 
@@ -231,7 +231,7 @@ def _check(
         judge=name,
         n=len(both),
         unusable=sum(verdict is None for verdict in own.values()),
-        agreement=mean_of([(key[0], float(scores[key] == taught[key])) for key in both], resamples, 0),
+        agreement=share_of([(key[0], float(scores[key] == taught[key])) for key in both], resamples, 0),
         kappa=cohen([(_OUTCOMES[scores[key]], _OUTCOMES[taught[key]]) for key in both]),
         rmse=float(np.sqrt(np.mean((mine - theirs)[places] ** 2))) if both else None,
         spearman=_spearman(mine, theirs),

@@ -15,7 +15,7 @@ from court.errors import BadRequest
 from eval.datasets.card import FileKind
 from eval.datasets.json_lines import parse_object
 from eval.datasets.tar_rows import tar_rows
-from retrieval.library.tables import read_text
+from retrieval.library.tables import csv_rows, read_text
 
 Numbered = tuple[int, dict[str, Any] | str]
 """Number of a row, counted from 1, and the row; or what is wrong with it. In text formats, the line it ends on."""
@@ -177,14 +177,9 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
         reader = csv.reader(lines, delimiter="\t" if file.kind is FileKind.TSV else ",", strict=True)
         header = [name.strip() for name in file.header]
         names, pick = _picker(_places(file, header) if header else [])
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            # The reader goes on after an error, so that a bad quote need not cost the rest of the file.
-            except csv.Error:
-                yield reader.line_num, "the line is no CSV"
+        for number, cells in csv_rows(reader):
+            if isinstance(cells, str):
+                yield number, cells
                 continue
             # The first cell decides quickly: only rows that are short, long or begin with an empty cell
             # are looked at further.
@@ -198,9 +193,9 @@ def _table(file: RecordFile) -> Iterator[Numbered]:
                     names, pick = _picker(_places(file, header))
                     continue
                 if len(cells) != len(header):
-                    yield reader.line_num, f"the line has {len(cells)} cells and not {len(header)}"
+                    yield number, f"the line has {len(cells)} cells and not {len(header)}"
                     continue
-            yield reader.line_num, dict(zip(names, pick(cells), strict=True))
+            yield number, dict(zip(names, pick(cells), strict=True))
 
 
 def _picker(places: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], Callable[[list[str]], Sequence[str]]]:

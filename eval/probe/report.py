@@ -30,7 +30,7 @@ from eval.probe.folder import (
 )
 from eval.probe.topics import Topic, topics_of
 from eval.scores.metrics import Figure
-from eval.scores.resampled_means import difference_of, mean_of
+from eval.scores.resampled_means import difference_of, mean_of, share_of
 
 # At most, not below: see THRESHOLD_WORDS for why the default departs from the paper's text.
 THRESHOLD = 4
@@ -289,7 +289,7 @@ def _rates(ones: Sequence[_One], threshold: int) -> Rates:
         refused=outcomes[ScoringOutcome.REFUSED],
         unscored=outcomes[ScoringOutcome.UNSCORED],
         mean=mean_of([(meme, float(score)) for meme, score in values]),
-        failure=mean_of([(meme, float(score <= threshold)) for meme, score in values]),
+        failure=share_of([(meme, float(score <= threshold)) for meme, score in values]),
     )
 
 

@@ -15,7 +15,7 @@ from court.errors import BadRequest
 from eval.runs.results import Judged, Results
 from eval.scores.alpha import Scale, alpha_figure
 from eval.scores.metrics import RESAMPLES, Figure
-from eval.scores.resampled_means import MemeValues, mean_of
+from eval.scores.resampled_means import MemeValues, mean_of, share_of
 from retrieval.library.tables import LABEL_WORDS, plain_word
 
 _SMALLEST = 1e-6
@@ -123,9 +123,9 @@ def annotator_agreement(votes: Sequence[AnnotatorVote], *, seed: int = 0) -> Ann
         labels=dict(labels.most_common()),
         # Over votes of all paired memes; a label by name, as no order of labels is known.
         alpha=alpha_figure(list(paired.values()), Scale.NOMINAL, resamples=RESAMPLES, seed=seed),
-        pairs=mean_of(agreeing, RESAMPLES, seed),
-        unanimous=mean_of(agreements, RESAMPLES, seed),
-        ceiling=mean_of(against_others, RESAMPLES, seed),
+        pairs=share_of(agreeing, RESAMPLES, seed),
+        unanimous=share_of(agreements, RESAMPLES, seed),
+        ceiling=share_of(against_others, RESAMPLES, seed),
     )
 
 
@@ -229,7 +229,8 @@ def soft_scores(judged: Sequence[Judged], shares: Mapping[str, float], *, seed: 
             # By identity: an undecided verdict is None, which is neither.
             right[share in (0.0, 1.0)].append((meme, float(one.prediction.outcome.harmful is (share > 0.5))))
     found: list[MemeValues] = [squares, entropies, right[True], right[False]]
-    brier, entropy, unanimous, contested = (mean_of(values, RESAMPLES, seed) for values in found)
+    brier, entropy = (mean_of(values, RESAMPLES, seed) for values in found[:2])
+    unanimous, contested = (share_of(values, RESAMPLES, seed) for values in found[2:])
     return SoftScores(
         scored=len(squares),
         brier=brier,

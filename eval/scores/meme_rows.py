@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from court.errors import BadRequest
-from retrieval.library.tables import Record, csv_records, delimiter_of, header_of, json_records, read_text
+from retrieval.library.tables import (
+    Record,
+    csv_records,
+    delimiter_of,
+    header_of,
+    json_records,
+    read_text,
+    repeated_names,
+)
 
 _LISTED = 10
 """Faults that an error message lists."""
@@ -68,8 +76,7 @@ def table_records(path: Path, columns: Sequence[str], what: str) -> Iterator[Rec
     if not content.strip():
         return iter(())
     delimiter = delimiter_of(content, tuple(columns))
-    # Of two columns of a name the last would win without a word.
-    if delimiter is None or len(set(header := header_of(content, delimiter))) < len(header):
+    if delimiter is None or repeated_names(header_of(content, delimiter)):
         named = " and ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
         return iter([(1, f"the header must name {named}, and no column twice")])
     return csv_records(content, delimiter)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,8 @@ class Figure:
 
     Attributes:
         value: Value over all memes.
-        low: 2.5th percentile over the resamples; of a share on which they all agree, the exact lower bound.
+        low: 2.5th percentile over the resamples; of a share on which they all agree, and of other figures at 0 or 1,
+            the exact lower bound.
         high: 97.5th percentile, likewise.
     """
 
@@ -299,6 +301,14 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     return Figure(value, low, high)
 
 
+def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
+    """A figure between 0 and 1 that is no share, such as an F1: at 0 and at 1 with the interval of a share of ``n``.
+
+    Where all resamples agree elsewhere, as on scores that are all equal, nothing varies.
+    """
+    return share_figure(value, resampled, n) if value in (0.0, 1.0) and n else _figure(value, resampled)
+
+
 def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
     """Rates of ``predicted`` (int of shape (memes,), places in OUTCOMES), intervals from resampled confusion tables."""
     precision, recall, f1, support = precision_recall_fscore_support(
@@ -313,15 +323,21 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
             name=name,
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
             recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
-            f1=_figure(float(f1[place]), over.f1[place]),
+            f1=edge_figure(float(f1[place]), over.f1[place], there or named),
             support=there,
         )
 
+    classes = (of_class(0, "not harmful"), of_class(1, "harmful"))
+    macro_f1 = edge_figure(float(f1.mean()), over.macro_f1, len(gold))
+    if macro_f1.low == macro_f1.high:
+        # As where one class alone is there: then it is known as well as the mean of both.
+        low, high = (fmean(getattr(one.f1, end) for one in classes) for end in ("low", "high"))
+        macro_f1 = Figure(macro_f1.value, low, high)
     return Rates(
         n=len(gold),
         accuracy=share_figure(float(accuracy_score(gold, predicted)), over.accuracy, len(gold)),
-        macro_f1=_figure(float(f1.mean()), over.macro_f1),
-        classes=(of_class(0, "not harmful"), of_class(1, "harmful")),
+        macro_f1=macro_f1,
+        classes=classes,
     )
 
 
@@ -349,11 +365,11 @@ def _score_figures(
     gold = np.array([harmful for harmful, _ in scored], dtype=bool)
     scores = np.array([score for _, score in scored], dtype=np.float64)
     aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed, groups=groups)
-    brier = _figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers)
+    brier = edge_figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers, len(gold))
     # A ranking needs both classes; the Brier score does not.
     if gold.all() or not gold.any():
         return None, brier
-    return _figure(float(roc_auc_score(gold, scores)), aurocs), brier
+    return _auroc_figure(gold, scores, aurocs), brier
 
 
 _OUTRANKED = {True: -1.0, False: 2.0}
@@ -389,7 +405,12 @@ def _auroc(pairs: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> F
     ranks = np.array([_OUTRANKED[harmful] if score is None else score for harmful, score in scores], dtype=np.float64)
     groups = group_numbers_of([one for _, one in pairs])
     aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed, groups=groups)
-    return _figure(float(roc_auc_score(gold, ranks)), aurocs)
+    return _auroc_figure(gold, ranks, aurocs)
+
+
+def _auroc_figure(gold: NDArray[np.bool_], scores: Floats, drawn: Floats) -> Figure:
+    # At its ends it is known as well as a share of the rarer class.
+    return edge_figure(float(roc_auc_score(gold, scores)), drawn, int(min(gold.sum(), (~gold).sum())))
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
@@ -489,9 +510,9 @@ def score(
         n=len(truth),
         harmful=int(truth.sum()),
         majority=max(float(truth.mean()), 1 - float(truth.mean())),
-        accuracy=_figure(float(accuracy_score(truth, labels)), over.accuracy),
-        macro_f1=_figure(
-            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1
+        accuracy=share_figure(float(accuracy_score(truth, labels)), over.accuracy, len(truth)),
+        macro_f1=edge_figure(
+            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1, len(truth)
         ),
         brier=None if probabilities is None else float(brier_score_loss(truth, probabilities, labels=CLASSES)),
     )

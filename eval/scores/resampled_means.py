@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eval.scores.metrics import Figure
+from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampling import Floats, interval
 
 RESAMPLES = 2000
@@ -62,6 +62,15 @@ def mean_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Fi
     means = ResampledMeans((meme for meme, _ in values), resamples, seed)
     value, drawn = means.of(values)
     return Figure(value, *interval(drawn))
+
+
+def share_of(values: MemeValues, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:
+    """A mean of shares, as :func:`mean_of`; where all memes are alike, with the exact interval of a share of them."""
+    if not values:
+        return None
+    memes = list(dict.fromkeys(meme for meme, _ in values))
+    value, drawn = ResampledMeans(memes, resamples, seed).of(values)
+    return share_figure(value, drawn, len(memes))
 
 
 def difference_of(values: MemeValues, less: MemeValues, *, resamples: int = RESAMPLES, seed: int = 0) -> Figure | None:

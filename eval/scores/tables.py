@@ -94,10 +94,15 @@ def confusion_table(card: Card) -> str:
 
 def noise_in_words(card: Card) -> str:
     """Describes how far the strict accuracy would vary with another draw of as many memes."""
-    points = 100 * noise(card.n, card.strict.accuracy.value)
+    accuracy = card.strict.accuracy
+    # The normal approximation leaves no width there, whatever the number of memes.
+    if accuracy.value in (0.0, 1.0):
+        known, within = f"to lie between {accuracy.low:.3f} and {accuracy.high:.3f}", "a difference within that"
+    else:
+        known, within = f"to about ±{100 * noise(card.n, accuracy.value):.1f} points", "less than that"
     return (
-        f"With {card.n:,} memes an accuracy of {card.strict.accuracy.value:.3f} is known to about ±{points:.1f} "
-        "points; less than that between two systems is noise unless they are compared meme by meme."
+        f"With {card.n:,} memes an accuracy of {accuracy.value:.3f} is known {known}; {within} between two systems is "
+        "noise unless they are compared meme by meme."
     )
 
 

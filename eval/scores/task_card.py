@@ -19,7 +19,7 @@ from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
 from eval.scores.label_metrics import BASELINE_FREE, METRICS, Metric, TaskArrays, metric_of, value_of
-from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of, share_figure
+from eval.scores.metrics import RESAMPLES, Figure, edge_figure, group_numbers_of, share_figure
 from eval.scores.resampling import Floats
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
@@ -142,6 +142,8 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         # Memes of a group are no independent ones: with their number the exact interval would be too narrow.
         if name in _SHARES and groups is None:
             return share_figure(value, over, n)
+        if name in SINGLE and groups is None:
+            return edge_figure(value, over, n)
         return Figure(value, *resampling.interval(over))
 
     always, words = baseline_of(question, arrays)

@@ -14,7 +14,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from court.errors import BadRequest
 from court.verdict import ClaimLabel
 from eval.scores import resampling
-from eval.scores.metrics import RESAMPLES, ClassScores, Figure, share_figure
+from eval.scores.metrics import RESAMPLES, ClassScores, Figure, edge_figure, share_figure
 from eval.scores.resampled_means import difference_of
 from eval.scores.resampling import Ints
 from eval.witness.arms import Arm
@@ -151,7 +151,7 @@ def _card(
             # (`zero_division`) is only its stand-in.
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
             recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
-            f1=Figure(float(f1[place]), *resampling.interval(over.f1[place])),
+            f1=edge_figure(float(f1[place]), over.f1[place], there or named),
             support=there,
         )
 
@@ -171,10 +171,8 @@ def _card(
         )
         if decided.any()
         else None,
-        macro_f1=Figure(float(f1.mean()), *resampling.interval(over.macro_f1)),
-        weighted_f1=Figure(
-            float((f1 * support).sum() / n), *resampling.interval(np.asarray((drawn_f1 * weights).sum(axis=0)))
-        ),
+        macro_f1=edge_figure(float(f1.mean()), over.macro_f1, n),
+        weighted_f1=edge_figure(float((f1 * support).sum() / n), np.asarray((drawn_f1 * weights).sum(axis=0)), n),
         labels=(label(0, "False"), label(1, "True")),
         unknown_abstained=sum(_column(one) == _ABSTAINED for one in unknown) / len(unknown) if unknown else None,
         against=difference_of(_right(known), _right(baseline), resamples=resamples, seed=seed),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Self
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -64,8 +65,13 @@ class CallError(Exception):
             elif packed.Unpack(request) and request.field_violations:
                 made.field = request.field_violations[0].field
             elif packed.Unpack(retry):
-                made.retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+                made.retry_after = _seconds(retry.retry_delay)
         return made
+
+
+def _seconds(delay: Duration) -> float:
+    # Not as a timedelta: a server may ask for more than one can hold.
+    return float(delay.seconds + delay.nanos / 1e9)
 
 
 class JudgeError(CallError):
@@ -78,7 +84,7 @@ class JudgeError(CallError):
         made = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
         made.reason, made.field = failure.reason, failure.field
         if failure.HasField("retry_delay"):
-            made.retry_after = failure.retry_delay.ToTimedelta().total_seconds()
+            made.retry_after = _seconds(failure.retry_delay)
         if failure.trial_id:
             made.metadata["trial_id"] = failure.trial_id
         return made

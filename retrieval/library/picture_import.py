@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -200,7 +202,7 @@ def _file(name: str, folder: Path) -> bytes:
         parts = [part for part in name.replace("\\", "/").split("/") if part]
         # As it stands, without the drive or the folders that lead to the data set elsewhere, and by its name alone.
         for first in range(len(parts)):
-            path = _any_case(folder.joinpath(*parts[first:])).resolve()
+            path = _any_spelling(folder, parts[first:]).resolve()
             # The name comes from strangers: it must not lead out of the folder.
             if not path.is_relative_to(inside) or not has_picture(path):
                 continue
@@ -214,9 +216,33 @@ def _file(name: str, folder: Path) -> bytes:
     raise _NoPicture("its picture is missing")
 
 
-def _any_case(path: Path) -> Path:
-    """The path, or the one beside it whose extension differs in case alone."""
+def _any_spelling(folder: Path, parts: Sequence[str]) -> Path:
+    """The path below the folder, or the one whose parts differ in letters' case or in how accents are written alone."""
+    path = folder.joinpath(*parts)
     if path.exists():
         return path
-    others = (path.with_suffix(path.suffix.lower()), path.with_suffix(path.suffix.upper()))
-    return next((other for other in others if other.exists()), path)
+    path = folder
+    for part in parts:
+        found = [] if part in (".", "..") else _names(path, _modified(path)).get(_plain(part), [])
+        # Of several that might be meant, none is.
+        path /= found[0] if len(found) == 1 and not (path / part).exists() else part
+    return path
+
+
+def _modified(folder: Path) -> int:
+    """Time in ns at which an entry of the folder was last added or removed; -1 if it is no folder."""
+    return folder.stat().st_mtime_ns if folder.is_dir() else -1
+
+
+@lru_cache(maxsize=8)
+def _names(folder: Path, modified: int) -> Mapping[str, Sequence[str]]:
+    """Names in a folder by their plain spelling; listed once, for a table may have any number of such names."""
+    found: dict[str, list[str]] = {}
+    for entry in folder.iterdir() if modified >= 0 else ():
+        found.setdefault(_plain(entry.name), []).append(entry.name)
+    return found
+
+
+def _plain(name: str) -> str:
+    # Macs write letters and their accents apart, and other systems write them as one.
+    return unicodedata.normalize("NFC", name).casefold()

@@ -26,6 +26,7 @@ from retrieval.library.tables import (
     parse_json,
     plain_word,
     read_text,
+    repeated_names,
 )
 
 __all__ = ["Problem", "Row", "Rows", "Source", "SourceFormat", "read_source"]
@@ -72,11 +73,18 @@ def read_source(source: Source) -> Rows:
     layout = source.format or _detect(content)
     if layout is None:
         raise BadRequest(
-            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has.",
+            f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has. A table "
+            "needs id and label in its first line, and commas, semicolons or tabs between its cells.",
             reason="SOURCE_FORMAT_UNKNOWN",
         )
+    delimiter = _delimiter(layout, content)
+    if delimiter and (repeated := repeated_names(header_of(content, delimiter))):
+        raise BadRequest(
+            f"{source.path.name} has the column {', '.join(repeated)} twice. Rename the one that is not meant.",
+            reason="SOURCE_UNREADABLE",
+        )
     rows, name = Rows(layout), source.label
-    records = _records(layout, content)
+    records = csv_records(content, delimiter) if delimiter else json_records(content)
     if source.labels is not None:
         if layout is not SourceFormat.MAMI:
             raise BadRequest(f"Labels in a file of their own are MAMI's, and {source.path.name} is {layout}.")
@@ -128,10 +136,11 @@ def _marked(path: Path) -> BadRequest:
     )
 
 
-def _records(layout: SourceFormat, content: str) -> Iterator[Record]:
+def _delimiter(layout: SourceFormat, content: str) -> str:
+    """Character between the cells of a layout; empty for one that is no table."""
     if layout is SourceFormat.CSV:
-        return csv_records(content, delimiter_of(content, _CSV_COLUMNS) or ",")
-    return csv_records(content, "\t") if layout is SourceFormat.MAMI else json_records(content)
+        return delimiter_of(content, _CSV_COLUMNS) or ","
+    return "\t" if layout is SourceFormat.MAMI else ""
 
 
 def _detect(content: str) -> SourceFormat | None:
@@ -251,7 +260,8 @@ def _parse_plain(record: Mapping[str, Any]) -> dict[str, Any]:
         "label": _label(word),
         "source_label": str(label).strip(),
         "categories": tuple(category.strip() for category in categories if category.strip()),
-        "image": _name(record.get("image")),
+        # The Hateful Memes' own name for it too: their rows are often passed on as a table.
+        "image": _name(record.get("image") or record.get("img")),
         "scene": _name(record.get("scene")),
     }
 

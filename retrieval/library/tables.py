@@ -5,19 +5,36 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from court.errors import BadRequest
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
 
 DELIMITERS = (",", ";", "\t")
 """Characters between cells; spreadsheets write semicolons where the comma is the decimal sign."""
 LABEL_WORDS = {
-    **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous"), True),
+    **dict.fromkeys(("harmful", "1", "true", "hateful", "misogynous", "somewhat harmful", "very harmful"), True),
     **dict.fromkeys(("not harmful", "0", "false", "not hateful", "not misogynous", "harmless", "benign"), False),
+    **dict.fromkeys(("non harmful", "non hateful", "non misogynous"), False),
 }
 """Words and numbers for the two labels, as :func:`plain_word` leaves them; True for harmful."""
+_MOST_LINES = 100
+"""Lines of a cell; more are rows that a quote without its end has swallowed."""
+_JOINED = re.compile(r"(?<=[^\W_])[-_]+(?=[^\W_])")
+"""Hyphens and underscores between words, and not the sign of a number."""
+_WHOLE = re.compile(r"(-?\d+)(?:\.0*|,00?)")
+"""A whole number written with a fraction, as by pandas or, with a comma, by a spreadsheet in many languages."""
+
+# The usual 128 Ki characters end a record in its middle: what follows in the cell would be read as rows. The whole
+# content is in memory before, so that no limit is needed here.
+csv.field_size_limit(sys.maxsize)
 
 Record = tuple[int, dict[str, Any] | str]
 """Line number, counted from 1, on which a record ends, and the record; or what is wrong with the line."""
@@ -47,6 +64,11 @@ def read_text(path: Path, what: str) -> str:
         # Spreadsheets also put a mark at the beginning of UTF-8.
         text = data.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError as error:
+        if marked:
+            raise BadRequest(
+                f"{path.name} begins as UTF-16 and is damaged or cut off. Save it once more, as UTF-8.",
+                reason="SOURCE_UNREADABLE",
+            ) from None
         line = data.count(b"\n", 0, error.start) + 1
         raise BadRequest(
             f"{path.name} is not UTF-8 text: line {line:,} has bytes of another encoding, such as windows-1252. Save "
@@ -81,22 +103,50 @@ def csv_records(content: str, delimiter: str) -> Iterator[Record]:
     # rather than guessed at.
     reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
+    for line, cells in csv_rows(reader):
+        if isinstance(cells, str):
+            yield line, cells
+        elif not any(cell.strip() for cell in cells):
+            continue
+        elif header is None:
+            header = _named(cells)
+        # Spreadsheets fill rows up with empty cells.
+        elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
+            yield line, f"the line has {len(cells)} cells under a header of {len(header)}"
+        else:
+            yield line, dict(zip(header, cells, strict=False))
+
+
+def csv_rows(reader: CsvReader) -> Iterator[tuple[int, list[str] | str]]:
+    """Cells of each row with the line that it ends on; or what is wrong with a line.
+
+    Of a row that can't be read, each line is told: a quote without its end swallows rows, and they must be counted.
+    """
+    first = 1
     while True:
+        fault, cells = "", list[str]()
         try:
             cells = next(reader)
         except StopIteration:
             return
+        # The reader goes on after an error, so that a bad quote need not cost the rest of the file.
         except csv.Error:
-            yield reader.line_num, "the line is no CSV"
-            continue
-        if not any(cell.strip() for cell in cells):
-            continue
-        if header is None:
-            header = [cell.strip().lower() for cell in cells]
-        elif len(cells) != len(header):
-            yield reader.line_num, f"the line has {len(cells)} cells under a header of {len(header)}"
+            fault = "the line is no CSV"
+        if reader.line_num - first >= (1 if fault else _MOST_LINES):
+            fault = f"a quote that opens in line {first} swallows the line"
+        if fault:
+            yield from ((line, fault) for line in range(first, reader.line_num + 1))
         else:
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            yield reader.line_num, cells
+        first = reader.line_num + 1
+
+
+def _named(cells: list[str]) -> list[str]:
+    """Names of the columns in lower case, up to the last that has one."""
+    names = [cell.strip().lower() for cell in cells]
+    while names and not names[-1]:
+        names.pop()
+    return names
 
 
 def delimiter_of(content: str, columns: Collection[str]) -> str | None:
@@ -109,17 +159,23 @@ def delimiter_of(content: str, columns: Collection[str]) -> str | None:
 
 def header_of(content: str, delimiter: str) -> list[str]:
     """Names in the first line that is not blank, in lower case."""
-    first = next((line for line in content.split("\n") if line.strip()), "")
+    # With any line end, as for the records: a file of carriage returns may have line feeds within its cells.
+    first = next((line for line in io.StringIO(content, newline="") if line.strip()), "")
     try:
-        return [name.strip().lower() for name in next(csv.reader([first], delimiter=delimiter), [])]
+        return _named(next(csv.reader([first], delimiter=delimiter), []))
     except csv.Error:
         return []
+
+
+def repeated_names(header: Collection[str]) -> list[str]:
+    """Names that stand twice in a header: of two such columns the last would win unseen. Those without a name may."""
+    return [name for name, times in Counter(filter(None, header)).items() if times > 1]
 
 
 def plain_word(value: Any) -> str | None:
     """A label in lower case with single spaces, whole numbers without a fraction; None for anything else.
 
-    pandas writes whole numbers as 1.0 where others in the column are missing.
+    pandas writes whole numbers as 1.0 where others in the column are missing. Of a negative number the sign stays.
     """
     if value is None:
         return ""
@@ -130,4 +186,5 @@ def plain_word(value: Any) -> str | None:
         value = int(value)
     if not isinstance(value, str | int):
         return None
-    return " ".join(str(value).replace("_", " ").replace("-", " ").lower().split()).removesuffix(".0")
+    word = " ".join(_JOINED.sub(" ", str(value)).lower().split())
+    return whole[1] if (whole := _WHOLE.fullmatch(word)) else word

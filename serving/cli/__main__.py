@@ -1,5 +1,5 @@
 """``python -m serving.cli`` is the command ``memecourt``."""
 
-from serving.cli.main import main
+from serving.cli import start
 
-main()
+start()

@@ -148,7 +148,7 @@ async def _consume(
     except (ValueError, OSError) as error:
         # A token without TLS, or a file that can't be read.
         raise click.ClickException(str(error)) from None
-    stopping, metrics = stop_signals(), QueueMetrics()
+    metrics = QueueMetrics()
     async with AsyncExitStack() as stack:
         if metrics_at:
             served = MetricsPort(metrics.registry, metrics_at)
@@ -168,6 +168,8 @@ async def _consume(
         )
         if not await court.is_serving():
             tell(f"The court at {address} does not serve now; memes wait in the queue until it does.")
+        # Only now: until then a signal ends the command, and need not wait for a queue that does not answer.
+        stopping = stop_signals()
         click.echo(f"consuming {queue.stream}")
         try:
             await consumer.run(stopping, grace_s=grace_s)

@@ -221,8 +221,11 @@ def _line_json(line: DocketLine) -> dict[str, object]:
 
 
 async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecord:
+    from court.trial import require_undecided
     from serving.wiring import open_court
 
+    # Before encoder and reader are loaded, which takes long.
+    require_undecided(await _record(settings.docket, trial_id))
     async with open_court(settings, tell=tell) as courthouse:
         if watch:
             courthouse.feed.subscribe(show_event)
@@ -233,8 +236,9 @@ async def _rule_on_question(settings: Settings, trial_id: str, question: CourtQu
     from court.second_question import QuestionBrief
     from serving.wiring import open_court
 
+    # Before encoder and reader are loaded, which takes long.
+    record = await _record(settings.docket, trial_id)
     async with open_court(settings, tell=tell) as courthouse:
-        record = await courthouse.docket.trials.record(trial_id)
         picture = await courthouse.picture_of_trial(record)
         ruled = (await courthouse.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
         assert ruled is not None, "it was just recorded"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,14 @@ def test_other_commands_end_alike(home, folder, tmp_path, number, code, words):
         process.wait(timeout=3)
     got, said = ended(process, number)
     assert got == code and "Interrupted." in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_consume_ends_while_it_waits_for_a_queue_that_does_not_answer(home, number, code):
+    with socket.create_server(("127.0.0.1", 0)) as queue:
+        process = start(home, "serving.cli", "consume", f"redis://127.0.0.1:{queue.getsockname()[1]}/0")
+        queue.settimeout(120)
+        connection, _ = queue.accept()
+        with connection:
+            got, said = ended(process, number)
+    assert got == code and "Interrupted." in said and "Traceback" not in said

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -117,6 +118,24 @@ def test_a_backup_that_is_none_or_was_damaged_is_told(folder: Path, tmp_path: Pa
     assert done.exit_code in (1, 2) and "Traceback" not in done.output
     if fault != "picture gone":
         assert not place.exists()
+
+
+def test_a_full_disk_is_no_fault_of_the_docket(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def small(database: object, *rest: object, **options: object) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(database, *rest, **options)  # type: ignore[call-overload]
+        if ".unfinished" in str(database) and "mode=ro" not in str(database):
+            # SQLite itself then says that the disk is full.
+            connection.execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr("serving.docket.store.sqlite.sqlite3.connect", small)
+    refused = call("docket", "backup", tmp_path / "backup")
+    assert (
+        refused.exit_code == 1 and f"{tmp_path / 'backup'} can't be written: No space left on device" in refused.output
+    )
+    assert "damaged" not in refused.output and not (tmp_path / "backup").exists()
 
 
 def test_a_docket_that_is_not_clean_gives_no_backup(folder: Path, tmp_path: Path) -> None:

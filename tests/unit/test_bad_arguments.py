@@ -273,6 +273,15 @@ def test_every_command_has_its_usual_arguments() -> None:
     assert len(CASES) > 2000
 
 
+@pytest.mark.parametrize("command", [("resume",), ("ask", "--question", "{question}")])
+def test_a_trial_that_can_not_be_gone_on_with_is_told_before_a_model_is_loaded(
+    command: tuple[str, ...], places: dict[str, Path]
+) -> None:
+    words = [word.format(**places) for word in command]
+    done = CliRunner().invoke(cli, ["records", *words, "no-such-trial"])
+    assert done.exit_code == 1 and "There is no trial no-such-trial" in done.output and LOADED not in done.output
+
+
 def with_bad(name: str, parameter: click.Parameter, value: str, places: dict[str, Path], new: Path) -> list[str]:
     """The command's words with the value in the place of the parameter's usual one."""
     words = given(name, places, new)

@@ -98,7 +98,7 @@ def test_bad_rows_are_listed_by_line_id_and_reason_and_quote_nothing(tmp_path: P
         (4, "", "the line is no JSON object"),
         (6, "", "the line is no JSON object"),
         (7, "odd", "the label is none of HarMeme's"),
-        (8, "good", "its id is taken"),
+        (8, "good", "another meme before it has its id"),
         (9, "", "it has no id"),
         (10, "nothing", "it has neither a text nor a picture"),
         (11, "number", "the text is no text"),

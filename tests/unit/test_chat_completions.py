@@ -789,11 +789,32 @@ def test_a_feature_answered_by_500_is_a_feature_that_it_lacks():
         ("-1", 0),
         ("nan", 0),
         ("inf", 0),
+        ("99999999999999", 86_400),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
     ],
 )
 def test_retry_after(header, seconds):
     assert retry_after({"retry-after": header}) == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "limit"),
+    [
+        ({"message": "the maximum context length is 4096 tokens, got 9000"}, "MODEL_CONTEXT_TOO_SHORT", "4,096"),
+        ({"message": "overloaded", "code": 429}, "MODEL_BUSY", ""),
+        ({"message": "no such model", "code": "not_found"}, "MODEL_REFUSED", ""),
+        ("words", "MODEL_GARBLED", ""),
+    ],
+)
+def test_an_error_with_the_status_of_a_success_is_that_error(error, reason, limit):
+    with pytest.raises(Failure) as caught:
+        read(json.dumps({"error": error}).encode())
+    assert caught.value.error.reason == reason and limit in caught.value.error.message
+
+
+def test_a_body_may_begin_with_a_mark():
+    choice = {"index": 0, "message": {"content": "yes"}}
+    assert read(b"\xef\xbb\xbf" + json.dumps({"choices": [choice]}).encode()).reply(0.1).text == "yes"
 
 
 def test_retry_after_as_a_date():

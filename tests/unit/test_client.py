@@ -256,6 +256,12 @@ def told(book):
     return outcomes
 
 
+def test_a_wait_of_more_than_a_calendar_holds_is_no_error_of_the_client():
+    told = wire.Failure(code=Code.UNAVAILABLE.value[0], reason="BUSY")
+    told.retry_delay.seconds = 10**14
+    assert JudgeError.of_failure(told).retry_after == 1e14
+
+
 def test_each_request_has_the_outcome_that_bears_its_name():
     _, book = taken("a", "b")
     assert sent(book) == ["a", "b"]

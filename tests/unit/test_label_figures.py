@@ -78,6 +78,15 @@ def test_agreement_of_annotators_by_hand():
     assert found.ceiling.value == pytest.approx((3 + 0 + 3 + 0) / (3 + 1 + 3 + 2))
 
 
+def test_annotators_who_always_agree_leave_an_interval_of_some_width():
+    found = annotator_agreement([AnnotatorVote(f"m{meme}", who, "h") for meme in range(10) for who in "abc"])
+    for figure in (found.pairs, found.unanimous, found.ceiling):
+        # Memes are what is drawn, not votes.
+        assert (figure.value, figure.low, figure.high) == (1, pytest.approx(0.025 ** (1 / 10)), 1)
+    apart = annotator_agreement([AnnotatorVote("m", "a", "h"), AnnotatorVote("m", "b", "n")])
+    assert (apart.unanimous.value, apart.unanimous.low, apart.unanimous.high) == (0, 0, pytest.approx(0.975))
+
+
 def test_soft_labels_are_shares_and_the_later_vote_of_a_person_counts():
     said = [*votes(TABLE), AnnotatorVote("m2", "p2", "h")]
     soft = soft_labels(said)

@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_sc
 from court.errors import BadRequest
 from eval.datasets.protocol import Level, Protocol
 from eval.scores.metrics import card, noise, score
+from eval.scores.tables import noise_in_words
 from tests.support.judged import F, H, N, U, results
 
 GOLD = [True] * 6 + [False] * 4
@@ -65,6 +66,27 @@ def test_memes_that_are_all_alike_leave_an_interval_of_some_width():
     assert none.strict.accuracy.high == pytest.approx(1 - 0.025 ** (1 / 80))
     assert none.strict.classes[1].recall.high == pytest.approx(1 - 0.025 ** (1 / 40))
     assert none.coverage.low == pytest.approx(0.025 ** (1 / 80))
+
+
+def test_other_figures_at_their_ends_have_some_width_too():
+    gold = [True, False] * 6
+    least = 0.025 ** (1 / 12)
+    right = plain(gold, outcomes(gold), score=[float(harmful) for harmful in gold])
+    assert bounds(right.strict.macro_f1) == pytest.approx([least, 1])
+    assert bounds(right.strict.classes[0].f1) == bounds(right.auroc) == pytest.approx([0.025 ** (1 / 6), 1])
+    assert bounds(right.brier) == pytest.approx([0, 1 - least])
+    wrong = plain(gold, outcomes(not harmful for harmful in gold))
+    assert bounds(wrong.strict.macro_f1) == pytest.approx([0, 1 - least])
+    # One class alone: the other's F1 is 0 whatever happens.
+    assert bounds(plain([True], [H]).strict.macro_f1) == pytest.approx([0.0125, 0.5])
+    assert bounds(score(gold, gold).accuracy) == pytest.approx([least, 1])
+
+
+def test_what_an_accuracy_at_its_end_is_known_to_is_no_zero():
+    gold = [True, False] * 6
+    said = noise_in_words(plain(gold, outcomes(gold)))
+    assert "an accuracy of 1.000 is known to lie between 0.735 and 1.000" in said and "±" not in said
+    assert "is known to about ±" in noise_in_words(plain(GOLD, outcomes(SAID)))
 
 
 def test_a_class_that_nobody_named_still_counts():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 
 import pytest
 
@@ -182,12 +183,17 @@ def speaks(words):
 def unwrapped(text):
     """Without what servers leave around a reply: a byte order mark, thoughts that end, one fence around the whole."""
     text = text.lstrip("\ufeff").strip()
-    if text[:1] not in ("{", "`"):
-        thoughts, end, rest = text.partition("</think>")
-        if end and "<think>" not in thoughts.removeprefix("<think>"):
-            text = rest.lstrip()
+    if text[:1] not in ("{", "`", "~"):
+        marks = list(re.finditer(r"</?think(ing)?>", text, re.IGNORECASE | re.ASCII))
+        if marks and not marks[0][0].startswith("</") and marks[0].start() == 0:
+            del marks[0]
+        if marks and marks[0][0].startswith("</"):
+            text = text[marks[0].end() :].lstrip()
     lines = text.split("\n")
-    if len(lines) > 2 and lines[0].rstrip(" \t") in ("```", "```json", "```JSON") and lines[-1].strip(" \t") == "```":
+    fence = lines[-1].strip(" \t")
+    name = lines[0].removesuffix("\r").removeprefix(fence).strip(" \t").lower()
+    fences = len(fence) > 2 and fence in (len(fence) * "`", len(fence) * "~") and lines[0].startswith(fence)
+    if fences and len(lines) > 2 and (not name or (name.startswith("json") and name.isascii() and name.isalnum())):
         return "\n".join(lines[1:-1])
     return text
 
@@ -403,6 +409,10 @@ REPLY = json.dumps(ACQUITTAL)
         f"```json\n{REPLY}\n```",
         f"```\n{REPLY}\n```\n",
         f'<think>The draft is {{"label": "not harmful"}}.</think>\n{REPLY}',
+        f"<Thinking>hm</Thinking>{REPLY}",
+        f"```JSON\r\n{REPLY}\r\n```\r\n",
+        f"~~~json5\n{REPLY}\n~~~",
+        f"````\n{REPLY}\n````",
         f"</think>\n{REPLY}",
         f"It seems clear. </think>\n\n```json\n{REPLY}\n```",
         f"\ufeff{REPLY}",
@@ -420,6 +430,9 @@ def test_what_servers_leave_around_a_reply_is_taken_off(text):
         f'{{"label": "not harmful"}}\n{REPLY}',
         f"{REPLY}\n{REPLY}",
         f"<think>perhaps {REPLY}",
+        f"<thinking>perhaps {REPLY}",
+        f"```json\n{REPLY}\n~~~",
+        f"```\n```json\n{REPLY}\n```\n```",
         f"<think>perhaps <think>or</think> {REPLY}",
         f"Here it is:\n```json\n{REPLY}\n```",
         f"```json\n{REPLY}\n```\nThat is all.",

@@ -310,3 +310,10 @@ def test_a_variable_that_is_no_json_is_named_and_its_value_is_not(variable, valu
     name = variable.partition("__")[0]
     assert result.output.startswith(f"Error: Settings can't be used: {name.lower()}: ")
     assert f"MEMECOURT_{name}, or" in result.output and "is no JSON" in result.output
+
+
+@pytest.mark.parametrize("name", ["HOME", "LIBRARY", "DOCKET", "TOKENS", "TLS_CLIENT_CA", "PICTURES"])
+def test_an_empty_path_is_not_the_current_folder(monkeypatch, name):
+    monkeypatch.setenv(f"MEMECOURT_{name}", "")
+    result = CliRunner().invoke(cli, ["settings"])
+    assert result.exit_code == 1 and f"MEMECOURT_{name} is empty. Unset it, or give the path." in result.output

@@ -28,7 +28,10 @@ WORDS = [
     ("hateful", "not-hateful"),
     ("true", "False"),
     ("Harmful", "benign"),
+    ("1.00", "0.00"),
+    ("HARMFUL", "NON-HARMFUL"),
 ]
+SWALLOWED = "a quote that opens in line 12 swallows the line"
 
 
 def table(delimiter=",", end="\n", labels=("1", "0")):
@@ -46,6 +49,10 @@ FILES = {
     "lone CR": table(end="\r").encode(),
     "semicolons": table(";").encode(),
     "tabs": table("\t").encode(),
+    "columns without a name": "".join(f"{line},,\n" for line in table().splitlines()).encode(),
+    "cells past the header": table().replace('"\n', '",,\n').encode(),
+    "a column of pandas": "".join(f"{n or ''},{line}\n" for n, line in enumerate(table().splitlines())).encode(),
+    "the Hateful Memes' name of pictures": table().replace("image", "img").encode(),
     **{f"labels {harmful} and {benign}": table(labels=(harmful, benign)).encode() for harmful, benign in WORDS},
 }
 
@@ -72,6 +79,7 @@ def test_predictions_are_read_the_same_way(tmp_path, content):
         (table().encode("cp1252"), r"not UTF-8 text: line 3 has bytes of another encoding.*iconv -f WINDOWS-1252"),
         (table().encode("utf-16-le"), "UTF-16 without a mark"),
         (b"id,label\n\x00\x00", "is no text"),
+        (table().encode("utf-16") + b"\n", "begins as UTF-16 and is damaged"),
     ],
 )
 @pytest.mark.parametrize("read", [lambda path: read_source(Source(path)), lambda path: read_predictions(path, [])])
@@ -83,10 +91,83 @@ def test_an_encoding_that_is_not_known_is_named_and_nothing_is_read(tmp_path, co
 
 @pytest.mark.parametrize(
     ("value", "word"),
-    [(1.0, "1"), ("0.0", "0"), (True, "true"), (" Not_Harmful ", "not harmful"), (None, ""), (1.5, None), ([], None)],
+    [
+        (1.0, "1"),
+        ("0.0", "0"),
+        (True, "true"),
+        (" Not_Harmful ", "not harmful"),
+        (None, ""),
+        (1.5, None),
+        ([], None),
+        ("-1", "-1"),
+        (-1, "-1"),
+    ],
 )
 def test_words_of_labels(value, word):
     assert plain_word(value) == word
+
+
+def test_a_negative_label_is_not_its_opposite(tmp_path):
+    (tmp_path / "table.csv").write_text(table(labels=("1", "-1")))
+    rows = read_source(Source(tmp_path / "table.csv"))
+    assert [row.id for row in rows.good] == ["00035", "00037"]
+    assert [problem.id for problem in rows.problems] == ["00036", "00038"]
+
+
+def test_a_column_that_stands_twice_is_not_chosen_from(tmp_path):
+    (tmp_path / "table.csv").write_text("id,label,text,Label\na,1,words,0\n")
+    with pytest.raises(BadRequest, match="has the column label twice"):
+        read_source(Source(tmp_path / "table.csv"))
+
+
+@pytest.mark.parametrize(
+    ("quoted", "good"),
+    [
+        ('m10,0,"oops\n', 10),  # to the end of the file
+        ('m10,0,"oops\n' + "x,1,y\n" * 30 + 'x,1,"y"\n', 499),  # to the next quote
+        ('m10,0,"oops\n' + "x,1,y\n" * 200 + 'x,1,y"\n', 499),  # to one that fits, so far below that it is no cell's
+    ],
+)
+def test_rows_that_a_quote_swallows_are_counted(tmp_path, quoted, good):
+    rows = [f"m{n},{n % 2},text number {n}\n" for n in range(500)]
+    rows[10] = quoted
+    (tmp_path / "table.csv").write_text("id,label,text\n" + "".join(rows))
+    read = read_source(Source(tmp_path / "table.csv"))
+    assert len(read.good) == good
+    assert {problem.reason for problem in read.problems} == {SWALLOWED}
+    assert len(read.problems) == "".join(rows).count("\n") - good
+
+
+def test_rows_within_a_long_cell_are_its_text(tmp_path):
+    content = f'id,label,text\na,1,"{"x" * 200_000}\nb,0,inner"\nc,0,words\n'
+    (tmp_path / "table.csv").write_text(content)
+    rows = read_source(Source(tmp_path / "table.csv"))
+    assert [row.id for row in rows.good] == ["c"]
+    assert [problem.reason for problem in rows.problems] == ["its text is too long"]
+
+
+def test_line_ends_of_two_kinds(tmp_path):
+    (tmp_path / "table.csv").write_text(table(end="\r").replace("never trust", "never\ntrust"), newline="")
+    assert len(read_source(Source(tmp_path / "table.csv")).good) == 4
+
+
+def test_ids_that_a_spreadsheet_has_rounded_make_no_library(tmp_path):
+    rows = [f"1.23457E+18,{number % 2},text number {number}" for number in range(18)]
+    (tmp_path / "table.csv").write_text("\n".join(["id,label,text", *rows]))
+    command = ["precedents", "build", str(tmp_path / "library"), str(tmp_path / "table.csv")]
+    refused = CliRunner().invoke(cli, command)
+    assert refused.exit_code == 1 and "another meme before it has its id (17)" in refused.output
+
+
+def test_a_folder_without_the_pictures_makes_no_library(tmp_path):
+    (tmp_path / "table.csv").write_text(table())
+    (tmp_path / "elsewhere").mkdir()
+    command = ["precedents", "build", str(tmp_path / "library"), str(tmp_path / "table.csv")]
+    refused = CliRunner().invoke(cli, [*command, "--pictures", str(tmp_path / "elsewhere")])
+    assert refused.exit_code == 1 and "its picture is missing (4)" in refused.output
+    (tmp_path / "table.csv").write_text(table().replace("image", "file"))
+    built = CliRunner().invoke(cli, [*command, "--pictures", str(tmp_path / "elsewhere")])
+    assert built.exit_code == 0 and "none of its rows names a picture (image)" in built.output
 
 
 @pytest.fixture
@@ -95,7 +176,7 @@ def pictures(tmp_path):
     (folder / "img").mkdir(parents=True)
     out = io.BytesIO()
     Image.new("RGB", (8, 8)).save(out, "PNG")
-    for name in ("img/00001.png", "UPPER.JPG"):
+    for name in ("img/00001.png", "UPPER.JPG", "img/re\u0301sum\u00e9.png"):
         (folder / name).write_bytes(out.getvalue())
     (tmp_path / "secret.png").write_bytes(out.getvalue())
     return folder
@@ -113,6 +194,10 @@ def pictures(tmp_path):
         "UPPER.jpg",
         "train/UPPER.jpg",
         "./img//00001.png",
+        "file:///C:/data/img/00001.png",
+        "IMG/00001.PNG",
+        "img\\re\u0301sume\u0301.png",
+        "img/r\u00e9sum\u00e9.png",
     ],
 )
 def test_a_picture_is_found_by_whatever_its_table_calls_it(pictures, name):

@@ -6,6 +6,7 @@ The SDK builds its answers without checking them; here they are read strictly, f
 from __future__ import annotations
 
 import base64
+import codecs
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from court.backends.chat.failures import garbled
+from court.backends.chat.failures import Failure, garbled, of_status
 from court.backends.chat.features import Capabilities
 from court.meme import Frame
 from court.messages import file_sha256
@@ -219,14 +220,35 @@ _FINISHES = {
 }
 
 
+class _Error(_Strict):
+    message: str
+    code: Annotated[int | None, _Optional] = None
+
+
+class _ErrorBody(_Strict):
+    error: _Error
+
+
 def read(body: bytes, server: str = "") -> ServerAnswer:
     """The answer in a body, and which server gave it. Raises Failure if it is anything else."""
     try:
-        answer = ServerAnswer.model_validate_json(body)
+        # As some gateways write it, with a mark at its beginning.
+        answer = ServerAnswer.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError:
-        raise garbled() from None
+        raise _error_in(body) or garbled() from None
     answer._server = server
     return answer
+
+
+def _error_in(body: bytes) -> Failure | None:
+    """The failure behind an error that a gateway has sent with the status of a success; None where there is none."""
+    try:
+        error = _ErrorBody.model_validate_json(body).error
+    except ValidationError:
+        return None
+    # Often the status that the server behind it has given.
+    status = error.code if error.code is not None and 400 <= error.code < 600 else 400
+    return of_status(status, {}, error.message[:2000])
 
 
 class _Model(_Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -293,6 +294,7 @@ def copy_sqlite(path: Path, to: Path) -> None:
 
     Raises:
         DocketError: The file can't be read.
+        OSError: The copy can't be written.
     """
     to.unlink(missing_ok=True)
     source = ReadOnlySqliteDatabase(path, patience=10.0)
@@ -301,6 +303,9 @@ def copy_sqlite(path: Path, to: Path) -> None:
             driver: Any = connection.connection.driver_connection
             driver.backup(copy)
     except (SQLAlchemyError, sqlite3.Error) as error:
+        # Nothing is wrong with the docket then. The higher bits of the code tell of which kind a failure is.
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to)) from error
         raise _no_docket(path) from error
     finally:
         source.close()
