@@ -99,6 +99,23 @@ def test_records_are_listed_and_shown(tmp_path):
     assert len(json.loads(shown.output)["events"]) == len(notes.events)
 
 
+@pytest.mark.parametrize("command", ["resume", "ask"])
+def test_a_procedure_that_is_not_the_trial_s_is_refused_and_one_that_is_changes_nothing(tmp_path, command):
+    path = tmp_path / "d.sqlite"
+    notes = Notes()
+    hear(a_court(), watch=notes)
+    with_docket(path, lambda docket: append_all(docket, notes.events))
+    question = tmp_path / "question.toml"
+    question.write_text('id = "side"\ntext = "whom is it aimed at?"\noptions = ["blueland", "nobody"]\n', "utf-8")
+    asked = ("--question", question) if command == "ask" else ()
+    refused = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "full")
+    assert refused.exit_code == 1 and "begun with the procedure summary, not full" in refused.output
+    assert "Loading" not in refused.output
+    # With the trial's own procedure it goes on, as far as to the library.
+    same = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "summary", "--library", tmp_path)
+    assert same.exit_code == 1 and "procedure" not in same.output and "library" in same.output
+
+
 def test_what_is_not_there_is_said(tmp_path):
     for arguments in (("records", "list"), ("records", "show", "t")):
         outcome = invoke(*arguments, "--docket", tmp_path / "none.sqlite")
