@@ -104,7 +104,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     finally:
         # Also when a probe raises: the model must not go on with a capability that was only being tried.
         model.capabilities = found
-    return Probed(found, (*sentences, *_limitations(found, pictures)))
+    return Probed(found, (*sentences, *_limitations(found, pictures, thoughts=thoughts)))
 
 
 async def probe_replicas(
@@ -379,7 +379,7 @@ async def _still_there(model: ChatCompletions, within_s: float) -> None:
         model.capabilities = before
 
 
-def _limitations(found: Capabilities, pictures: int) -> list[str]:
+def _limitations(found: Capabilities, pictures: int, *, thoughts: bool) -> list[str]:
     sentences = []
     if not found.json_schema:
         sentences.append(
@@ -407,7 +407,9 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
             "apart, or take a model that does not think."
         )
     elif found.thinking is not Thinking.NONE:
-        sentences.append("The model thinks before it replies; it is told not to.")
+        # Said of the roles, for the same model may be wanted with thoughts in one and without in another.
+        where = " in roles that are not to think" if thoughts else ""
+        sentences.append(f"The model thinks before it replies; it is told not to{where}.")
     if found.prefix_cache is False:
         sentences.append(
             "Its prefix cache found nothing of a prompt that it had just read: every call reads the whole trial again. "
