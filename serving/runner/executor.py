@@ -11,7 +11,7 @@ from court.errors import CantResume
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
 from court.meme import Meme, Picture, check_present, check_text
 from court.ports import EventSink, PictureReader
-from court.record import TrialRecord
+from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief, rule_on_question
 from court.trial import Court, TrialCase
 from serving.docket.open import Docket
@@ -137,7 +137,9 @@ class TrialExecutor:
             TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
-        _require_unerased(record)
+        # Of one that is over, that is the reason to be told.
+        if record.state is not TrialState.DECIDED:
+            _require_unerased(record)
         picture = await self.picture_of_trial(record)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
         court = self.court_of(record.opened.meme.namespace)

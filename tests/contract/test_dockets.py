@@ -195,6 +195,8 @@ def test_a_trial_that_quotes_what_was_erased_since_is_neither_resumed_nor_asked_
         brief = QuestionBrief(CourtQuestion(id="side", text="whom is it aimed at?", options=("blueland", "nobody")))
         with pytest.raises(CantResume) as asked:
             await house.rule_on(record, await house.picture_of_trial(record), brief)
+        with pytest.raises(CantResume, match="has its verdict"):
+            await house.resume(whole.trial_id)
         assert list((await docket.trials.record("cut")).events) == list(before.events)
         return resumed.value.reason, asked.value.reason
 
