@@ -13,6 +13,7 @@ from court.record import TrialRecord
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
+from serving.settings import Settings
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.unit.test_docket import append_all, with_docket
 from tests.unit.test_trial import a_court, hear
@@ -123,6 +124,16 @@ def test_what_is_not_there_is_said(tmp_path):
     with_docket(tmp_path / "d.sqlite", lambda docket: docket.index.list(limit=1))
     outcome = invoke("records", "show", "t", "--docket", tmp_path / "d.sqlite")
     assert outcome.exit_code == 1 and "no trial t" in outcome.output
+
+
+@pytest.mark.parametrize("urls", ["http://a:1/v1,http://b:2/v1", '["http://a:1/v1", "http://b:2/v1"]'])
+def test_servers_are_named_in_the_environment_as_they_are_elsewhere(monkeypatch, urls):
+    for name in ("LLM__URL", "LLM__ROLES__JUDGE__URL", "LLM__GUARD__URL"):
+        monkeypatch.setenv(f"MEMECOURT_{name}", urls)
+    monkeypatch.setenv("MEMECOURT_LLM__GUARD__MODEL", "guard")
+    monkeypatch.setenv("MEMECOURT_LLM__GUARD__ADAPTER", "llama-guard-4")
+    llm = Settings().llm
+    assert llm.url == llm.roles["judge"].url == llm.guard.url == ("http://a:1/v1", "http://b:2/v1")
 
 
 def test_settings_that_can_not_be_used_are_named_without_their_values(tmp_path):
