@@ -320,7 +320,9 @@ async def _gather(
             cut.append(row.id)
     if not memes:
         raise BadRequest(
-            f"None of the {read} rows can be used{f': {_reasons(problems)}' if problems else ''}.",
+            f"None of the {read} rows can be used{f': {_reasons(problems)}' if problems else ''}."
+            if read
+            else "There are no rows to make a library of.",
             reason="NOTHING_TO_BUILD",
         )
     _refuse_losses(read, problems, max_lost)

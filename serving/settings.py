@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -53,8 +55,14 @@ ProcedureName = Annotated[Procedure, BeforeValidator(lambda name: name.upper() i
 
 
 def _split(value: Any) -> Any:
-    """One address, or several with commas between them, as options and the environment give them."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    """One address, or several with commas between them or as JSON, as options and the environment give them."""
+    if not isinstance(value, str):
+        return value
+    # No address begins so. What is no JSON after all is refused as an address.
+    if value.lstrip().startswith("["):
+        with suppress(ValueError):
+            return json.loads(value)
+    return tuple(part.strip() for part in value.split(","))
 
 
 def _addresses(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -155,7 +163,8 @@ class GuardSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Urls
+    # Read as it stands in the environment: what is neither optional nor marked so has to be JSON there.
+    url: Annotated[Urls, NoDecode]
     """Of its server, or of several."""
     model: str = Field(min_length=1)
     """Its name there."""

@@ -77,6 +77,9 @@ _SIZES = ("3b", "7b", "32b")
 @click.option(
     "--controls/--no-controls", default=True, help="Include the control arms that the paper lacks. [default: included]"
 )
+@click.option(
+    "--with-leaks", is_flag=True, help="Add an arm that keeps precedents too near to judged memes, to see their worth."
+)
 @click.option("--harm-p", type=click.Choice(["v1", "v0"]), default="v1", show_default=True, help="Version of Harm-P.")
 @click.option(
     "--dataset",
@@ -175,6 +178,7 @@ def _planned(paper: str, options: dict[str, Any]) -> tuple[Reproduction, Servers
         figures=_numbers(options["figures"], (3, 4, 5), "figures"),
         models={size: model for size, model in models.items() if model},
         controls=options["controls"],
+        leaks=options["with_leaks"],
     )
     if not stages:
         raise click.UsageError("--tables and --figures leave nothing to run with the data that are there.")

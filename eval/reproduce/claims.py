@@ -111,6 +111,16 @@ def claims_of(judged: JudgedArms) -> tuple[Claim, ...]:
     )
 
 
+def worth_of_leaks(judged: JudgedArms, arm: str) -> ClaimPart | None:
+    """The lead in accuracy of an arm with leaks over the full court; None where either was not run.
+
+    The paper claims nothing of it: so much could come from precedents that hold what is judged.
+    """
+    if judged.lacks("full", arm):
+        return None
+    return _better(judged, judged.arms[arm], judged.arms["full"])
+
+
 def _parts_are_worth_something(judged: JudgedArms) -> Claim:
     claim = "the full court is better than without precedents, advocates or questions, and than a dull Judge"
     if why := judged.lacks("full", *_ORDER):

@@ -11,9 +11,9 @@ from court.events import Side
 from eval.datasets.sample import sample
 from eval.reports.courses import Rounds, rounds_of
 from eval.reproduce.benches import Benchmark
-from eval.reproduce.claims import Claim, JudgedArms, claims_of
+from eval.reproduce.claims import Claim, ClaimPart, JudgedArms, claims_of, worth_of_leaks
 from eval.reproduce.hold import read_manifest
-from eval.reproduce.stages import POST_STANCE, SIZES, Reproduction, ReproductionManifest
+from eval.reproduce.stages import POST_STANCE, SIZES, WITH_LEAKS, Reproduction, ReproductionManifest
 from eval.reproduce.targets import Target, Targets, has_accuracy, is_reachable
 from eval.runs.results import Results, read_results
 from eval.scores.metrics import RESAMPLES, Card, card, score
@@ -117,6 +117,7 @@ class Reproduced:
         chain: Run and meme of figure 4; None where no examination was held.
         asked: Runs with the stance from the start and at the summary: figure 3; None where either is missing.
         finished: True if every run of the manifest is finished.
+        leaks: Lead of the full court with leaks over that without, of the largest model; None where either is missing.
     """
 
     plan: Reproduction
@@ -129,6 +130,7 @@ class Reproduced:
     chain: tuple[Results, str] | None
     asked: tuple[Results, Results] | None
     finished: bool
+    leaks: ClaimPart | None = None
 
 
 def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) -> Reproduced:
@@ -183,6 +185,7 @@ def outcome_of(plan: Reproduction, targets: Targets, *, balanced: bool = False) 
         chain=_chain(plan, full),
         finished=len(runs) == sum(len(arms) for stage in manifest.stages for arms in stage.runs.values()),
         asked=(arms[FULL_ARM], arms[POST_STANCE]) if {FULL_ARM, POST_STANCE} <= arms.keys() else None,
+        leaks=worth_of_leaks(judged, WITH_LEAKS),
     )
 
 

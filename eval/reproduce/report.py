@@ -56,6 +56,7 @@ async def document_of(outcome: Reproduced, preset: Preset | None) -> Document:
         *(_table(outcome, number) for number in _TITLES if any(row.table == number for row in outcome.rows)),
         _baselines(outcome),
         _claims(outcome),
+        *_leaks(outcome),
         await _figure_3(outcome),
         await _figure_4(outcome),
         _figure_5(outcome),
@@ -75,6 +76,7 @@ def as_json(outcome: Reproduced) -> dict[str, Any]:
         "limit": outcome.plan.limit,
         "rows": [_row_json(row) for row in outcome.rows],
         "claims": [asdict(claim) for claim in outcome.claims],
+        "leaks": asdict(outcome.leaks) if outcome.leaks else None,
         "figure_3": next((asdict(claim) for claim in outcome.claims if claim.id == "C5"), None),
         "figure_4": {"run": str(outcome.chain[0].root), "meme": outcome.chain[1]} if outcome.chain else None,
         "figure_5": {
@@ -176,6 +178,20 @@ def _claims(outcome: Reproduced) -> Section:
     heads = ["claim", "measured", "value", "p", "outcome"]
     grid = Grid("Claims and their tests", heads, rows, words=True)
     return Section("claims", "Claims", title="Claims C1 to C7", lines=[line], tables=[grid])
+
+
+def _leaks(outcome: Reproduced) -> Iterator[Section]:
+    # A section without its arm would promise something that most reproductions leave out.
+    if outcome.leaks is None:
+        return
+    part = outcome.leaks
+    line = (
+        "One more run of the full court, with a library that keeps the precedents that are too near to a judged meme. "
+        "Its figures are no figures of the court: they show how much leakage would flatter it."
+    )
+    p = "" if part.p is None else f"{part.p:.2g}"
+    grid = Grid("Worth of leaks", ["measured", "value", "p"], [[part.what, _value(part), p]])
+    yield Section("leaks", "Leaks", title="Leaks, kept on purpose", lines=[line], tables=[grid])
 
 
 def _claim_rows(claim: Claim) -> Iterator[tuple[str, str, str, str, str]]:

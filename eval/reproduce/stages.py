@@ -43,6 +43,8 @@ ABLATIONS = ("no-precedents", "no-advocates", "no-captioner", "dull-judge")
 POST_STANCE = "post-stance"
 CONTROLS = ("random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars")
 """Arms that the paper lacks."""
+WITH_LEAKS = "with-leaks"
+"""Arm whose precedents are not checked for what is judged; off unless it is asked for."""
 Mode = Literal["as-published", "as-served"]
 
 
@@ -131,6 +133,7 @@ def stages_of(
     figures: frozenset[int],
     models: Mapping[SizeName, str],
     controls: bool = True,
+    leaks: bool = False,
 ) -> tuple[Stage, ...]:
     """The runs that these tables and figures need, the largest model first: its figures are those of tables 1 and 2.
 
@@ -141,6 +144,7 @@ def stages_of(
         figures: Numbers of the paper's figures.
         models: Names of models that are not the paper's.
         controls: True to hold the arms that the paper lacks beside those of table 2.
+        leaks: True to hold the arm :data:`WITH_LEAKS` beside the largest model's full court.
     """
     stages = []
     for place, size in enumerate(sorted(sizes, key=SIZES.index, reverse=True)):
@@ -154,6 +158,8 @@ def stages_of(
                     arms += (*ABLATIONS, *(CONTROLS if controls else ()))
                 if first and (3 in tables or 3 in figures):
                     arms = (POST_STANCE, *arms)
+                if first and leaks:
+                    arms += (WITH_LEAKS,)
                 # Figure 4 is of Harm-P.
                 wanted = bool(arms) or 3 in tables or (first and bool(tables | (figures - {4})))
             else:

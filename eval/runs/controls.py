@@ -31,6 +31,8 @@ class Control(StrEnum):
     """The library's labels were permuted when it was prepared."""
     SWAPPED = "swapped sides"
     """The Judge is shown each side's justification under the other side's name."""
+    LEAKS = precedents.LEAKS
+    """Precedents that are too near to a judged meme were kept when the library was prepared."""
     TRANSLATED = "translated text"
     """The meme's text is put into English before its trial (:mod:`eval.runs.translated`)."""
 
@@ -104,6 +106,21 @@ class RandomFinder:
         return await self.finder.pictures(ids)
 
 
+_SPOILT = (
+    (
+        Control.SHUFFLED,
+        "The library's labels were shuffled",
+        "The labels of this library were not shuffled. Prepare one that has them so",
+    ),
+    (
+        Control.LEAKS,
+        "The library has precedents that are too near to judged memes",
+        "From this library, what is too near to a judged meme was left out. Prepare one that has it",
+    ),
+)
+"""Controls by another library, which its name says, with what is said where it is used or missed by mistake."""
+
+
 def with_control(court: Court, control: str, seed: int) -> Court:
     """The court with this control; as it is where ``control`` is empty.
 
@@ -115,21 +132,21 @@ def with_control(court: Court, control: str, seed: int) -> Court:
     Raises:
         BadRequest: There is no such control, or the library is not one for it.
     """
-    # What is translated, is so before the trial.
-    if not control or control == Control.TRANSLATED:
-        # Such a library says false labels: used by mistake, it would spoil figures that look sound.
-        if precedents.SHUFFLED in court.finder.library.name:
-            raise BadRequest("The library's labels were shuffled: it is good for that control and nothing else.")
-        return court
-    if control not in list(Control):
+    if control and control not in list(Control):
         raise BadRequest(f"There is no control {control!r}. There are: {', '.join(Control)}.")
+    for spoilt, why, missing in _SPOILT:
+        marked = spoilt in court.finder.library.name
+        # Such a library says false labels, or the answers: used by mistake, it would spoil figures that look sound.
+        if marked and control != spoilt:
+            raise BadRequest(f"{why}: it is good for that control and nothing else.")
+        if control == spoilt and not marked:
+            raise BadRequest(f"{missing} for this control.")
+    # What is translated, is so before the trial; a library was altered when it was prepared.
+    if not control or control in (Control.TRANSLATED, Control.SHUFFLED, Control.LEAKS):
+        return court
     if control == Control.RANDOM:
         finder = court.finder
         if not isinstance(finder, LibraryFinder):
             raise BadRequest("Precedents can only be drawn at random from a library.")
         return replace(court, finder=RandomFinder(finder, seed))
-    if control == Control.SWAPPED:
-        return replace(court, settings=court.settings.model_copy(update={"swap_sides": True}))
-    if precedents.SHUFFLED not in court.finder.library.name:
-        raise BadRequest("The labels of this library were not shuffled. Prepare one that has them so for this control.")
-    return court
+    return replace(court, settings=court.settings.model_copy(update={"swap_sides": True}))

@@ -95,7 +95,7 @@ class RunManifest(_ItemModel):
     """From where on a precedent was too near to what is judged (:class:`retrieval.audit.leakage.LeakThresholds`)."""
     control: str = ""
     """What was altered to see what it is worth: ``random precedents``, ``shuffled labels``, ``swapped sides``,
-    ``translated text``."""
+    ``with leaks``, ``translated text``."""
     comparator: str = ""
     """Of :class:`eval.runs.comparators.Comparator`, where no trials were held; empty where they were."""
     question: Question | None = None

@@ -48,6 +48,10 @@ SHUFFLED = "shuffled labels"
 """Stands in the name of a library whose labels were permuted, and so in every record that it was cited in."""
 
 
+LEAKS = "with leaks"
+"""Stands in the name of a library that has what is too near to a judged meme, likewise."""
+
+
 class _Prepared(BaseModel):
     """Description beside a prepared library, so that a resumed run finds the same one."""
 
@@ -57,6 +61,7 @@ class _Prepared(BaseModel):
     nearness: LeakThresholds
     shuffled_labels: int | None
     dropped_labels: tuple[str, ...] = ()
+    leaks_kept: bool = False
     notes: tuple[str, ...]
     excluded: tuple[Excluded, ...]
     templates: dict[str, str] = Field(default_factory=dict)
@@ -86,8 +91,7 @@ class Prepared:
     @property
     def counts(self) -> dict[str, int]:
         """Precedents left out, by why."""
-        found = Counter(one.why for one in self.excluded)
-        return {why: found[why] for why in WHYS if found[why]}
+        return _counts(self.excluded)
 
     @property
     def checked(self) -> dict[str, JsonValue]:
@@ -105,6 +109,7 @@ async def prepare_precedents(
     reader: PictureReader,
     shuffled_labels: int | None = None,
     dropped_labels: Sequence[str] = (),
+    keep_leaks: bool = False,
     nearness: LeakThresholds | None = None,
     cache: Path | None = None,
     name: str = "",
@@ -122,6 +127,7 @@ async def prepare_precedents(
         reader: Decodes pictures.
         shuffled_labels: Seed by which the labels are permuted among the precedents (a control); None to leave them.
         dropped_labels: Labels, in the data set's own words, of which no precedent is taken.
+        keep_leaks: True to keep what is too near (a control), and say in a note how much that is.
         nearness: From where on a precedent is too near; the defaults if not given.
         cache: Directory of libraries of whole train splits, which runs share; ``train-libraries`` beside ``place``.
         name: Name of the library; the sources' names if not given.
@@ -150,6 +156,7 @@ async def prepare_precedents(
         }
         # Only where they are given: libraries that were prepared without them keep their keys.
         | ({"dropped": list(dropped_labels)} if dropped_labels else {})
+        | ({"leaks kept": True} if keep_leaks else {})
         | ({} if by is encoder else {"compared by": by.identity.digest})
     )
     # The file beside the library is written last: without it, the library is what a crash left, and made anew.
@@ -173,6 +180,7 @@ async def prepare_precedents(
         nearness=nearness,
         tell=tell,
     )
+    leaks, excluded = (excluded, []) if keep_leaks else ([], excluded)
     # By id: near-duplicates may have been detected in a library of another encoder, with rows of its own.
     excluded_ids = {one.precedent for one in excluded}
     # Labels are dropped after the check: what is too near is reported of the whole train split.
@@ -190,6 +198,8 @@ async def prepare_precedents(
     called = name or " + ".join(source.label for source in train)
     if dropped_labels:
         called += f", without {' and '.join(dropped_labels)}"
+    if keep_leaks:
+        called += f", {LEAKS}"
     if shuffled_labels is not None:
         memes, called = shuffle_labels(memes, shuffled_labels), f"{called}, {SHUFFLED} (seed {shuffled_labels})"
     rows = np.ascontiguousarray(whole.rows[left])
@@ -219,11 +229,14 @@ async def prepare_precedents(
     if dropped_labels:
         number = sum(meme.source_label in dropped_labels for meme in whole.memes)
         notes += (f"{number:,} memes of the train split that are {' or '.join(dropped_labels)} are no precedents.",)
+    if keep_leaks:
+        notes += (f"{len(leaks):,} precedents too near to a judged meme were kept (a control){_by_why(leaks)}.",)
     prepared = _Prepared(
         key=key,
         nearness=nearness,
         shuffled_labels=shuffled_labels,
         dropped_labels=tuple(dropped_labels),
+        leaks_kept=keep_leaks,
         notes=notes,
         excluded=tuple(excluded),
         templates=dict(found.templates),
@@ -277,6 +290,17 @@ def shuffle_labels(memes: Sequence[LabelledMeme], seed: int) -> list[LabelledMem
         )
         for meme, other in ((meme, memes[int(place)]) for meme, place in zip(memes, order, strict=True))
     ]
+
+
+def _counts(leaks: Iterable[Excluded]) -> dict[str, int]:
+    """Numbers of leaks by why, in the order of the reasons."""
+    found = Counter(one.why for one in leaks)
+    return {why: found[why] for why in WHYS if found[why]}
+
+
+def _by_why(leaks: Iterable[Excluded]) -> str:
+    counts = ", ".join(f"{count:,} {why}" for why, count in _counts(leaks).items())
+    return f": {counts}" if counts else ""
 
 
 def _beside(place: Path) -> Path:

@@ -264,6 +264,7 @@ async def _prepare(plan: Plan, folder: RunFolder, material: Material, progress: 
                 encoder=encoder,
                 reader=reader,
                 shuffled_labels=plan.seed if plan.control == Control.SHUFFLED else None,
+                keep_leaks=plan.control == Control.LEAKS,
                 dropped_labels=plan.dropped_labels,
                 nearness=plan.nearness,
                 # For all runs: the whole train split is embedded once.

@@ -4,7 +4,7 @@
 
     STUDY/study.json          what is studied, and the arms (:class:`StudyManifest`)
     STUDY/calls.sqlite        replies of models, shared by all arms: what arms have in common is asked once
-    STUDY/library/            the precedents that all arms are held with, but those with shuffled labels
+    STUDY/library/            the precedents that all arms are held with, but those with shuffled labels or with leaks
     STUDY/ARM/                a run (:mod:`eval.runs.folder`)
 
 Arms run one after the other. What is there is taken up: finished arms are passed over, the others go on.
@@ -118,6 +118,11 @@ ARMS: Mapping[str, Arm] = {
             Control.SWAPPED,
             swap_sides=True,
         ),
+        _arm(
+            "with-leaks",
+            "precedents too near to a judged meme are kept, to see what leaks are worth; run where it is named",
+            Control.LEAKS,
+        ),
         _arm("no-tally", "the Judge is shown the precedents, and not the vote of the wider set", tally_shown=False),
         _arm("tally-only", "the Judge is shown the vote of the wider set, and no precedent", exhibits_shown=False),
         _arm("query-summaries", "precedents are searched by the sides' summaries alone", query="summaries"),
@@ -138,8 +143,12 @@ ARMS: Mapping[str, Arm] = {
 }
 """The ablations of the paper, controls that it lacks, and comparators."""
 
-_WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels"})
+_WITHOUT_MODELS = frozenset({FULL_ARM, "random-precedents", "shuffled-labels", "with-leaks"})
 """Arms that alter something where no model is asked."""
+_ONLY_NAMED = frozenset({Control.TRANSLATED, Control.LEAKS})
+"""Controls of arms that are run only where they are named."""
+_LIBRARIES: Mapping[str, str] = {Control.SHUFFLED: f"{LIBRARY}-shuffled", Control.LEAKS: f"{LIBRARY}-with-leaks"}
+"""Folders of the libraries that controls need for themselves."""
 
 
 def arms_named(
@@ -157,8 +166,8 @@ def arms_named(
         BadRequest: There is no such arm, it alters nothing in this procedure, or one stands twice.
     """
     possible = [name for name in ARMS if procedure is not Procedure.SUMMARY or name in _WITHOUT_MODELS]
-    # Of texts in English a translation is a call for nothing.
-    usual = [name for name in possible if ARMS[name].control != Control.TRANSLATED]
+    # Of texts in English a translation is a call for nothing; and figures with leaks are no figures of the court.
+    usual = [name for name in possible if ARMS[name].control not in _ONLY_NAMED]
     chosen = list(names) or ([FULL_ARM] if prompts else usual)
     for name in chosen:
         if name not in ARMS:
@@ -324,7 +333,7 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
     # Stable, and the reference's model comes first: so the full trial is over before its tokens become a budget.
     arms.sort(key=lambda one: started.index(one[2]))
     done: dict[str, RunFolder] = {}
-    libraries: dict[bool, Path] = {}
+    libraries: dict[str, Path] = {}
     async with VllmSessions(
         progress.tell,
         pictures=max(pictures_per_prompt(own.trial) for _, own, _ in arms),
@@ -338,16 +347,16 @@ async def run_study(study: Study, progress: Progress) -> tuple[RunFolder, ...]:
                 done[arm.name] = folder
                 continue
             progress.tell(f"{arm.name} ({number} of {len(arms)}): {arm.what}.")
-            shuffled = arm.control == Control.SHUFFLED
-            # Arms share a library, as they must differ in one thing alone; false labels need one of their own.
-            if shuffled not in libraries:
+            # Arms share a library, as they must differ in one thing alone; false labels and leaks need their own.
+            place = _LIBRARIES.get(arm.control, LIBRARY)
+            if place not in libraries:
                 # Prepared when an arm first needs it: a study that is taken up with all arms but one
                 # finished prepares one at most.
-                libraries[shuffled] = (await _prepared(study, shuffled, progress)).library.root
+                libraries[place] = (await _prepared(study, arm, place, progress=progress)).library.root
             if model:
                 llm = (await sessions.serve(model)).in_all_roles(own.llm)
                 own = own.model_copy(update={"llm": llm})
-            plan = _plan(study, arm, own, libraries[shuffled])
+            plan = _plan(study, arm, own, libraries[place])
             if arm.comparator == Comparator.SAMPLES:
                 # The full trial is done by now, as the arms were sorted; its tokens are the budget.
                 plan = replace(plan, budgets=_tokens_spent(done[study.arms[0].name]))
@@ -481,8 +490,8 @@ def _finished(folder: RunFolder) -> bool:
     return (folder.root / MANIFEST).exists() and folder.manifest().finished is not None
 
 
-async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepared:
-    """The precedents of an arm; made once, found there the next time."""
+async def _prepared(study: Study, arm: Arm, place: str, *, progress: Progress) -> Prepared:
+    """The precedents of an arm, in a folder of this name; made once, found there the next time."""
     dropped = labels_dropped(study.dataset, study.protocols) if study.drop_precedents else ()
     chosen = partial(judged_memes, limit=study.limit, seed=study.seed, dropped_labels=dropped)
     read = await asyncio.to_thread(read_split, study.dataset, study.data, study.split, choose=chosen)
@@ -494,7 +503,7 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
     reader = GuardedPictureReader(workers=study.settings.picture_workers)
     try:
         return await prepare_precedents(
-            study.out / (f"{LIBRARY}-shuffled" if shuffled else LIBRARY),
+            study.out / place,
             train=sources,
             judged=read.memes,
             pictures=read.pictures,
@@ -502,8 +511,9 @@ async def _prepared(study: Study, shuffled: bool, progress: Progress) -> Prepare
             reader=reader,
             # The seed of the study, so that the same labels are permuted in the same way when it is
             # taken up.
-            shuffled_labels=study.seed if shuffled else None,
+            shuffled_labels=study.seed if arm.control == Control.SHUFFLED else None,
             dropped_labels=dropped,
+            keep_leaks=arm.control == Control.LEAKS,
             # As for single runs, so that the arms' figures and theirs can be set beside each other.
             nearness=LeakThresholds(template=TEMPLATE if study.templates_apart else None),
             cache=study.settings.home / "train-libraries",

@@ -119,7 +119,9 @@ class OnnxTextEncoder(DescribedPictures):
         # Marks are always known: with them a short text would pass for understood.
         words = [token for token, mark in zip(ids, marks, strict=True) if not mark]
         known = sum(token not in self._unknown for token in words)
-        return _Embedded(vector if known >= _LEAST_KNOWN * len(words) else np.zeros_like(vector), cut)
+        # Without a word, as of characters that nobody sees, it is the vector of the marks alone.
+        understood = bool(words) and known >= _LEAST_KNOWN * len(words)
+        return _Embedded(vector if understood else np.zeros_like(vector), cut)
 
 
 class _Embedded:

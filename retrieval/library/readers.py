@@ -72,6 +72,9 @@ def read_source(source: Source) -> Rows:
     _refuse_marked(source.path, content)
     layout = source.format or _detect(content)
     if layout is None:
+        # No layout that could be named would mend it.
+        if not content.strip():
+            raise BadRequest(f"{source.path.name} is empty: it has no labelled memes.", reason="SOURCE_FORMAT_UNKNOWN")
         raise BadRequest(
             f"{source.path.name} has no layout that is known ({', '.join(_PARSERS)}). Name the one it has. A table "
             "needs id and label in its first line, and commas, semicolons or tabs between its cells.",

@@ -21,8 +21,8 @@ from serving.cli.common import (
     printable,
     run,
     settings_of,
+    settled_trial_options,
     tell,
-    trial_options,
     trial_settings,
 )
 from serving.cli.exports import export
@@ -43,6 +43,14 @@ _INDENT = " " * 5
 @click.group()
 def records() -> None:
     """Lists trials, shows them step by step, and writes them to files."""
+
+
+# A check and no setting: a trial is resumed, and asked, by the procedure that it was begun with.
+_procedure_option = click.option(
+    "--procedure",
+    type=click.Choice(["summary", "full", "cascade"]),
+    help="Procedure that the trial must have; one of another is refused.",
+)
 
 
 records.add_command(export)
@@ -87,18 +95,24 @@ def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> 
 @records.command("resume")
 @click.argument("trial_id", metavar="ID")
 @click.option("--watch", is_flag=True, help="Show every event as it happens.")
-@trial_options
+@_procedure_option
+@settled_trial_options
 @library_option
 @docket_option
 def resume_record(
-    trial_id: str, watch: bool, library: Path | None, docket: Path | Address | None, **options: Any
+    trial_id: str,
+    watch: bool,
+    procedure: str | None,
+    library: Path | None,
+    docket: Path | Address | None,
+    **options: Any,
 ) -> None:
     """Resumes a trial that was interrupted, or that failed for a transient reason.
 
     Recorded replies are reused. Settings, models, precedents and policy must be those that the trial began with.
     """
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    click.echo(render(run(_resumed(settings, trial_id, watch))))
+    click.echo(render(run(_resumed(settings, trial_id, watch=watch, procedure=procedure))))
 
 
 @records.command("ask")
@@ -111,10 +125,18 @@ def resume_record(
     metavar="FILE.toml",
     help="The question, with its options (docs/classify.md).",
 )
-@trial_options
+@_procedure_option
+@settled_trial_options
 @library_option
 @docket_option
-def ask_record(trial_id: str, file: Path, library: Path | None, docket: Path | Address | None, **options: Any) -> None:
+def ask_record(
+    trial_id: str,
+    file: Path,
+    procedure: str | None,
+    library: Path | None,
+    docket: Path | Address | None,
+    **options: Any,
+) -> None:
     """Puts a further question to the Judge of a full trial that has its verdict, from the evidence of that trial.
 
     The verdict on harm stays as it is. Settings, models, precedents and policy must be those of the trial.
@@ -130,7 +152,7 @@ def ask_record(trial_id: str, file: Path, library: Path | None, docket: Path | A
         raise click.ClickException(error.message) from None
     # After the file was read: a fault in it must not cost the loading of an encoder.
     settings = settings_of(library=library, docket=docket, **trial_settings(**options))
-    ruled = run(_rule_on_question(settings, trial_id, question))
+    ruled = run(_rule_on_question(settings, trial_id, question, procedure=procedure))
     click.echo("\n".join([f"{ruled.seq:>3}  {ruled.kind}", *_event_lines(ruled)]))
     # None of the labels is an answer too; a failure is none.
     if ruled.failure:
@@ -220,29 +242,47 @@ def _line_json(line: DocketLine) -> dict[str, object]:
     }
 
 
-async def _resumed(settings: Settings, trial_id: str, watch: bool) -> TrialRecord:
+async def _resumed(settings: Settings, trial_id: str, *, watch: bool, procedure: str | None) -> TrialRecord:
     from court.trial import require_undecided
     from serving.wiring import open_court
 
     # Before encoder and reader are loaded, which takes long.
-    require_undecided(await _record(settings.docket, trial_id))
+    record = await _record(settings.docket, trial_id)
+    require_undecided(record)
+    _require_procedure(record, procedure)
     async with open_court(settings, tell=tell) as courthouse:
         if watch:
             courthouse.feed.subscribe(show_event)
         return await courthouse.resume(trial_id)
 
 
-async def _rule_on_question(settings: Settings, trial_id: str, question: CourtQuestion) -> QuestionRuled:
+async def _rule_on_question(
+    settings: Settings, trial_id: str, question: CourtQuestion, *, procedure: str | None
+) -> QuestionRuled:
     from court.second_question import QuestionBrief
     from serving.wiring import open_court
 
     # Before encoder and reader are loaded, which takes long.
     record = await _record(settings.docket, trial_id)
+    _require_procedure(record, procedure)
     async with open_court(settings, tell=tell) as courthouse:
         picture = await courthouse.picture_of_trial(record)
         ruled = (await courthouse.rule_on(record, picture, QuestionBrief(question))).ruling_on(question.id)
         assert ruled is not None, "it was just recorded"
         return ruled
+
+
+def _require_procedure(record: TrialRecord, procedure: str | None) -> None:
+    """Raises BadRequest if the trial was begun with another procedure than is named."""
+    from court.errors import BadRequest
+
+    begun = word(record.opened.procedure)
+    if procedure not in (None, begun):
+        raise BadRequest(
+            f"The trial was begun with the procedure {begun}, not {procedure}, and goes on with that. Leave out "
+            "--procedure, or judge its meme anew.",
+            field="procedure",
+        )
 
 
 async def _appealed(

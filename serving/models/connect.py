@@ -124,7 +124,8 @@ async def connect_models(
             )
         chairs[role] = RoleModel(
             model,
-            own.temperature or 0.0,
+            # As it is sent, for the record: a server that takes one temperature alone is sent that.
+            (own.temperature or 0.0) if found.temperatures else 1.0,
             own.max_tokens,
             servers=model,
             thinking="" if found.thinking is Thinking.NONE else found.thinking.value,

@@ -11,10 +11,11 @@ from court.errors import CantResume
 from court.events import AnyEvent, PrecedentsCited, TextRead, TrialOpened, VerdictGiven
 from court.meme import Meme, Picture, check_present, check_text
 from court.ports import EventSink, PictureReader
-from court.record import TrialRecord
+from court.record import TrialRecord, TrialState
 from court.second_question import QuestionBrief, rule_on_question
 from court.trial import Court, TrialCase
 from serving.docket.open import Docket
+from serving.docket.store.bodies import quotes_erased
 from serving.docket.store.pictures import picture_of
 from serving.runner.feed import EventFeed
 from serving.runner.near_duplicates import NearDuplicateIndex
@@ -131,10 +132,14 @@ class TrialExecutor:
 
         Raises:
             TrialUnknown: There is none of that id.
-            CantResume: The trial is over, or was begun with other versions than are loaded now.
+            CantResume: The trial is over, was begun with other versions than are loaded now, or quotes something that
+                was erased since.
             TrialAborted: The trial failed again.
         """
         record = await self.docket.trials.record(trial_id)
+        # Of one that is over, that is the reason to be told.
+        if record.state is not TrialState.DECIDED:
+            _require_unerased(record)
         picture = await self.picture_of_trial(record)
         storing = self._storing(picture, record.opened.meme.namespace, text=record.text, ask=ask, opened=record.opened)
         court = self.court_of(record.opened.meme.namespace)
@@ -162,8 +167,10 @@ class TrialExecutor:
             The record with the event.
 
         Raises:
+            CantResume: The trial quotes something that was erased since; nothing is recorded.
             CourtError: The reasons of :func:`court.second_question.rule_on_question`.
         """
+        _require_unerased(record)
         namespace = record.opened.meme.namespace
         # The sink of trials: the event is stored, and only then published.
         storing = self._storing(picture, namespace, text=record.text, opened=record.opened)
@@ -222,3 +229,12 @@ class TrialExecutor:
                 await self.feed.publish(event)
 
         return store
+
+
+def _require_unerased(record: TrialRecord) -> None:
+    # What stands in the place of an erased text would reach models as if it were the text.
+    if quotes_erased(record.events):
+        raise CantResume(
+            "A precedent or a document that the trial quotes was erased since. Ask for a new trial.",
+            reason="QUOTED_ERASED",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -24,6 +25,7 @@ from court.ports import (
     Odds,
 )
 from court.record import TrialRecord
+from serving.docket.store.bodies import GONE
 
 Place = tuple[int, int]
 """Number of a claim, and of the search or document for it; 0 where there is none."""
@@ -156,12 +158,19 @@ class RecordedEvidence(EvidenceSource):
 
 
 class EvidenceOnRecord(EvidenceSource):
-    """Gives again what the record of a trial has of a source, and asks the source for the rest alone."""
+    """Gives again what the record of a trial has of a source, and asks the source for the rest alone.
+
+    A document that was erased since is still found, without its words, and can't be read: so the record says why it is
+    no evidence.
+    """
 
     def __init__(self, record: TrialRecord, source: EvidenceSource) -> None:
         """Takes the record of the trial, and the source that it searched."""
         self._recorded = RecordedEvidence(record, by_claim=False)
         self._source = source
+        hits = (hit for search in record.all(EvidenceSearched) for hit in search.hits)
+        self._erased = {read.document for read in record.all(DocumentWeighed) if read.text == GONE}
+        self._erased |= {hit.id for hit in hits if hit.snippet == GONE}
 
     @property
     @override
@@ -176,12 +185,16 @@ class EvidenceOnRecord(EvidenceSource):
     @override
     async def search(self, query: str, *, most: int, within_s: float) -> Sequence[EvidenceHit]:
         try:
-            return await self._recorded.search(query, most=most, within_s=within_s)
+            found = await self._recorded.search(query, most=most, within_s=within_s)
         except WitnessOutOfTime:
-            return await self._source.search(query, most=most, within_s=within_s)
+            found = await self._source.search(query, most=most, within_s=within_s)
+        # Also of what the source finds now: it need not know of the erasure.
+        return [replace(hit, snippet="") if hit.id in self._erased else hit for hit in found]
 
     @override
     async def read(self, document_id: str, *, within_s: float) -> EvidenceDocument:
+        if document_id in self._erased:
+            raise Unavailable("The document was erased.", reason="DOCUMENT_ERASED")
         try:
             return await self._recorded.read(document_id, within_s=within_s)
         except WitnessOutOfTime:

@@ -6,8 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from court.errors import CantResume
 from court.events import ModelCall, Procedure, ReviewOutcome, Role, TrialFailed, TrialResumed, VerdictReviewed
+from court.question import CourtQuestion
 from court.record import TrialRecord, TrialState
+from court.second_question import QuestionBrief
 from court.verdict import Label
 from serving.docket.open import Docket
 from serving.docket.ports import (
@@ -173,6 +176,31 @@ def test_a_summary_trial_goes_on_wherever_it_was_cut_off(using, kept):
     kinds = [event.kind for event in resumed.events]
     assert kinds == [*SUMMARY[:kept], "TrialResumed", *SUMMARY[kept:]]
     assert [event.seq for event in resumed.events] == list(range(len(kinds)))
+
+
+def test_a_trial_that_quotes_what_was_erased_since_is_neither_resumed_nor_asked_about(using):
+    """The word in the place of an erased text is no precedent's, and no model is to read it as one."""
+
+    async def scene(docket):
+        house = TrialExecutor(a_court(), FakePictures(), docket)
+        whole = (await house.hear(TrialRequest(IMAGE, text="given"))).record
+        upto = 1 + next(event.seq for event in whole.events if event.kind == "PrecedentsCited")
+        await append_all(docket, [event.model_copy(update={"trial_id": "cut"}) for event in whole.events[:upto]])
+        cited = whole.precedents.findings.exhibits[0].id
+        await docket.eraser.erase_precedent(cited, who="Ruth", why="asked for", at=NOON)
+        before = await docket.trials.record("cut")
+        with pytest.raises(CantResume) as resumed:
+            await house.resume("cut")
+        record = await docket.trials.record(whole.trial_id)
+        brief = QuestionBrief(CourtQuestion(id="side", text="whom is it aimed at?", options=("blueland", "nobody")))
+        with pytest.raises(CantResume) as asked:
+            await house.rule_on(record, await house.picture_of_trial(record), brief)
+        with pytest.raises(CantResume, match="has its verdict"):
+            await house.resume(whole.trial_id)
+        assert list((await docket.trials.record("cut")).events) == list(before.events)
+        return resumed.value.reason, asked.value.reason
+
+    assert using(scene) == ("QUOTED_ERASED", "QUOTED_ERASED")
 
 
 def holds(line, which):

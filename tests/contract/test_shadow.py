@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from court.backends.chat.scripted import ScriptedModel
 from court.errors import Unavailable
-from court.events import EvidenceSearched, GuardHeard, JudgeRuled, Procedure, ReviewOutcome
+from court.events import DocumentWeighed, EvidenceSearched, GuardHeard, JudgeRuled, Procedure, ReviewOutcome
 from court.guard import GuardAdapter
 from court.policy import DEFAULT_POLICY
 from court.record import TrialState
@@ -30,7 +30,7 @@ from serving.settings import Settings
 from tests.contract.scenes import IMAGE, a_court, a_scene
 from tests.support.cast import Cast
 from tests.support.dockets import NOON
-from tests.support.evidence import TEXT, Expert, FakeEvidence, always, with_expert
+from tests.support.evidence import REFUTING, TEXT, USELESS, Expert, FakeEvidence, always, document, with_expert
 from tests.support.fakes import FakeFinder, H, N, findings
 from tests.support.playing import until
 
@@ -151,6 +151,42 @@ def test_what_the_court_s_witness_searched_and_read_is_not_searched_and_read_aga
     another.identity = "another"  # what another source found is not taken for what this one would
     beside(tmp_path / "other", work, court=court, changes={"evidence_source": another})
     assert len(another.queries) == len(another.reads) == 1
+
+
+def test_a_document_erased_before_the_shadow_s_turn_is_no_evidence_there_and_its_record_says_so(tmp_path, monkeypatch):
+    source = FakeEvidence([document("one"), document("two", f"Two. {REFUTING}")])
+    expert = Expert(rank={"order": [1, 2]}, weigh=USELESS)
+    cast = Cast(rounds=1)
+    court = replace(
+        a_court(findings([H] * 5)),
+        settings=always(),
+        chairs=with_expert(cast, expert),
+        evidence_source=source,
+    )
+
+    async def work(there):
+        admission = there.it.reception.admission
+        # The court's own turn comes by another way: only the shadow looks at this.
+        monkeypatch.setattr(type(admission), "has_room", property(lambda self: False))
+        request = JudgeRequest(image=IMAGE, text=TEXT, procedure="PROCEDURE_FULL")
+        trial_id = (await there.it.stub.Judge(request, timeout=120)).verdict_id
+        eraser = there.it.docket.eraser
+        await eraser.erase_precedent(document_owner("one"), who="ada", why="asked for", at=NOON)
+        asked, read = len(expert.requests), list(source.reads)
+        monkeypatch.undo()
+        await until(lambda: there.told)
+        return await there.docket.trials.record(shadow_id(trial_id)), expert.requests[asked:], (read, source.reads)
+
+    shadow, requests, (read, reads) = beside(tmp_path, work, court=court)
+    assert shadow.state is TrialState.DECIDED
+    hits = {hit.id: hit.snippet for hit in shadow.last(EvidenceSearched).hits}
+    assert not hits["one"] and hits["two"]
+    weighed = {each.document: each for each in shadow.all(DocumentWeighed)}
+    assert (weighed["one"].failure, weighed["one"].text) == ("DOCUMENT_ERASED", "")
+    assert not weighed["two"].failure and weighed["two"].text == f"Two. {REFUTING}"
+    assert read == reads == ["one", "two"], "nor is the source asked for it again"
+    words = [part for request in requests for part in request.parts if isinstance(part, str)]
+    assert words and not any(GONE in part for part in words)
 
 
 def test_a_share_is_chosen_by_the_trial_s_id_and_a_larger_one_adds_to_it(tmp_path):

@@ -60,7 +60,7 @@ def held(tmp_path_factory):
         # Nothing is asked ahead: here servers and command share the processors, and what turns out to be superfluous
         # is in no figure.
         patched.setenv("MEMECOURT_LLM__CONCURRENCY", "1")
-        told = json.loads(called(root, urls, "--json"))
+        told = json.loads(called(root, urls, "--json", "--with-leaks"))
         yield root, urls, told
 
 
@@ -121,13 +121,15 @@ def test_controls_and_comparators_stand_beside_the_published_rows(held):
     root, _, told = held
     ours = {row["arm"]: row for row in told["rows"] if not row["id"]}
     assert ours.keys() == {
-        "random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars"
+        "random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars", "with-leaks"
     }  # fmt: skip
     full = next(row for row in told["rows"] if row["id"] == "T1.hc")
     assert 0.5 * full["tokens"] < ours["equal-compute"]["tokens"] <= full["tokens"]
     assert (ours["plain-judge"]["calls"], ours["mars"]["calls"]) == (1, 4)
     dull = rates(said_by_the_oracle(root, "32b", "harm-c", "dull-judge"))[0]
     assert ours["plain-judge"]["ours"]["accuracy"]["value"] == pytest.approx(dull)
+    # Nothing was planted in these splits, and the oracle goes by the rule of any precedent.
+    assert told["leaks"]["figure"]["value"] == 0 and "Worth of leaks" in (root / "study/reproduction.md").read_text()
 
 
 def test_claims_and_figures_are_filled(held):

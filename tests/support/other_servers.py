@@ -1,7 +1,7 @@
-"""Stand-ins for SGLang and llama.cpp: the stand-in model server, with the shapes in which those two answer.
+"""Stand-ins for SGLang, llama.cpp and OpenAI's own: the stand-in model server, with the shapes in which those answer.
 
-Both pass over fields of a request that they don't know, tell thoughts in ``reasoning_content``, know no ids of pictures
-and no log-probabilities of chosen tokens.
+The first two pass over fields of a request that they don't know and tell thoughts in ``reasoning_content``. All know no
+ids of pictures and no log-probabilities of chosen tokens.
 """
 
 from __future__ import annotations
@@ -93,3 +93,23 @@ class LlamaCppStandIn(FakeModelServer):
         cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
         timings = {"cache_n": cached, "prompt_n": body["usage"]["prompt_tokens"] - cached, "predicted_ms": 1.5}
         return {**body, "system_fingerprint": "b1", "timings": timings}
+
+
+class OpenAIStandIn(FakeModelServer):
+    """OpenAI's own, with a model that thinks: refuses fields that it does not know, and keeps thoughts to itself."""
+
+    def __init__(self, *, any_temperature: bool = False, **settings: Any) -> None:
+        super().__init__(_of({"owned_by": "openai", **settings}), keep=True)
+        self._any_temperature = any_temperature
+
+    async def _work(self, payload: dict[str, Any], fault: InjectedFault) -> dict[str, Any]:
+        for name in ("max_tokens", "chat_template_kwargs", "repetition_detection", "priority", "thinking_token_budget"):
+            if name in payload:
+                raise RefusedCall(400, f"Unsupported parameter: '{name}' is not supported with this model.")
+        if payload.get("temperature", 1) != 1 and not self._any_temperature:
+            raise RefusedCall(400, "Unsupported value: 'temperature' does not support 0 with this model.")
+        body = await super()._work(payload, fault)
+        (choice,) = body["choices"]
+        thought = choice["message"].pop("reasoning", None) or ""
+        body["usage"]["completion_tokens_details"] = {"reasoning_tokens": len(thought.split()), "audio_tokens": 0}
+        return body

@@ -23,10 +23,13 @@ from eval.cli import cli
 from eval.datasets.known import DATASETS
 from eval.datasets.protocol import Protocol
 from eval.runs.controls import Control, RandomFinder, with_control
+from eval.runs.folder import RunManifest
+from eval.runs.plan import Plan
 from eval.runs.progress import Progress
 from eval.runs.results import read_results
+from eval.runs.run import run
 from eval.studies.arms import ARMS, Arm, ModelOf, Study, arms_named, parse_setting, run_study, settings_of
-from eval.synthetic.make import Layout, make
+from eval.synthetic.make import Layout, Plant, make
 from eval.synthetic.oracle import oracle
 from retrieval.build import build_library
 from retrieval.library.library import Library
@@ -85,6 +88,22 @@ def study(root: Path, data: Path, *names: str, **changes: object) -> Study:
     return Study(**values)
 
 
+def run_folder(out: Path, what: Study, **changes: object) -> RunManifest:
+    """The manifest of a run of its own, over what a study is about."""
+    plan = Plan(
+        out=out,
+        name=out.name,
+        dataset=what.dataset,
+        data=what.data,
+        split=what.split,
+        procedure=what.procedure,
+        protocols=what.protocols,
+        settings=what.settings,
+        **changes,
+    )
+    return asyncio.run(run(plan, Progress())).manifest()
+
+
 @pytest.mark.slow
 def test_what_arms_have_in_common_is_asked_once(tmp_path: Path, data: Path, model: ScriptedModel) -> None:
     arms = (*PAPER, "swapped-sides", "random-precedents", "shuffled-labels")
@@ -133,6 +152,27 @@ def test_manifests_say_what_was_altered(tmp_path: Path, data: Path, model: Scrip
     assert shuffled.control == "shuffled labels"
     assert full.checked["text"] == 0.8
     assert len({manifest.calls_file for manifest in (full, swapped, shuffled)}) == 1
+
+
+@pytest.mark.slow
+def test_an_arm_with_leaks_has_what_the_others_lack(tmp_path: Path, model: ScriptedModel) -> None:
+    planted = {"train": 24, "val": 8, "test": 8, "seed": 1, "plant": [Plant.LEAKAGE]}
+    data = make(tmp_path / "planted", Layout.HARMEME, **planted).root
+    changes = {"procedure": Procedure.SUMMARY, "arms": arms_named(("with-leaks",), (), Procedure.SUMMARY)}
+    told: list[str] = []
+
+    class Told(Progress):
+        def tell(self, sentence: str) -> None:
+            told.append(sentence)
+
+    full, leaking = (folder.manifest() for folder in asyncio.run(run_study(study(tmp_path, data, **changes), Told())))
+    assert full.excluded and not leaking.excluded and leaking.control == "with leaks"
+    assert leaking.library_size == full.library_size + sum(full.excluded.values())
+    kept = f"{sum(full.excluded.values())} precedents too near to a judged meme were kept"
+    assert sum(sentence.startswith(kept) for sentence in told) == 1
+    # A run by itself prepares as many.
+    alone = run_folder(tmp_path / "alone", study(tmp_path, data, **changes), control=leaking.control)
+    assert (alone.library_size, alone.excluded) == (leaking.library_size, {})
 
 
 @pytest.mark.slow
@@ -231,8 +271,10 @@ def test_the_command_tells_its_arms_without_a_data_set() -> None:
 
 
 def test_which_arms() -> None:
-    # Texts are put into English only where that is asked for.
-    assert [arm.name for arm in arms_named((), (), Procedure.FULL)] == [name for name in ARMS if name != "translate"]
+    # Texts are put into English, and leaks are kept, only where that is asked for.
+    usual = [name for name in ARMS if name not in ("translate", "with-leaks")]
+    assert [arm.name for arm in arms_named((), (), Procedure.FULL)] == usual
+    assert [arm.name for arm in arms_named(("with-leaks",), (), Procedure.SUMMARY)] == ["full", "with-leaks"]
     assert [a.name for a in arms_named((), (), Procedure.SUMMARY)] == ["full", "random-precedents", "shuffled-labels"]
     chosen = arms_named(("dull-judge",), (ModelOf.parse("org/big-7b"),), Procedure.FULL)
     assert [arm.name for arm in chosen] == ["full", "dull-judge", "model-org-big-7b"]
@@ -388,5 +430,17 @@ def test_controls(library: Library) -> None:
 
     shuffled = Court(finder=Shuffled(findings([H, N])), text_reader=FakeReader(), software="test", fence_mark=MARK)
     assert with_control(shuffled, Control.SHUFFLED, 1) is shuffled
-    with pytest.raises(BadRequest, match="good for that control"):
-        with_control(shuffled, "", 1)
+    for control in ("", Control.LEAKS, Control.SWAPPED):
+        with pytest.raises(BadRequest, match="shuffled: it is good for that control"):
+            with_control(shuffled, control, 1)
+
+    class Leaking(FakeFinder):
+        library = findings([H, N]).library.model_copy(update={"name": "train, with leaks"})
+
+    leaking = Court(finder=Leaking(findings([H, N])), text_reader=FakeReader(), software="test", fence_mark=MARK)
+    assert with_control(leaking, Control.LEAKS, 1) is leaking
+    for control in ("", Control.SWAPPED, Control.TRANSLATED):
+        with pytest.raises(BadRequest, match="too near to judged memes: it is good for that control"):
+            with_control(leaking, control, 1)
+    with pytest.raises(BadRequest, match="was left out"):
+        with_control(court, Control.LEAKS, 0)

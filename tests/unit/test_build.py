@@ -187,7 +187,15 @@ def test_the_format_is_told_from_the_content(tmp_path: Path, content: str, expec
     assert read_source(Source(tmp_path / "data")).format is expected
 
 
-@pytest.mark.parametrize("content", ["", "\n", "hello there\n", "id|label\n", "[1, 2]"])
+@pytest.mark.parametrize("content", ["", "\n", "\ufeff \r\n"])
+def test_a_file_without_a_line_is_said_to_be_empty(tmp_path: Path, content: str) -> None:
+    (tmp_path / "data").write_text(content, "utf-8")
+    with pytest.raises(BadRequest, match="data is empty") as refusal:
+        read_source(Source(tmp_path / "data"))
+    assert refusal.value.reason == "SOURCE_FORMAT_UNKNOWN"
+
+
+@pytest.mark.parametrize("content", ["hello there\n", "id|label\n", "[1, 2]"])
 def test_a_format_that_is_not_known_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "data").write_text(content)
     with pytest.raises(BadRequest, match="no layout that is known") as refusal:
@@ -218,6 +226,10 @@ def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
         build(tmp_path, Source(source))
     assert refusal.value.reason == "NOTHING_TO_BUILD"
     assert not (tmp_path / "library").exists()
+    # A table of a head alone.
+    (tmp_path / "head.csv").write_text("id,label,text\n")
+    with pytest.raises(BadRequest, match="There are no rows"):
+        build(tmp_path, Source(tmp_path / "head.csv"))
 
 
 def test_pictures(tmp_path: Path) -> None:

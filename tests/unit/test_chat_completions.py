@@ -691,6 +691,15 @@ def test_a_model_that_thinks_first_is_told_not_to_where_it_can_be(thinks, found,
         assert sum(odds.masses) == pytest.approx(0.9) and not reply.thought and "<think>" not in reply.text
 
 
+@pytest.mark.parametrize("thoughts", [True, False])
+def test_where_some_roles_are_to_think_it_is_not_said_that_none_does(thoughts):
+    async def steps(chat, server):
+        return (await probe(chat, within_s=10, thoughts=thoughts)).sentences
+
+    (said,) = talking(steps, Settings(api_key=KEY, thinks="template"), capabilities=Capabilities())
+    assert ("in roles that are not to think" in said) is thoughts
+
+
 @pytest.mark.parametrize(
     ("content", "thought", "text", "thinks"),
     [

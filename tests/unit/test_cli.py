@@ -13,6 +13,7 @@ from court.record import TrialRecord
 from serving.cli.common import excerpt, printable
 from serving.cli.main import cli
 from serving.cli.records import render
+from serving.settings import Settings
 from tests.support.fakes import FakeReader, H, N, Notes, a_meme, findings
 from tests.unit.test_docket import append_all, with_docket
 from tests.unit.test_trial import a_court, hear
@@ -99,6 +100,23 @@ def test_records_are_listed_and_shown(tmp_path):
     assert len(json.loads(shown.output)["events"]) == len(notes.events)
 
 
+@pytest.mark.parametrize("command", ["resume", "ask"])
+def test_a_procedure_that_is_not_the_trial_s_is_refused_and_one_that_is_changes_nothing(tmp_path, command):
+    path = tmp_path / "d.sqlite"
+    notes = Notes()
+    hear(a_court(), watch=notes)
+    with_docket(path, lambda docket: append_all(docket, notes.events))
+    question = tmp_path / "question.toml"
+    question.write_text('id = "side"\ntext = "whom is it aimed at?"\noptions = ["blueland", "nobody"]\n', "utf-8")
+    asked = ("--question", question) if command == "ask" else ()
+    refused = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "full")
+    assert refused.exit_code == 1 and "begun with the procedure summary, not full" in refused.output
+    assert "Loading" not in refused.output
+    # With the trial's own procedure it goes on, as far as to the library.
+    same = invoke("records", command, "t", *asked, "--docket", path, "--procedure", "summary", "--library", tmp_path)
+    assert same.exit_code == 1 and "procedure" not in same.output and "library" in same.output
+
+
 def test_what_is_not_there_is_said(tmp_path):
     for arguments in (("records", "list"), ("records", "show", "t")):
         outcome = invoke(*arguments, "--docket", tmp_path / "none.sqlite")
@@ -106,6 +124,16 @@ def test_what_is_not_there_is_said(tmp_path):
     with_docket(tmp_path / "d.sqlite", lambda docket: docket.index.list(limit=1))
     outcome = invoke("records", "show", "t", "--docket", tmp_path / "d.sqlite")
     assert outcome.exit_code == 1 and "no trial t" in outcome.output
+
+
+@pytest.mark.parametrize("urls", ["http://a:1/v1,http://b:2/v1", '["http://a:1/v1", "http://b:2/v1"]'])
+def test_servers_are_named_in_the_environment_as_they_are_elsewhere(monkeypatch, urls):
+    for name in ("LLM__URL", "LLM__ROLES__JUDGE__URL", "LLM__GUARD__URL"):
+        monkeypatch.setenv(f"MEMECOURT_{name}", urls)
+    monkeypatch.setenv("MEMECOURT_LLM__GUARD__MODEL", "guard")
+    monkeypatch.setenv("MEMECOURT_LLM__GUARD__ADAPTER", "llama-guard-4")
+    llm = Settings().llm
+    assert llm.url == llm.roles["judge"].url == llm.guard.url == ("http://a:1/v1", "http://b:2/v1")
 
 
 def test_settings_that_can_not_be_used_are_named_without_their_values(tmp_path):

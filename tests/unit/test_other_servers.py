@@ -1,4 +1,4 @@
-"""What the court finds out about SGLang and llama.cpp, and full trials before them, over real sockets."""
+"""What the court finds out about SGLang, llama.cpp and OpenAI's own, and full trials before them, over real sockets."""
 
 import asyncio
 
@@ -15,10 +15,10 @@ from court.record import TrialState
 from court.roles import RoleModel, RoleModels
 from court.trial import Court, TrialCase
 from eval.perf.model_server.replies import meme_text
-from eval.perf.model_server.server import serving
+from eval.perf.model_server.server import RefusedCall, serving
 from tests.support.cast import PictureFinder
 from tests.support.fakes import FakeReader, H, Notes, a_picture, findings
-from tests.support.other_servers import LlamaCppStandIn, SglangStandIn
+from tests.support.other_servers import LlamaCppStandIn, OpenAIStandIn, SglangStandIn
 
 SERVERS = {"sglang": SglangStandIn, "llama.cpp": LlamaCppStandIn}
 PIXELS = "ab" * 32
@@ -108,3 +108,44 @@ def test_llama_cpp_s_words_for_a_prompt_that_is_too_long_are_understood():
 
     error = before(LlamaCppStandIn(context=16_384), steps)
     assert error.reason == "MODEL_CONTEXT_TOO_SHORT" and "16,384" in error.message and "40,000" in error.message
+
+
+@pytest.mark.parametrize("any_temperature", [True, False])
+@pytest.mark.parametrize("thinks", ["", "effort", "always"])
+def test_openai_s_own_form_of_limit_and_temperature_is_found_out(thinks, any_temperature):
+    server = OpenAIStandIn(thinks=thinks, any_temperature=any_temperature)
+
+    async def steps(model):
+        found = await probe(model, pictures=7)
+        await model.reply(ChatRequest(system="", parts=("Hello.",), reply_schema=None, max_tokens=40), within_s=30)
+        return found
+
+    found = before(server, steps)
+    assert found.capabilities.completion_limit and found.capabilities.temperatures is any_temperature
+    # Thoughts that are not told show by their tokens.
+    wanted = {"": Thinking.NONE, "effort": Thinking.EFFORT, "always": Thinking.ALWAYS}
+    assert found.capabilities.thinking is wanted[thinks]
+    assert any("no temperature but 1" in sentence for sentence in found.sentences) is not any_temperature
+    last = server.requests[-1]
+    assert "max_tokens" not in last and last["temperature"] == (0 if any_temperature else 1)
+    assert last["max_completion_tokens"] == 40 + (4096 if thinks == "always" else 0)
+    assert last.get("reasoning_effort") == ("none" if thinks == "effort" else None)
+
+
+def test_a_greeting_that_is_refused_in_every_form_is_refused_as_it_was_first():
+    class Refusing(OpenAIStandIn):
+        async def _work(self, payload, fault):
+            raise RefusedCall(400, "no")
+
+    async def steps(model):
+        with pytest.raises(ModelRefused) as refused:
+            await probe(model, pictures=7)
+        return refused.value
+
+    server = Refusing()
+    assert before(server, steps).status == 400
+    assert [sorted(request.keys() & {"max_tokens", "max_completion_tokens"}) for request in server.requests] == [
+        ["max_tokens"],
+        ["max_completion_tokens"],
+        ["max_completion_tokens"],
+    ]

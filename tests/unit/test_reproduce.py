@@ -137,6 +137,22 @@ def test_a_table_or_a_figure_alone_needs_these_runs(tables, figures, runs, tmp_p
     assert stage == Stage("7b", "ours", runs)
 
 
+def test_leaks_are_kept_in_an_arm_of_the_largest_model_where_that_is_wanted(tmp_path):
+    large, small = stages_of(
+        ["7b", "3b"],
+        public_benches(tmp_path),
+        tables=frozenset({3}),
+        figures=NONE_,
+        models={},
+        controls=False,
+        leaks=True,
+    )
+    assert large.runs == {"harm-c": ("full", "post-stance", "with-leaks")} and small.runs == {"harm-c": ("full",)}
+    # Its precedents are others, and so is the Judge's brief; what is before it is shared with full.
+    settings = TrialSettings(score=False)
+    assert calls_of_arm("with-leaks", settings) == calls_of_arm("random-precedents", settings) == (1, 1)
+
+
 def test_calls_are_estimated_by_the_longest_and_the_shortest_examination():
     settings = TrialSettings(rounds_min=2, rounds_max=10, score=False)
     assert calls_of_arm("full", settings) == (1 + 2 * 2 * 3 + 1, 1 + 2 * 10 * 3 + 1)

@@ -258,6 +258,20 @@ def test_shuffled_labels_are_as_many_of_each_and_what_tells_them_goes_along(tmp_
     assert [meme.label for meme in shuffle_labels(plain.library.memes, 6)] != labels[1]
 
 
+def test_what_is_too_near_is_kept_where_that_is_wanted_and_the_library_says_so(tmp_path: Path) -> None:
+    train = rows(("t1", "", "one two"), ("t2", "", "three four"))
+    memes = judged(("j1", "", "One  two"))
+    kept = prepare(tmp_path, train, memes, keep_leaks=True)
+    assert [meme.id for meme in kept.library.memes] == ["t1", "t2"] and not kept.excluded
+    assert kept.library.manifest.name.endswith(", with leaks")
+    assert "1 precedents too near to a judged meme were kept (a control): 1 same text." in kept.notes
+    assert prepare(tmp_path, train, memes, keep_leaks=True).library.digest == kept.library.digest
+    # The same folder is no library of a run that is to have none of it.
+    with pytest.raises(BadRequest) as refused:
+        prepare(tmp_path, train, memes)
+    assert refused.value.reason == "LIBRARY_FOR_OTHERS"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HARMEME.is_dir(), reason="the annotations of HarMeme are not here")
 @pytest.mark.parametrize(("folder", "same_text"), [("Harm-C", 31), ("Harm-P", 11)])

@@ -14,7 +14,7 @@ from functools import partial
 
 from court.backends.chat.client import ChatCompletions
 from court.backends.chat.features import REPETITION, THOUGHT_LIMITS, Capabilities, LogProbs, Thinking, weakest
-from court.backends.chat.wire import ListedModels
+from court.backends.chat.wire import ListedModels, ServerAnswer
 from court.errors import ModelRefused, Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatRequest, FinishReason
@@ -80,11 +80,9 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
             reason="MODEL_UNKNOWN",
             status=404,
         )
-    # Everything is off at first: a field that the server does not know could make it refuse the greeting.
-    model.capabilities = _BARE
     # Long enough to see a thought: with a single token, a model that thinks could not be told from one that does not.
-    reply = await model.answer(replace(_HELLO, max_tokens=_THOUGHT), within_s=within_s)
-    found = replace(_BARE, cached_tokens=reply.cached_tokens is not None)
+    reply = await _greeted(model, replace(_HELLO, max_tokens=_THOUGHT), within_s)
+    found = replace(model.capabilities, cached_tokens=reply.cached_tokens is not None)
     try:
         if reply.thinks:
             # Before the other probes: a thought would use up the few tokens of their replies.
@@ -104,7 +102,7 @@ async def probe(model: ChatCompletions, *, pictures: int = 4, within_s: float = 
     finally:
         # Also when a probe raises: the model must not go on with a capability that was only being tried.
         model.capabilities = found
-    return Probed(found, (*sentences, *_limitations(found, pictures)))
+    return Probed(found, (*sentences, *_limitations(found, pictures, thoughts=thoughts)))
 
 
 async def probe_replicas(
@@ -166,6 +164,28 @@ async def _listed(model: ChatCompletions, within_s: float) -> ListedModels | Non
         if error.reason == "MODEL_UNAUTHORISED":
             raise
         return None
+
+
+async def _greeted(model: ChatCompletions, hello: ChatRequest, within_s: float) -> ServerAnswer:
+    """The answer to a greeting, which needs no feature; sets in which form the server takes limit and temperature."""
+    refused: ModelRefused | None = None
+    # Everything else is off at first: a field that the server does not know could make it refuse the greeting.
+    for form in (
+        _BARE,
+        replace(_BARE, completion_limit=True),
+        replace(_BARE, completion_limit=True, temperatures=False),
+    ):
+        model.capabilities = form
+        try:
+            return await model.answer(hello, within_s=within_s)
+        except ModelRefused as error:
+            # Another form mends neither a wrong key nor a model that is not there.
+            if error.status not in (400, 422):
+                raise
+            # The first counts: where no form is taken, it is about the one that nearly all servers take.
+            refused = refused or error
+    assert refused is not None, "each form was refused"
+    raise refused
 
 
 async def _without_thoughts(model: ChatCompletions, found: Capabilities, within_s: float) -> Capabilities:
@@ -379,7 +399,7 @@ async def _still_there(model: ChatCompletions, within_s: float) -> None:
         model.capabilities = before
 
 
-def _limitations(found: Capabilities, pictures: int) -> list[str]:
+def _limitations(found: Capabilities, pictures: int, *, thoughts: bool) -> list[str]:
     sentences = []
     if not found.json_schema:
         sentences.append(
@@ -407,7 +427,11 @@ def _limitations(found: Capabilities, pictures: int) -> list[str]:
             "apart, or take a model that does not think."
         )
     elif found.thinking is not Thinking.NONE:
-        sentences.append("The model thinks before it replies; it is told not to.")
+        # Said of the roles, for the same model may be wanted with thoughts in one and without in another.
+        where = " in roles that are not to think" if thoughts else ""
+        sentences.append(f"The model thinks before it replies; it is told not to{where}.")
+    if not found.temperatures:
+        sentences.append("It takes no temperature but 1: its replies are draws, and differ from trial to trial.")
     if found.prefix_cache is False:
         sentences.append(
             "Its prefix cache found nothing of a prompt that it had just read: every call reads the whole trial again. "

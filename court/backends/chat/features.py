@@ -77,6 +77,9 @@ class Capabilities:
         priorities: True if the server takes a ``priority``, and works on the lowest first where it was started to.
         ends_loops: True if the server ends a reply that repeats itself (vLLM's ``repetition_detection``).
         penalties: True if the server takes a ``presence_penalty``.
+        completion_limit: True if the server wants the limit of a reply as ``max_completion_tokens``, and refuses
+            ``max_tokens`` (OpenAI's own, for models that think).
+        temperatures: True if the server takes any temperature; otherwise only 1.
     """
 
     json_schema: bool = True
@@ -91,11 +94,15 @@ class Capabilities:
     priorities: bool = False
     ends_loops: bool = False
     penalties: bool = False
+    completion_limit: bool = False
+    temperatures: bool = True
 
     def fields(self, request: ChatRequest) -> dict[str, Any]:
         """Returns the fields of a request that depend on the abilities of the server."""
         switches, switch = (_THOUGHTS, self.thinks_by) if request.thought_tokens else (_NO_THOUGHTS, self.thinking)
         fields = dict(switches.get(switch, {}))
+        # Not max_completion_tokens everywhere: all servers but OpenAI's own know the former name, not all the latter.
+        fields["max_completion_tokens" if self.completion_limit else "max_tokens"] = self.max_tokens(request)
         if self.thought_limit and (tokens := self._thought_tokens(request)):
             fields[self.thought_limit] = tokens
         if self.priorities and request.priority:
@@ -112,6 +119,8 @@ class Capabilities:
 
     def temperature(self, request: ChatRequest) -> float:
         """Returns the temperature; a higher one against repetition where the server has nothing better."""
+        if not self.temperatures:
+            return 1.0
         raised = request.avoid_repetition and not self.penalties
         return max(request.temperature, _LOOSE_TEMPERATURE) if raised else request.temperature
 
@@ -138,6 +147,8 @@ def weakest(found: Sequence[Capabilities]) -> Capabilities:
         priorities=all(each.priorities for each in found),
         ends_loops=all(each.ends_loops for each in found),
         penalties=all(each.penalties for each in found),
+        completion_limit=any(each.completion_limit for each in found),
+        temperatures=all(each.temperatures for each in found),
     )
 
 

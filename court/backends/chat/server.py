@@ -109,8 +109,6 @@ class ChatServer:
             call = self._client.chat.completions.with_streaming_response.create(
                 model=model,
                 messages=[],  # they go with the extra fields: the SDK would walk through each part, at 2 ms a call
-                # Not max_completion_tokens: servers other than OpenAI's own know this one, not all know the other.
-                max_tokens=capabilities.max_tokens(request),
                 temperature=capabilities.temperature(request),
                 extra_body={
                     "messages": wire.messages(request, capabilities, known),

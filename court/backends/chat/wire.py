@@ -121,10 +121,15 @@ class _Details(_Strict):
     cached_tokens: _Count = None
 
 
+class _Written(_Strict):
+    reasoning_tokens: _Count = None
+
+
 class _Usage(_Strict):
     prompt_tokens: _Count = None
     completion_tokens: _Count = None
     prompt_tokens_details: Annotated[_Details | None, _Optional] = None
+    completion_tokens_details: Annotated[_Written | None, _Optional] = None
 
 
 class ServerAnswer(_Strict):
@@ -175,9 +180,13 @@ class ServerAnswer(_Strict):
 
     @property
     def thinks(self) -> bool:
-        """True if there is a thought; one whose beginning stood in the prompt shows by its end."""
+        """True if there is a thought; one whose beginning stood in the prompt shows by its end.
+
+        One that the server keeps to itself, as OpenAI's own does, shows by the tokens that it took.
+        """
         thought, content = self.split_thought
-        return bool(thought) or "</think>" in content
+        written = self.usage.completion_tokens_details if self.usage else None
+        return bool(thought) or "</think>" in content or bool(written and written.reasoning_tokens)
 
     def reply(self, latency_s: float) -> ChatReply:
         """The reply that it holds. Raises Failure if it ended in a way that is not known."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -159,6 +159,12 @@ def event_in(body: str, parts: Mapping[int, str]) -> AnyEvent:
         if isinstance(holder[field], dict):
             holder[field] = parts.get(holder[field]["part"]) or GONE
     return _EVENT.validate_python(value)
+
+
+def quotes_erased(events: Iterable[AnyEvent]) -> bool:
+    """True if events quote a precedent or a document that was erased."""
+    quoting = (event.model_dump(mode="json") for event in events if event.kind in _QUOTES)
+    return any(holder[field] == GONE for value in quoting for holder, field, _ in _slots(value))
 
 
 def document_owner(document_id: str) -> str:
