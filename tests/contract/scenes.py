@@ -90,7 +90,7 @@ async def a_scene(
             async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
                 yield Scene(address, docket, service, reception, channel, server)
             await server.stop(0)
-            await service.empty(5)
+            await service.empty(60)
     finally:
         await server.stop(0)
         healthy.end()

@@ -139,7 +139,7 @@ def test_who_is_slow_to_read_is_slow_to_be_read(tmp_path):
 
         sending = asyncio.create_task(send())
         before, opened = -1, 0
-        while opened != before:  # until nothing moves any more
+        while opened < 4 or opened != before:  # until nothing moves any more
             before = opened
             await asyncio.sleep(0.5)
             opened = len(await it.docket.index.list(limit=count))
@@ -162,19 +162,20 @@ def test_answers_that_nobody_takes_hold_no_more_memory_than_they_need(tmp_path):
 
     async def work(it):
         narrow = it.another_channel(("grpc.http2.bdp_probe", 0))
-        call = CourtStub(narrow).JudgeStream(iter(items), timeout=60)
+        call = CourtStub(narrow).JudgeStream(iter(items), timeout=120)
         before, opened = -1, 0
-        while opened < 4 or opened != before:  # until nothing moves any more
-            before = opened
-            await asyncio.sleep(1)
-            opened = len(await it.docket.index.list(limit=count))
-        held = it.service.memory.bytes_in_use
+        async with asyncio.timeout(60):
+            # Until nothing moves any more, and four answers are held without their pictures.
+            while opened < 4 or opened != before or it.service.memory.bytes_in_use >= 4 * 100_000:
+                before = opened
+                await asyncio.sleep(1)
+                opened = len(await it.docket.index.list(limit=count))
         responses = await rest_of(call)
         await narrow.close()
-        return opened, held, responses
+        return opened, responses
 
-    opened, held, responses = play(work, tmp_path, concurrent_trials=4)
-    assert opened < count and held < 4 * 100_000  # four answers, without the pictures
+    opened, responses = play(work, tmp_path, concurrent_trials=4)
+    assert opened < count
     assert {r.request_id for r in responses if r.HasField("verdict")} == {f"r{n}" for n in range(count)}
 
 
@@ -264,13 +265,13 @@ def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does
 
     async def work(it):
         reader.wait = asyncio.Event()
-        waiting = it.stub.JudgeStream(timeout=20)
+        waiting = it.stub.JudgeStream(timeout=120)
         await waiting.write(unread("slow"))
-        await reader.asked.wait()
-        silent = it.stub.JudgeStream(timeout=20)
+        await until(reader.asked.is_set)
+        silent = it.stub.JudgeStream(timeout=120)
         with pytest.raises(grpc.aio.AioRpcError) as first:
             await silent.read()
-        await asyncio.sleep(0.8)  # for longer than the server waits
+        await asyncio.sleep(0.5)  # since its request came, that is for longer than the server waits
         still = not waiting.done()
         reader.wait.set()
         response = await waiting.read()
@@ -278,7 +279,8 @@ def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does
             await waiting.read()  # now it has nothing to wait for
         return still, response, Refusal(first.value), Refusal(second.value)
 
-    still, response, *refusals = play(work, tmp_path, reader=reader, idle=0.3)
+    # Longer than a busy machine takes to bring the first request there.
+    still, response, *refusals = play(work, tmp_path, reader=reader, idle=2.0)
     assert still and response.HasField("verdict")
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"
@@ -294,7 +296,7 @@ def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
             await call.write(unread(f"r{number}", image=b"%d" % number))
         await reader.asked.wait()
         call.cancel()
-        await it.service.empty(5)
+        await it.service.empty(60)
         return [line.state.value for line in await it.docket.index.list(limit=99)]
 
     states = play(work, tmp_path, reader=reader, concurrent_trials=3)

@@ -121,17 +121,16 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
                 it.stub.Judge(asked(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
                 for n in range(first, first + 10)
             ]
+            if not first:
+                await until(lambda: slow.asked)  # some leave in the middle of a model call, on any machine
             await asyncio.sleep(choose.uniform(0, 0.1))
             choose.shuffle(calls)
             for call in calls:
                 call.cancel()
                 await asyncio.sleep(choose.uniform(0, 0.01))
-            async with asyncio.timeout(20):
-                await until(
-                    lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running
-                )
+            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running)
             assert slow.cancelled == len(slow.asked)
-        await it.service.empty(5)
+        await it.service.empty(60)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
         return states, len(slow.asked), it.service.memory.bytes_in_use
 
@@ -146,8 +145,17 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
     async def work(it):
         channels.extend(it.another_channel() for _ in range(3))
         image = bytes(32 * MIB)
-        calls = [CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=60) for n in range(count)]
-        verdicts = await asyncio.gather(*calls)
+
+        async def judged(n):
+            while True:
+                try:
+                    return await CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=120)
+                except grpc.aio.AioRpcError as error:
+                    # On a busy machine such a request takes longer than a caller has whom others wait for.
+                    assert Refusal(error).reason == "BUSY"
+                    await asyncio.sleep(0.1)
+
+        verdicts = await asyncio.gather(*(judged(n) for n in range(count)))
         for channel in channels:
             await channel.close()
         return verdicts, it.service.memory.peak_bytes
@@ -159,13 +167,14 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
 
 def half_open(channel, method="Judge"):
     """A call whose request never comes."""
-    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=60)
+    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=300)
 
 
 def test_a_call_without_a_request_ends_and_says_why(tmp_path):
     async def work(it):
-        silent, empty = half_open(it.channel), half_open(it.channel)
+        empty = half_open(it.channel)
         await empty.done_writing()
+        silent = half_open(it.channel)
         errors = []
         for call in (silent, empty):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -173,7 +182,7 @@ def test_a_call_without_a_request_ends_and_says_why(tmp_path):
             errors.append(Refusal(caught.value))
         return errors
 
-    silent, empty = play(work, tmp_path, idle=0.3)
+    silent, empty = play(work, tmp_path, idle=2.0)  # longer than the end of the empty one is on its way
     assert (silent.code, silent.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "IDLE")
     assert (empty.code, empty.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
 
@@ -200,7 +209,7 @@ def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
             await channel.close()
         return [*verdicts, *known], streamed, still
 
-    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB)
+    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0)
     assert len(verdicts) == 25 and all(verdict.label for verdict in verdicts)
     assert len(streamed) == 5 and all(response.HasField("verdict") for response in streamed)
     assert still > 50  # they did not have to go for it

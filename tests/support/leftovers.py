@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +30,8 @@ def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
 
 async def soon(left: Callable[[], list[str]]) -> list[str]:
     """What is left in the end: some work ends after its caller has gone on."""
-    for _ in range(100):
-        if not (found := left()):
-            break
+    until = time.monotonic() + 60
+    while (found := left()) and time.monotonic() < until:
         await asyncio.sleep(0.05)
     return found
 
