@@ -120,7 +120,7 @@ for _name in ("WatchTrial", "ExportTrials", "WatchReviews"):
 
 @contextmanager
 def an_address() -> Iterator[str]:
-    """An address at which nobody listens until :func:`listening` does, and which no other process is given meanwhile."""
+    """An address at which nobody listens until :func:`listening` does, and that no other process is given meanwhile."""
     with socket.socket() as held:
         # Bound for as long: a port that is let go may be another's before a server comes to it. Sockets with this
         # option share a port, and of these only one that listens is connected to.

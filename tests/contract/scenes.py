@@ -57,7 +57,7 @@ class Scene:
     async def refusal(self, request, **options):
         """The status that a request is refused with, with all its details."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.stub.Judge(request, timeout=20, **options)
+            await self.stub.Judge(request, timeout=60, **options)
         return Refusal(caught.value)
 
     def another_channel(self, *options):

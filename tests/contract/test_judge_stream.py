@@ -82,7 +82,7 @@ def test_every_request_has_exactly_one_response(tmp_path):
 
 def test_a_trial_that_fails_is_a_failure_with_its_trial_and_ends_nothing_else(tmp_path):
     async def work(it):
-        responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=20))
+        responses = await rest_of(it.stub.JudgeStream(iter([item("a"), item("", text="x")]), timeout=60))
         return responses, await it.docket.index.list(limit=9)
 
     responses, (line,) = play(work, tmp_path, found=BadLibrary("Broken."))
@@ -97,7 +97,7 @@ def test_what_is_ready_is_answered_before_what_came_before_it(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        call = it.stub.JudgeStream(timeout=20)
+        call = it.stub.JudgeStream(timeout=60)
         await call.write(unread("slow"))
         await reader.asked.wait()
         await call.write(item("quick"))
@@ -187,7 +187,7 @@ def test_a_stream_whose_answers_nobody_takes_ends(tmp_path):
         with grpc.insecure_channel(it.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
             call = CourtStub(channel).JudgeStream(iter(items), timeout=60)
             await until(lambda: it.service.memory.bytes_in_use)
-            await it.service.empty(20)  # the call is over for the court: nothing is held, nobody is waited for
+            await it.service.empty(60)  # the call is over for the court: nothing is held, nobody is waited for
             held = it.service.memory.bytes_in_use
             return held, *await asyncio.to_thread(_end_of, call)
 
@@ -204,7 +204,7 @@ def test_a_stream_whose_first_answer_is_not_taken_is_told_why_it_ends(tmp_path):
         with grpc.insecure_channel(it.address, options=narrow) as channel:
             call = CourtStub(channel).JudgeStream(iter([item("r", text="x" * 9000)]), timeout=60)
             await until(lambda: it.service.memory.bytes_in_use)
-            await it.service.empty(20)
+            await it.service.empty(60)
             return await asyncio.to_thread(_end_of, call)
 
     async def scene(it):
@@ -230,7 +230,7 @@ def test_each_request_has_a_time_of_its_own(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        call = it.stub.JudgeStream(timeout=20)
+        call = it.stub.JudgeStream(timeout=60)
         await call.write(unread("short", timeout=0.3))
         await call.write(item("quick", timeout=15))
         responses = await some(call, 2)
@@ -245,7 +245,7 @@ def test_each_request_has_a_time_of_its_own(tmp_path):
 
 def test_what_is_no_request_ends_the_stream_once_the_others_are_answered(tmp_path):
     async def work(it):
-        call = it.channel.stream_stream(f"/{SERVICE}/JudgeStream")(timeout=20)
+        call = it.channel.stream_stream(f"/{SERVICE}/JudgeStream")(timeout=60)
         await call.write(item("a").SerializeToString())
         await call.write(b"\xff\xff no message")
         await call.write(item("never read").SerializeToString())
@@ -291,7 +291,7 @@ def test_a_caller_that_leaves_ends_the_trials_of_its_stream(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        call = it.stub.JudgeStream(timeout=20)
+        call = it.stub.JudgeStream(timeout=60)
         for number in range(10):
             await call.write(unread(f"r{number}", image=b"%d" % number))
         await reader.asked.wait()
@@ -308,9 +308,9 @@ def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when
 
     async def work(it):
         reader.wait = asyncio.Event()
-        other = it.stub.Judge(unread("holds the other place", image=b"other").request, timeout=20)
+        other = it.stub.Judge(unread("holds the other place", image=b"other").request, timeout=60)
         await reader.asked.wait()
-        call = it.stub.JudgeStream(timeout=20)
+        call = it.stub.JudgeStream(timeout=60)
         await call.write(unread("runs"))
         await until(lambda: it.reception.admission.running == 2)
         await call.write(item("waits"))
@@ -337,7 +337,7 @@ def test_when_the_court_closes_what_runs_is_answered_and_what_waits_is_told_when
 
 def test_a_stream_begins_with_how_many_requests_are_worked_on_at_once(tmp_path):
     async def work(it):
-        call = it.stub.JudgeStream(timeout=20)
+        call = it.stub.JudgeStream(timeout=60)
         said = dict(await call.initial_metadata())  # before anything is sent
         await call.done_writing()
         return said
@@ -349,7 +349,7 @@ def test_a_stream_begins_with_how_many_requests_are_worked_on_at_once(tmp_path):
 
 def test_an_id_that_is_too_long_does_not_come_back_whole(tmp_path):
     async def work(it):
-        return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=20))
+        return await rest_of(it.stub.JudgeStream(iter([item("x" * 1_000_000)]), timeout=60))
 
     (response,) = play(work, tmp_path)
     assert (response.failure.reason, response.failure.field) == ("FIELD_TOO_LONG", "request_id")

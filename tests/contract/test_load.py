@@ -48,9 +48,9 @@ def test_a_namespace_that_comes_late_is_served_next(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        flood = [it.stub.Judge(asked(n, "flood"), timeout=30) for n in range(12)]
+        flood = [it.stub.Judge(asked(n, "flood"), timeout=60) for n in range(12)]
         await until(lambda: it.reception.admission.waiting == 11)
-        late = it.stub.Judge(asked(99, "late"), timeout=30)
+        late = it.stub.Judge(asked(99, "late"), timeout=60)
         await until(lambda: it.reception.admission.waiting == 12)
         reader.wait.set()
         await asyncio.gather(*flood, late)
@@ -66,14 +66,14 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
 
     async def work(it):
         reader.wait = asyncio.Event()
-        calls = [it.stub.Judge(asked(0), timeout=30)]
+        calls = [it.stub.Judge(asked(0), timeout=60)]
         await reader.asked.wait()
-        calls += [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
+        calls += [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         refusal = await it.refusal(asked(3))
         calls[-1].cancel()
         await until(lambda: it.reception.admission.waiting == 1)
-        instead = it.stub.Judge(asked(4), timeout=30)
+        instead = it.stub.Judge(asked(4), timeout=60)
         await until(lambda: it.reception.admission.waiting == 2)
         reader.wait.set()
         verdicts = await asyncio.gather(*calls[:-1], instead)
@@ -92,7 +92,7 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=30)
+        running = it.stub.Judge(asked(0), timeout=60)
         await reader.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await it.stub.Judge(asked(1), timeout=0.4)
@@ -195,9 +195,9 @@ def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
         others = [it.another_channel() for _ in range(4)]
         silent = [half_open(others[n % 4], method) for n in range(100)]
         await until(lambda: it.service.memory.bytes_in_use)
-        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=20) for n in range(5)]
-        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=20) for n in range(20)))
-        stream = it.stub.JudgeStream(timeout=20)
+        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=60) for n in range(5)]
+        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=60) for n in range(20)))
+        stream = it.stub.JudgeStream(timeout=60)
         for n in range(5):
             await stream.write(wire.JudgeStreamRequest(request=asked(n, text="z", request_id=f"{n}")))
         await stream.done_writing()
@@ -221,7 +221,7 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
     async def work(it):
         silent = half_open(it.another_channel())
         await until(lambda: it.service.memory.bytes_in_use)
-        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await silent
         return verdict, Refusal(caught.value)
@@ -237,15 +237,15 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=30)
+        running = it.stub.Judge(asked(0), timeout=60)
         await reader.asked.wait()
-        waiting = [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
+        waiting = [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         before = it.service.memory.bytes_in_use
         waiting.append(half_open(it.channel))
         await until(lambda: it.service.memory.bytes_in_use > before)
         it.service.close()
-        waiting.append(it.stub.Judge(asked(3), timeout=30))
+        waiting.append(it.stub.Judge(asked(3), timeout=60))
         refusals = []
         for call in waiting:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -265,13 +265,13 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
 def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
     async def work(it):
         for number in range(8):
-            call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=30)
+            call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=60)
             await asyncio.sleep(0.005 * number)
             call.cancel()
             with suppress(asyncio.CancelledError):
                 await call
         await until(lambda: it.service.memory.bytes_in_use == 0)
-        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
 
     assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL
 

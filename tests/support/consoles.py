@@ -127,7 +127,7 @@ class Listening:
 
     def do(self, work: Any) -> Any:
         """Has something done where the docket lives."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def append(self, events: Sequence[AnyEvent]) -> None:
         self.do(append_all(self.docket, events))
@@ -167,7 +167,7 @@ def listening(
 
     thread = threading.Thread(target=serve, name="console")
     thread.start()
-    told.wait(60)
+    told.wait(120)
     try:
         if failed:
             raise failed[0]

@@ -31,7 +31,7 @@ def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
 async def soon(left: Callable[[], list[str]]) -> list[str]:
     """What is left in the end: some work ends after its caller has gone on."""
     until = time.monotonic() + 60
-    while (found := left()) and time.monotonic() < until:
+    while (found := left()) and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return found
 

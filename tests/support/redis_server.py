@@ -48,7 +48,7 @@ class RedisServer:
         """Ends the process; its files stay."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(120)
             self._process = None
 
     def __enter__(self) -> Self:
