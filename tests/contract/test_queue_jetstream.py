@@ -277,6 +277,28 @@ def test_what_was_deleted_while_it_waited_for_a_quota_is_acknowledged(url):
     asyncio.run(scene())
 
 
+def test_what_is_given_back_goes_to_no_request_of_the_consumer_that_stops(url):
+    """One that reached the server late outlives the look that it was for: what it was sent, nobody would take up."""
+
+    async def scene():
+        court = FakeCourt()
+        court.may_answer.clear()
+        async with streams(url) as jetstream:
+            for number in range(3):
+                await jetstream.publish("memes.in", json.dumps({"request_id": f"m{number}", "text": "a"}).encode())
+            async with consuming(url, court, deliveries=1, again_after_s=3600, grace_s=0) as consumer:
+                await until(lambda: len(court.asked) == 3)
+                pulled = consumer._source._pulled
+                await pulled._nc.publish(pulled._nms, b'{"batch": 3, "expires": 3600000000000}', pulled._deliver)
+                await pulled._nc.flush()
+            court.may_answer.set()
+            async with consuming(url, court, deliveries=1, again_after_s=3600) as consumer:
+                await messages_of(jetstream, "answers", 3)
+            assert (consumer.answered, consumer.buried) == (3, 0)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.slow
 def test_a_consumer_whose_signs_come_too_late_does_not_take_up_what_it_has(url):
     async def scene():
