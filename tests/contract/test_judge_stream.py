@@ -15,7 +15,7 @@ from serving.rpc.judge import SERVICE
 from serving.rpc.judge_stream import _OpenStream
 from tests.contract.scenes import IMAGE, play, rest_of
 from tests.support.fakes import FakeReader
-from tests.support.leftovers import soon, uncollected
+from tests.support.leftovers import forget_earlier, soon, uncollected
 from tests.support.playing import until
 from tests.support.service_calls import Refusal
 
@@ -405,6 +405,7 @@ def test_what_the_library_raises_where_a_caller_is_gone_cancels_the_call_and_a_f
 
         return await finish_call(Context(), answer())
 
+    forget_earlier(caplog)
     gone = grpc.aio.InternalError("Failed to send")
     for error in (gone, ExceptionGroup("", [gone, ExceptionGroup("", [gone])])):
         with pytest.raises(asyncio.CancelledError):
