@@ -109,7 +109,7 @@ class QueueSource(Protocol):
 
     async def stop_receiving(self) -> None:
         """Says that nothing is received here any more, so that the queue delivers what is left to other consumers."""
-        # Of a queue that delivers only while it is asked, there is nothing to be said.
+        ...
 
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
         """A message that this consumer has, with its parts; None where it was deleted."""

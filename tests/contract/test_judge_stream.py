@@ -280,7 +280,7 @@ def test_a_stream_that_sends_nothing_ends_and_one_that_waits_for_its_answer_does
         return still, response, Refusal(first.value), Refusal(second.value)
 
     # Longer than a busy machine takes to bring the first request there.
-    still, response, *refusals = play(work, tmp_path, reader=reader, idle=2.0)
+    still, response, *refusals = play(work, tmp_path, reader=reader, idle=1.5)
     assert still and response.HasField("verdict")
     for refusal in refusals:
         assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT and refusal.info.reason == "IDLE"

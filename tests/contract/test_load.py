@@ -155,7 +155,8 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
                     assert Refusal(error).reason == "BUSY"
                     await asyncio.sleep(0.1)
 
-        verdicts = await asyncio.gather(*(judged(n) for n in range(count)))
+        async with asyncio.timeout(240):
+            verdicts = await asyncio.gather(*(judged(n) for n in range(count)))
         for channel in channels:
             await channel.close()
         return verdicts, it.service.memory.peak_bytes
