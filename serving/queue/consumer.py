@@ -136,6 +136,8 @@ class QueueConsumer:
                     await self._read(room, stopping)
                 else:
                     await asyncio.wait((*self._working, stop), return_when=asyncio.FIRST_COMPLETED)
+            with suppress(Unavailable):  # what comes here all the same is delivered again, only later
+                await self._source.stop_receiving()
             if self._working:
                 # Also where the court refuses this consumer: what it has already taken on may still be answered.
                 await asyncio.wait(self._working, timeout=grace_s)

@@ -139,6 +139,14 @@ class JetStreamQueue(QueueSource):
         return found
 
     @override
+    async def stop_receiving(self) -> None:
+        # A request for messages that reached the server late is there for longer than the look that it was for. What
+        # is given back would be delivered to it: to nobody, and counted. The server hears of this before that, for
+        # both go over one connection.
+        with _errors():
+            await self._pulled.unsubscribe()
+
+    @override
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
         # From the stream and not by another delivery, which would count.
         with _errors():

@@ -117,6 +117,11 @@ class RedisStreams(QueueSource):
         return [self._meme(id_, parts) for _, entries in answer for id_, parts in entries]
 
     @override
+    async def stop_receiving(self) -> None:
+        # It delivers while it is asked and no longer: there is nothing to be said.
+        return
+
+    @override
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
         with _errors():
             entries = await self._redis.xrange(self._settings.stream, min=meme.id, max=meme.id)

@@ -107,6 +107,10 @@ class QueueSource(Protocol):
         """
         ...
 
+    async def stop_receiving(self) -> None:
+        """Says that nothing is received here any more, so that the queue delivers what is left to other consumers."""
+        ...
+
     async def read_again(self, meme: QueuedMeme) -> QueuedMeme | None:
         """A message that this consumer has, with its parts; None where it was deleted."""
         ...

@@ -40,7 +40,7 @@ def database(postgres_server: PostgresServer) -> Address:
             connection.execute("CREATE DATABASE court")
     empty = Address(postgres_server.url("court"))
     with psycopg.connect(**empty.parameters(), autocommit=True) as connection:
-        connection.execute("SET lock_timeout = '5s'")
+        connection.execute("SET lock_timeout = '60s'")
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute("SET client_min_messages = warning")
         connection.execute("DROP SCHEMA IF EXISTS memecourt CASCADE")

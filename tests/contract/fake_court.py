@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -117,10 +118,22 @@ for _name in ("WatchTrial", "ExportTrials", "WatchReviews"):
     setattr(FakeCourt, _name, _streamed(_name))
 
 
+@contextmanager
+def an_address() -> Iterator[str]:
+    """An address at which nobody listens until :func:`listening` does, and that no other process is given meanwhile."""
+    with socket.socket() as held:
+        # Bound for as long: a port that is let go may be another's before a server comes to it. Sockets with this
+        # option share a port, and of these only one that listens is connected to.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
 def listening(court: FakeCourt, address: str = "127.0.0.1:0", credentials=None) -> tuple[grpc.Server, str]:
-    """A running server, and where it listens."""
+    """A running server, and where it listens; the address may be one of :func:`an_address`."""
     # Callers may ask often whether it is there: tests are in a hurry.
-    options = [("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 100)]
+    shared = int(not address.endswith(":0"))
+    options = [("grpc.so_reuseport", shared), ("grpc.http2.min_ping_interval_without_data_ms", 100)]
     server = grpc.server(ThreadPoolExecutor(16), options=options)
     add_CourtServicer_to_server(court, server)
     add_DocketServicer_to_server(court, server)

@@ -57,7 +57,7 @@ class Scene:
     async def refusal(self, request, **options):
         """The status that a request is refused with, with all its details."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.stub.Judge(request, timeout=20, **options)
+            await self.stub.Judge(request, timeout=60, **options)
         return Refusal(caught.value)
 
     def another_channel(self, *options):
@@ -90,7 +90,7 @@ async def a_scene(
             async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
                 yield Scene(address, docket, service, reception, channel, server)
             await server.stop(0)
-            await service.empty(5)
+            await service.empty(60)
     finally:
         await server.stop(0)
         healthy.end()

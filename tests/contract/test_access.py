@@ -106,7 +106,7 @@ async def call_once(channel, method, metadata, message, **options):
     form = forms[kind.client_streaming, kind.server_streaming] if kind else channel.unary_unary
     given = iter([message]) if kind and kind.client_streaming else message
     try:
-        calling = form(method)(given, metadata=tuple(metadata), timeout=20, **options)
+        calling = form(method)(given, metadata=tuple(metadata), timeout=60, **options)
         if kind and kind.server_streaming:
             return [answer async for answer in calling] and None
         await calling
@@ -209,8 +209,8 @@ def test_the_method_knows_who_calls_it_also_among_others(file):
     async def work():
         async with a_server(Echo(), tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
             judge = channel.unary_unary("/memecourt.v1.Court/Judge")
-            asked = [(name, judge(b"", metadata=bearer(token), timeout=20)) for name, token in given.items()] * 1
-            asked += [(name, judge(b"", metadata=bearer(token), timeout=20)) for name, token in given.items()] * 1
+            asked = [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in given.items()] * 1
+            asked += [(name, judge(b"", metadata=bearer(token), timeout=60)) for name, token in given.items()] * 1
             return [(name, (await answer).decode()) for name, answer in asked]
 
     assert all(name == told for name, told in asyncio.run(work()))
@@ -233,11 +233,11 @@ def test_health_needs_no_token_and_reflection_needs_one(file):
     async def work():
         async with a_server(tokens=Tokens.of(file)) as address, grpc.aio.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            lives = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=20)
+            lives = await health.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
             # Nothing is sent: a message on its way to a call that is refused may end it as INTERNAL.
-            refused = await reflect(timeout=20).code()
-            (told,) = [answer async for answer in reflect(iter([ask]), timeout=20, metadata=bearer(token))]
+            refused = await reflect(timeout=60).code()
+            (told,) = [answer async for answer in reflect(iter([ask]), timeout=60, metadata=bearer(token))]
             return lives.status, refused, {service.name for service in told.list_services_response.service}
 
     lives, refused, names = asyncio.run(work())
@@ -771,9 +771,8 @@ def test_with_reflection_off_the_server_does_not_tell_what_calls_there_are():
     async def work():
         async with a_server(reflect=False) as address, grpc.aio.insecure_channel(address) as channel:
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                [_ async for _ in reflect(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)]
-            return refused.value.code(), await call(channel, "/memecourt.v1.Docket/GetTrial")
+            # Nothing is sent, for the same reason as above.
+            return await reflect(timeout=60).code(), await call(channel, "/memecourt.v1.Docket/GetTrial")
 
     code, judged = asyncio.run(work())
     assert code is grpc.StatusCode.UNIMPLEMENTED and let_in(judged)

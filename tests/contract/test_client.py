@@ -12,10 +12,10 @@ import grpc
 import pytest
 import trustme
 
+import memecourt.many
 from memecourt.client import AsyncClient, CallError, Client, JudgeError, Retries, Tls, judge_request
 from memecourt.v1 import court_pb2 as wire
-from serving.models.vllm import free_port
-from tests.contract.fake_court import FakeCourt, Refusal, listening, served
+from tests.contract.fake_court import FakeCourt, Refusal, an_address, listening, served
 from tests.contract.real_court import IMAGE, real_court
 
 QUICK = Retries(first_s=0.01, most_s=0.05, ready_s=0.5)
@@ -45,7 +45,7 @@ class Threads:
     def closing(address, requests, when, found):
         """Closes the client once ``when`` is set, while it waits for outcomes."""
         with Client(address, retries=QUICK) as client:
-            threading.Thread(target=lambda: when.wait(20) and client.close(), daemon=True).start()
+            threading.Thread(target=lambda: when.wait(60) and client.close(), daemon=True).start()
             for outcome in client.judge_many(requests, timeout=300):
                 found.append(outcome)
 
@@ -57,7 +57,7 @@ class Loop:
     def closing(address, requests, when, found):
         async def work():
             async def close():
-                await asyncio.to_thread(when.wait, 20)
+                await asyncio.to_thread(when.wait, 60)
                 await client.close()
 
             async with AsyncClient(address, retries=QUICK) as client:
@@ -66,7 +66,7 @@ class Loop:
                     found.append(outcome)
                 await ending
 
-        asyncio.run(asyncio.wait_for(work(), 60))
+        asyncio.run(asyncio.wait_for(work(), 120))
 
     @staticmethod
     def call(address, name, *given, _client=None, **options):
@@ -113,7 +113,7 @@ def first(refusal, times):
 def test_a_busy_server_is_asked_again_when_it_wants_to_be(client):
     court = FakeCourt(first(Refusal("RESOURCE_EXHAUSTED", after=0.2), 2))
     with served(court) as address:
-        response = client.call(address, "judge", b"image", timeout=5)
+        response = client.call(address, "judge", b"image", timeout=5)  # gRPC rounds what is longer
     assert response.verdict_id == "v"
     assert court.calls == {"Judge": 3}
     (name,) = {request.request_id for request in court.asked}  # made up once: what is tried is paid once
@@ -154,16 +154,10 @@ def test_nobody_waits_for_what_can_t_come_in_time(client):
 
 
 def test_a_server_that_starts_late_is_found(client):
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    servers, court = [], FakeCourt()
-    starter = threading.Timer(0.5, lambda: servers.append(listening(court, address)[0]))
-    starter.start()
-    try:
-        patient = {"retries": Retries(attempts=100, first_s=0.2, most_s=0.2, spare=100)}
+    court = FakeCourt()
+    patient = {"retries": Retries(attempts=100, first_s=0.2, most_s=0.2, spare=100)}
+    with starting(court, 0.5) as address:
         assert client.call(address, "judge", b"image", timeout=60, _client=patient).label == wire.LABEL_NOT_HARMFUL
-    finally:
-        starter.join()
-        servers[0].stop(0).wait()
     assert court.calls == {"Judge": 1}
 
 
@@ -180,18 +174,16 @@ def test_under_overload_repeats_are_a_tenth_at_most():
 @contextmanager
 def starting(court, after_s):
     """The address of a server that can be reached only after so long."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    servers = []
-    timer = threading.Timer(after_s, lambda: servers.append(listening(court, f"127.0.0.1:{port}")[0]))
-    timer.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        timer.join()
-        for server in servers:
-            server.stop(0).wait()
+    with an_address() as address:
+        servers = []
+        timer = threading.Timer(after_s, lambda: servers.append(listening(court, address)[0]))
+        timer.start()
+        try:
+            yield address
+        finally:
+            timer.join()
+            for server in servers:
+                server.stop(0).wait()
 
 
 def test_a_server_that_is_starting_is_waited_for(client):
@@ -215,11 +207,10 @@ def test_many_calls_wait_for_a_server_that_is_starting_and_none_is_lost():
 
 def test_a_server_that_never_comes_is_given_up_after_the_bound(client):
     bound = Retries(first_s=0.01, most_s=0.02, ready_s=0.6)
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+    with an_address() as address:  # where nobody listens
         began = time.monotonic()
         with pytest.raises(JudgeError) as told:
-            client.call(f"127.0.0.1:{held.getsockname()[1]}", "judge", b"image", _client={"retries": bound})
+            client.call(address, "judge", b"image", _client={"retries": bound})
         assert told.value.code is Code.UNAVAILABLE and time.monotonic() - began >= 0.6
 
 
@@ -481,7 +472,7 @@ def test_who_closes_the_client_ends_what_would_go_on():
 
     def answer(method, request, number):
         yield wire.WatchReviewsResponse(next_entry=1, reviewed=wire.ReviewedVerdict(trial_id="t"))
-        over.wait(30)
+        over.wait(60)
 
     def read():
         try:
@@ -495,9 +486,9 @@ def test_who_closes_the_client_ends_what_would_go_on():
         client = Client(address, retries=QUICK)
         reading = threading.Thread(target=read, daemon=True)
         reading.start()
-        assert there.wait(30)
+        assert there.wait(60)
         client.close()
-        reading.join(30)
+        reading.join(60)
         over.set()
     assert (told, court.calls["WatchReviews"]) == ([Code.CANCELLED], 1)
 
@@ -579,7 +570,7 @@ def test_what_fails_in_passing_at_the_end_is_asked_again_at_once(client):
         if number == 1:
             assert [one.request.request_id for one in asked] == ["r0", "r1"]
             yield refused(asked[1], Code.UNAVAILABLE, after=0.05)
-            assert again.wait(20)
+            assert again.wait(60)
         again.set()
         yield answered(court, asked[0])
         time.sleep(0.2)  # whoever does not wait for its end takes the call back
@@ -587,7 +578,7 @@ def test_what_fails_in_passing_at_the_end_is_asked_again_at_once(client):
 
     court.stream = stream
     with served(court) as address:
-        found = client.each(address, "judge_many", asks(2), timeout=30)
+        found = client.each(address, "judge_many", asks(2), timeout=120)
     assert {name: outcome.verdict_id for name, outcome in found} == {"r0": "of r0", "r1": "of r1"}
     assert (ends, court.calls["JudgeStream"]) == ([True, True], 2)
 
@@ -602,7 +593,7 @@ def test_what_can_be_answered_is_though_no_other_stream_is_to_be_had(client, lac
             raise Refusal("UNAUTHENTICATED", reason="NO_TOKEN")
         asked = list(requests)
         yield refused(asked[1], Code.UNAVAILABLE, after=0.05)
-        assert missed.wait(20)
+        assert missed.wait(60)
         time.sleep(0.2)
         yield answered(court, asked[0])
 
@@ -615,7 +606,7 @@ def test_what_can_be_answered_is_though_no_other_stream_is_to_be_had(client, lac
     court.stream = stream
     found = []
     with served(court) as address, pytest.raises((JudgeError, OSError)) as caught:
-        client.each(address, "judge_many", asks(2), timeout=30, _client={"token": token}, _found=found)
+        client.each(address, "judge_many", asks(2), timeout=120, _client={"token": token}, _found=found)
     outcomes = outcomes_of(found)
     assert outcomes.pop("r0").verdict_id == "of r0"
     if lacking == "a token":
@@ -681,13 +672,13 @@ def test_a_token_that_takes_its_time_holds_up_no_answer():
 
     def token():
         if next(tokens) == 2:
-            heard.wait(20)
+            heard.wait(60)
         return "t"
 
     court.stream = stream
     with served(court) as address, Client(address, retries=QUICK, token=token) as client:
         found = []
-        for outcome in client.judge_many(asks(2), timeout=30):
+        for outcome in client.judge_many(asks(2), timeout=120):
             found.append((outcome, heard.is_set()))
             heard.set()
     assert [(name, response.verdict_id, was) for (name, response), was in found] == [
@@ -757,21 +748,22 @@ def test_a_stream_outlives_its_server_and_nothing_is_tried_twice(client):
             yield answered(court, asked)
 
     court.stream = stream
-    server, address = listening(court)
     second = []
+    with an_address() as address:
+        server, _ = listening(court, address)
 
-    def replace():
-        gone.wait(30)
-        server.stop(0).wait()
-        second.append(listening(court, address)[0])
+        def replace():
+            gone.wait(60)
+            server.stop(0).wait()
+            second.append(listening(court, address)[0])
 
-    replacer = threading.Thread(target=replace)
-    replacer.start()
-    try:
-        found = client.each(address, "judge_many", asks(100))
-    finally:
-        replacer.join()
-        second[0].stop(0).wait()
+        replacer = threading.Thread(target=replace)
+        replacer.start()
+        try:
+            found = client.each(address, "judge_many", asks(100), timeout=120)
+        finally:
+            replacer.join()
+            second[0].stop(0).wait()
     outcomes = outcomes_of(found)
     assert len(outcomes) == 100
     assert all(response.label == wire.LABEL_NOT_HARMFUL for response in outcomes.values())
@@ -816,8 +808,8 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever(client):
 
 
 def test_no_server_at_all_is_an_outcome_too(client):
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    outcomes = outcomes_of(client.each(address, "judge_many", asks(2), timeout=3))
+    with an_address() as address:
+        outcomes = outcomes_of(client.each(address, "judge_many", asks(2), timeout=3))
     for error in outcomes.values():
         assert error.code is Code.DEADLINE_EXCEEDED
         assert "Streams before ended in UNAVAILABLE: " in error.message
@@ -827,7 +819,7 @@ def test_a_call_whose_time_is_over_tells_what_came_of_its_attempts(client):
     def play(method, request, number):
         if number <= 2:
             raise Refusal("UNAVAILABLE", reason="BUSY")
-        gone.wait(30)
+        gone.wait(60)
         raise Refusal("UNAVAILABLE")
 
     court, gone = FakeCourt(play), threading.Event()
@@ -850,14 +842,14 @@ def test_requests_that_come_slowly_outlast_the_server_s_patience(client):
     def slowly():
         for request in asks(3):
             yield request
-            tired.wait(10)
+            tired.wait(60)
             tired.clear()
             time.sleep(0.1)
 
     async def slowly_async():
         for request in asks(3):
             yield request
-            await asyncio.to_thread(tired.wait, 10)
+            await asyncio.to_thread(tired.wait, 60)
             tired.clear()
             await asyncio.sleep(0.1)
 
@@ -881,17 +873,37 @@ def test_who_leaves_ends_the_stream(client):
     court.stream = stream
     with served(court) as address:
         assert len(client.each(address, "judge_many", asks(50), most=1)) == 1
-        assert left.wait(10)
+        assert left.wait(60)
     assert court.calls["JudgeStream"] == 1
 
 
+@pytest.fixture
+def all_taken(monkeypatch):
+    """Gives an event that is set once a client has taken so many requests, the one it refuses included."""
+
+    def after(count):
+        taken, whole, really = itertools.count(1), threading.Event(), memecourt.many.Book.take
+
+        def take(self, request):
+            try:
+                really(self, request)
+            finally:
+                if next(taken) == count:
+                    whole.set()
+
+        monkeypatch.setattr(memecourt.many.Book, "take", take)
+        return whole
+
+    return after
+
+
 @pytest.mark.parametrize("wrong", [[judge_request(b"x")], asks(1) * 2])
-def test_requests_that_can_t_be_told_apart(client, wrong):
-    court, held = FakeCourt(), threading.Event()
+def test_requests_that_can_t_be_told_apart(client, wrong, all_taken):
+    court, whole = FakeCourt(), all_taken(len(wrong))
 
     def stream(requests, number, context):
         for asked in requests:
-            held.wait(0.2)  # so that the first is still unanswered when the second comes
+            whole.wait(60)  # so that the first is still unanswered when the second comes
             yield answered(court, asked)
 
     court.stream = stream
@@ -907,19 +919,19 @@ def test_requests_that_can_t_be_told_apart(client, wrong):
         (asks(1)[0], ValueError, "'r0'; give each one of its own"),
     ],
 )
-def test_what_ends_the_source_is_raised_once_all_before_have_their_outcome(client, last, error, said):
-    over = threading.Event()
+def test_what_ends_the_source_is_raised_once_all_before_have_their_outcome(client, last, error, said, all_taken):
+    over = all_taken(4)
 
     def source():
         yield from asks(3)
-        over.set()
         if isinstance(last, Exception):
+            over.set()
             raise last
         yield last
 
     def stream(requests, number, context):
         held = [next(requests) for _ in range(3)]
-        over.wait(30)
+        over.wait(60)  # a request of a name that is taken must come while that one has no answer
         time.sleep(0.2)  # the source has ended long since
         yield from (answered(court, asked) for asked in held)
 
@@ -956,7 +968,7 @@ def test_a_source_without_an_end_is_read_as_outcomes_are_taken(client):
     court.stream = stream
     with served(court) as address:
         found = client.each(address, "judge_many", source(), at_once=4, most=20)
-        assert left.wait(30)  # who leaves ends what is on its way
+        assert left.wait(60)  # who leaves ends what is on its way
     assert len(outcomes_of(found)) == 20
     assert next(drawn) <= 20 + 2 * 4 + 1
 

@@ -38,9 +38,10 @@ def test_a_call_is_made_again_over_another_connection(client):
     court = FakeCourt(answer)
     with served(court) as address, a_way(address) as way:
         response = client.call(way.address, "judge", b"image", timeout=LONG_S, _client=QUICK)
-        assert way.connections == 2
+        # On a busy machine a connection that is well may be taken for a dead one as well.
+        assert way.connections >= 2
     assert response.label == wire.LABEL_NOT_HARMFUL
-    assert court.calls == {"Judge": 2}
+    assert court.calls["Judge"] >= 2
 
 
 def test_a_stream_of_requests_goes_on_over_another_connection(client):

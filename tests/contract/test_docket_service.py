@@ -534,7 +534,7 @@ def test_an_export_whose_caller_leaves_ends(sqlite: Path) -> None:
         call = it.stub.ExportTrials(wire.ExportTrialsRequest(), timeout=TIMEOUT)
         await call.read()
         call.cancel()
-        await it.service.empty(20)
+        await it.service.empty(60)
         read = docket.read
         await asyncio.sleep(0.2)
         assert docket.read == read

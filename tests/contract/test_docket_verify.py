@@ -69,8 +69,13 @@ def test_random_alterations_are_found_exactly_where_they_can_be(docket_place: st
 def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_place: str) -> None:
     """Checks, bundles and receipts beside writers: all see one moment each, and all are right."""
     chance = random.Random(4)
+    seen, grown = asyncio.Event(), asyncio.Event()
 
     async def write(docket: Docket, number: int) -> str:
+        # The second half comes once a check has seen some of the first, the last once one has seen more than another:
+        # so that checks fall between writes, however fast either are.
+        if number >= 12:
+            await (grown if number == 23 else seen).wait()
         events = random_records(chance, 1, NOON)[0]
         opened, picture = events[0], drawn(number)
         assert isinstance(opened, TrialOpened)
@@ -93,6 +98,10 @@ def test_nothing_is_found_while_the_docket_is_written_to_and_erased_from(docket_
                 report = await docket.auditor.audit([key])
                 assert not report.counts, report.findings
                 sizes.append(report.size)
+                if report.size:
+                    seen.set()
+                if len(set(sizes)) > 1:
+                    grown.set()
             last = await docket.auditor.audit([key])
             assert not last.counts and last.trials == 24 and last.erased
             assert len(set(sizes)) > 1  # it was written to meanwhile

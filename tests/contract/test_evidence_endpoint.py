@@ -98,7 +98,7 @@ async def dripping(writer):
         await asyncio.sleep(0.05)
 
 
-def searched(answer, *, shape="searxng", within_s=10.0, then=None, pages=None, **given):
+def searched(answer, *, shape="searxng", within_s=60.0, then=None, pages=None, **given):
     """The hits of a search, or the error that it raised; and the server."""
     server = Server(answer)
 
@@ -237,7 +237,7 @@ async def a_host(monkeypatch, tmp_path, answer, addresses=(PUBLIC,)):
             await fetcher.aclose()
 
 
-def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=20.0, **given):
+def fetched(monkeypatch, tmp_path, answer, url=f"https://{HOST}/a#top", *, within_s=60.0, **given):
     """The text of a page, or the error, and where it connected to."""
 
     async def go():
@@ -294,7 +294,7 @@ def test_the_text_of_a_page_is_fetched_from_the_address_that_was_checked(monkeyp
     ],
 )
 def test_a_page_that_cannot_be_read_is_a_failure_with_a_reason(monkeypatch, tmp_path, answer, reason):
-    error, connected = fetched(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 20.0)
+    error, connected = fetched(monkeypatch, tmp_path, answer, within_s=1.0 if reason == "PAGE_TOO_SLOW" else 60.0)
     assert isinstance(error, Unavailable) and error.reason == reason
     assert HOST not in error.message
     # Redirects included, nothing but the public address was connected to.
@@ -334,7 +334,7 @@ def test_pages_are_fetched_where_that_is_allowed(monkeypatch, tmp_path):
         async with a_host(monkeypatch, tmp_path, said(PAGE, "200 OK", "Content-Type: text/html")) as (fetcher, _):
             source = EndpointEvidence(Endpoint("http://127.0.0.1:9/search"), fetcher)
             assert source.identity.endswith("pages")
-            return await source.read(f"https://{HOST}/a", within_s=20)
+            return await source.read(f"https://{HOST}/a", within_s=60)
 
     found = asyncio.run(go())
     assert (found.text, found.source) == ("Blue tea does not shorten a cold.", HOST)

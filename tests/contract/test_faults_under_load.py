@@ -26,7 +26,7 @@ from serving.runner import reaper as loose_ends
 from tests.contract.scenes import a_scene, rest_of
 from tests.support.dockets import open_trials, place_of
 from tests.support.fakes import FakeReader
-from tests.support.playing import until
+from tests.support.playing import until, wait_until
 from tests.support.service_calls import Refusal
 from tests.support.sizes import FULL
 from tests.unit.test_trial import a_court
@@ -36,10 +36,18 @@ PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 class SlowReader(FakeReader):
-    """Takes its time, so that faults find trials in every state."""
+    """Takes its time, so that faults find trials in every state; for the first picture until ``go_on`` is set."""
+
+    def __init__(self, result):
+        super().__init__(result)
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
     async def read(self, picture):
         await asyncio.sleep(0.02)
+        if not self.asked.is_set():
+            self.asked.set()
+            await self.go_on.wait()
         return await super().read(picture)
 
 
@@ -90,7 +98,7 @@ async def counted(docket, verdicts):
 
 @contextmanager
 def a_locked_file(path):
-    with closing(sqlite3.connect(path, timeout=20)) as other:
+    with closing(sqlite3.connect(path, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
 
@@ -196,10 +204,11 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
     if fault in POSTGRES:
         place = request.getfixturevalue("docket_database")
 
-    def fail(seconds, in_place):
+    def fail(seconds, in_place, met):
         with fault(place):
             in_place()
             time.sleep(seconds)
+            wait_until(met, 60)
 
     async def scene():
         options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 40}
@@ -221,18 +230,22 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
                 batch = [requests.pop() for _ in range(min(count, len(requests)))]
                 asking.extend(asyncio.create_task(ask(number, request)) for number, request in enumerate(batch))
 
+            def met():
+                # Those are made again before anybody hears of it.
+                return fault is broken_connections or callers.errors["DOCKET_UNAVAILABLE"]
+
             loop, each = asyncio.get_running_loop(), len(requests) // (FAULTS + 1)
             send(each)
             for _ in range(FAULTS):
                 await asyncio.sleep(choose.uniform(0.05, 0.15))
                 # Longer than the docket's patience: whoever writes meanwhile is refused.
                 seconds = choose.uniform(0.5, 1.0)
-                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each))
+                await asyncio.to_thread(fail, seconds, lambda: loop.call_soon_threadsafe(send, each), met)
             send(len(requests))
             await asyncio.gather(*asking)
             await channel.close()
             assert len(callers.verdicts) == REQUESTS
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while await open_trials(it.docket):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             failed = await counted(it.docket, callers.verdicts)
@@ -240,8 +253,6 @@ def test_a_docket_that_fails_under_load_costs_no_request_its_verdict(tmp_path, m
 
     callers, failed = asyncio.run(scene())
     assert set(callers.errors) <= {"DOCKET_UNAVAILABLE", "BUSY"}, callers.errors
-    if fault is not broken_connections:  # those are made again before anybody hears of it
-        assert callers.errors["DOCKET_UNAVAILABLE"], "no request met the fault"
     print(
         f"{fault.__name__}: {REQUESTS} requests, twice each; errors {dict(callers.errors)}; {failed} recorded failures"
     )
@@ -306,7 +317,7 @@ def test_duplicated_and_reordered_requests_are_tried_once_and_each_copy_is_answe
             *streamed, _ = await asyncio.gather(*streams, asyncio.gather(*asking))
             for request in false:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await it.stub.Judge(request, timeout=20)
+                    await it.stub.Judge(request, timeout=60)
                 assert Refusal(caught.value).info.reason == "REQUEST_ID_TAKEN"
             for responses in streamed:
                 assert Counter(response.request_id for response in responses) == Counter([*callers.verdicts])
@@ -329,6 +340,7 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
         options = {"reuse": "namespace", "concurrent_trials": 8, "waiting_trials": 10_000}
         reader = SlowReader("as read")
         async with a_scene(tmp_path, reader=reader, **options) as it:
+            reader.go_on.clear()
             channels = [it.another_channel() for _ in range(max(4, REQUESTS // 20))]
             await asyncio.gather(*(channel.channel_ready() for channel in channels))
             calls = []
@@ -338,17 +350,18 @@ def test_clients_that_vanish_leave_verdicts_or_recorded_failures_and_may_come_ba
                     await asyncio.sleep(choose.uniform(0, 0.02))
                 if number % 3 == 0:
                     choose.choice(calls).cancel()
-            await until(reader.asked.is_set)  # the first of them is in mid-trial
+            await until(reader.asked.is_set)  # the first of them is in mid-trial, until its caller is gone
             for channel in channels:
                 await asyncio.sleep(choose.uniform(0, 0.05))
                 await channel.close()
             for call in calls:
                 with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
                     await call
-            gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
             await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
-            await it.service.empty(20)
-            async with asyncio.timeout(20):
+            reader.go_on.set()
+            gone = sum([await call.code() is not grpc.StatusCode.OK for call in calls])
+            await it.service.empty(60)
+            async with asyncio.timeout(120):
                 while await open_trials(it.docket):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             begun = [await it.docket.trials.record(line.trial_id) for line in await it.docket.index.list(limit=10**6)]

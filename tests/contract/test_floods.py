@@ -77,7 +77,7 @@ def test_connections_that_say_nothing_and_calls_that_never_go_on_fail_no_honest_
         host, _, port = it.address.rpartition(":")
         with ExitStack() as stack:
             for number in range(IDLE):
-                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
                 if number % 20 == 0:
                     calls = b"".join(headers_only(each) for each in range(120))
                     connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls)
@@ -94,7 +94,7 @@ def test_calls_that_stand_in_line_fail_no_honest_call(tmp_path):
         host, _, port = it.address.rpartition(":")
         with ExitStack() as stack:
             for _ in range(40):
-                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
                 calls = b"".join(headers_only(each) for each in range(120))
                 connection.sendall(PREFACE + frame(SETTINGS, 0, 0) + calls + ping(1))
                 answer = b""
@@ -114,7 +114,7 @@ def test_how_many_calls_a_connection_may_have_is_said_to_it(tmp_path):
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
         told = {}
         while not told:
-            head = await asyncio.wait_for(reader.readexactly(9), 20)
+            head = await asyncio.wait_for(reader.readexactly(9), 60)
             body = await reader.readexactly(int.from_bytes(head[:3], "big"))
             if head[3] == SETTINGS and not head[4] & ACK:
                 told = dict(struct.iter_unpack(">HI", body))

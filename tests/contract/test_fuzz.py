@@ -9,6 +9,7 @@ import random
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from memecourt.client import judge_request
 from memecourt.v1 import court_pb2 as wire
 from tests.contract.real_court import IMAGE, real_court
 from tests.contract.test_wire import fill, kind
+from tests.support.playing import until
 from tests.support.sizes import FULL
 
 COUNT = 10_000 if FULL else 1_500
@@ -291,10 +293,8 @@ async def fuzz(path, count):
         again = await it.judge.Judge(judge_request(IMAGE, text="cat bird", request_id="first"), timeout=WITHIN_S)
         other = await it.judge.Judge(judge_request(IMAGE, text="dog", try_anew=True), timeout=WITHIN_S)
         record = await it.records.GetTrial(wire.GetTrialRequest(trial_id=other.verdict_id), timeout=WITHIN_S)
-        for _ in range(200):  # what ends beside its call
-            if len(asyncio.all_tasks()) <= before and not it.court.memory.bytes_in_use:
-                break
-            await asyncio.sleep(0.05)
+        with suppress(TimeoutError):  # what ends beside its call
+            await until(lambda: len(asyncio.all_tasks()) <= before and not it.court.memory.bytes_in_use, 60)
         left = (
             len(asyncio.all_tasks()) - before,
             it.court.memory.bytes_in_use,

@@ -93,7 +93,7 @@ def test_the_model_call_of_a_caller_that_leaves_is_gone_within_a_second_by_the_m
                         call.cancel()
                     await until(lambda: not server.there)
                     stayed += [tick - left_at for tick in server.gone[before:]]
-                await it.service.empty(20)
+                await it.service.empty(120)
                 lines = await it.docket.index.list(limit=CANCELS + 1)
                 open_now = await open_trials(it.docket)
         ticking.cancel()
@@ -127,7 +127,7 @@ def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path
         fields = {} if kind == 0 else {"procedure": wire.PROCEDURE_FULL if kind in (1, 2) else wire.PROCEDURE_SUMMARY}
         text = "x" * 20_000 if kind == 3 else f"text {number // 7}"
         request = judge_request(b"picture %d" % (number - number % 2), text=text, **fields)
-        call = it.stub.Judge(request, timeout=60)
+        call = it.stub.Judge(request, timeout=120)
         if kind == 2:
             await asyncio.sleep(choose.uniform(0, 0.05))
             call.cancel()
@@ -136,25 +136,30 @@ def test_tasks_and_handles_are_as_many_after_many_requests_as_after_few(tmp_path
         return (await call.code()).name
 
     async def work(it):
-        codes, held = Counter(), []
+        codes, held, hearings = Counter(), [], it.reception._hearings
+
+        def tasks():
+            return Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
+
         for turn in range(rounds):
             asking = (ask(it, turn * each + number) for number in range(each))
             codes.update(await asyncio.gather(*asking))
-            await it.service.empty(20)
+            await it.service.empty(120)
             await until(lambda: not it.reception.admission.running + it.reception.admission.waiting)
             await asyncio.sleep(0.3)
+            await until(lambda: not (hearings._flights or hearings._leading or it.reception.decoders._decoding))
+            await until(lambda: not hearings.unstored)
+            if turn > 1:  # some end after their callers have gone on, and none stays
+                with suppress(TimeoutError):
+                    await until(lambda: not tasks() - held[1][0], 60)
+                assert not tasks() - held[1][0]
             gc.collect()
-            hearings = it.reception._hearings
-            assert not (hearings._flights or hearings._leading or it.reception.decoders._decoding)
-            assert not it.reception._hearings.unstored
-            names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())
-            held.append((names, open_files()))
+            held.append((tasks(), open_files()))
         return codes, held
 
     codes, held = play(work, tmp_path, court=full_court(cast), reuse="namespace", concurrent_trials=16)
     assert {"OK", "CANCELLED", "INVALID_ARGUMENT", "ABORTED"} <= set(codes), codes
-    tasks, handles = [names for names, _ in held], [count for _, count in held]
-    assert all(names == tasks[1] for names in tasks[2:]), tasks
+    handles = [count for _, count in held]
     # Threads that read the docket come up to their number by and by, each with a connection of its own; a file that is
     # left open by one request in eight would show.
     assert handles[-1] <= handles[1] + 10, handles

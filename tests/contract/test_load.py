@@ -48,9 +48,9 @@ def test_a_namespace_that_comes_late_is_served_next(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        flood = [it.stub.Judge(asked(n, "flood"), timeout=30) for n in range(12)]
+        flood = [it.stub.Judge(asked(n, "flood"), timeout=60) for n in range(12)]
         await until(lambda: it.reception.admission.waiting == 11)
-        late = it.stub.Judge(asked(99, "late"), timeout=30)
+        late = it.stub.Judge(asked(99, "late"), timeout=60)
         await until(lambda: it.reception.admission.waiting == 12)
         reader.wait.set()
         await asyncio.gather(*flood, late)
@@ -66,14 +66,14 @@ def test_beyond_the_queue_a_caller_is_told_when_to_come_and_one_that_leaves_make
 
     async def work(it):
         reader.wait = asyncio.Event()
-        calls = [it.stub.Judge(asked(0), timeout=30)]
+        calls = [it.stub.Judge(asked(0), timeout=60)]
         await reader.asked.wait()
-        calls += [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
+        calls += [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         refusal = await it.refusal(asked(3))
         calls[-1].cancel()
         await until(lambda: it.reception.admission.waiting == 1)
-        instead = it.stub.Judge(asked(4), timeout=30)
+        instead = it.stub.Judge(asked(4), timeout=60)
         await until(lambda: it.reception.admission.waiting == 2)
         reader.wait.set()
         verdicts = await asyncio.gather(*calls[:-1], instead)
@@ -92,7 +92,7 @@ def test_one_whose_time_ends_in_the_queue_leaves_it(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=30)
+        running = it.stub.Judge(asked(0), timeout=60)
         await reader.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await it.stub.Judge(asked(1), timeout=0.4)
@@ -121,17 +121,16 @@ def test_callers_that_leave_at_any_moment_leave_nothing_behind(tmp_path, cancels
                 it.stub.Judge(asked(n, f"{n % 3}", procedure=wire.PROCEDURE_FULL), timeout=60)
                 for n in range(first, first + 10)
             ]
+            if not first:
+                await until(lambda: slow.asked)  # some leave in the middle of a model call, on any machine
             await asyncio.sleep(choose.uniform(0, 0.1))
             choose.shuffle(calls)
             for call in calls:
                 call.cancel()
                 await asyncio.sleep(choose.uniform(0, 0.01))
-            async with asyncio.timeout(20):
-                await until(
-                    lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running
-                )
+            await until(lambda: not it.reception.admission.running + it.reception.admission.waiting + reader.running)
             assert slow.cancelled == len(slow.asked)
-        await it.service.empty(5)
+        await it.service.empty(60)
         states = {line.state.value for line in await it.docket.index.list(limit=cancels)}
         return states, len(slow.asked), it.service.memory.bytes_in_use
 
@@ -146,8 +145,18 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
     async def work(it):
         channels.extend(it.another_channel() for _ in range(3))
         image = bytes(32 * MIB)
-        calls = [CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=60) for n in range(count)]
-        verdicts = await asyncio.gather(*calls)
+
+        async def judged(n):
+            while True:
+                try:
+                    return await CourtStub(channels[n % 3]).Judge(judge_request(image, text=f"{n}"), timeout=120)
+                except grpc.aio.AioRpcError as error:
+                    # On a busy machine such a request takes longer than a caller has whom others wait for.
+                    assert Refusal(error).reason == "BUSY"
+                    await asyncio.sleep(0.1)
+
+        async with asyncio.timeout(240):
+            verdicts = await asyncio.gather(*(judged(n) for n in range(count)))
         for channel in channels:
             await channel.close()
         return verdicts, it.service.memory.peak_bytes
@@ -159,13 +168,14 @@ def test_the_largest_requests_all_at_once_never_take_more_memory_than_there_is(t
 
 def half_open(channel, method="Judge"):
     """A call whose request never comes."""
-    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=60)
+    return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=300)
 
 
 def test_a_call_without_a_request_ends_and_says_why(tmp_path):
     async def work(it):
-        silent, empty = half_open(it.channel), half_open(it.channel)
+        empty = half_open(it.channel)
         await empty.done_writing()
+        silent = half_open(it.channel)
         errors = []
         for call in (silent, empty):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -173,7 +183,7 @@ def test_a_call_without_a_request_ends_and_says_why(tmp_path):
             errors.append(Refusal(caught.value))
         return errors
 
-    silent, empty = play(work, tmp_path, idle=0.3)
+    silent, empty = play(work, tmp_path, idle=2.0)  # longer than the end of the empty one is on its way
     assert (silent.code, silent.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "IDLE")
     assert (empty.code, empty.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
 
@@ -186,9 +196,9 @@ def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
         others = [it.another_channel() for _ in range(4)]
         silent = [half_open(others[n % 4], method) for n in range(100)]
         await until(lambda: it.service.memory.bytes_in_use)
-        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=20) for n in range(5)]
-        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=20) for n in range(20)))
-        stream = it.stub.JudgeStream(timeout=20)
+        verdicts = [await it.stub.Judge(asked(n, text="x"), timeout=60) for n in range(5)]
+        known = await asyncio.gather(*(it.stub.Judge(asked(n, text="y"), timeout=60) for n in range(20)))
+        stream = it.stub.JudgeStream(timeout=60)
         for n in range(5):
             await stream.write(wire.JudgeStreamRequest(request=asked(n, text="z", request_id=f"{n}")))
         await stream.done_writing()
@@ -200,7 +210,7 @@ def test_calls_that_send_nothing_keep_nobody_from_being_heard(tmp_path, method):
             await channel.close()
         return [*verdicts, *known], streamed, still
 
-    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB)
+    verdicts, streamed, still = play(work, tmp_path, picture_memory=2 * MESSAGE_BYTES + 2 * MIB, idle=300.0)
     assert len(verdicts) == 25 and all(verdict.label for verdict in verdicts)
     assert len(streamed) == 5 and all(response.HasField("verdict") for response in streamed)
     assert still > 50  # they did not have to go for it
@@ -212,7 +222,7 @@ def test_who_has_the_memory_and_sends_nothing_goes_when_another_needs_it(tmp_pat
     async def work(it):
         silent = half_open(it.another_channel())
         await until(lambda: it.service.memory.bytes_in_use)
-        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await silent
         return verdict, Refusal(caught.value)
@@ -228,15 +238,15 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
 
     async def work(it):
         reader.wait = asyncio.Event()
-        running = it.stub.Judge(asked(0), timeout=30)
+        running = it.stub.Judge(asked(0), timeout=60)
         await reader.asked.wait()
-        waiting = [it.stub.Judge(asked(n), timeout=30) for n in (1, 2)]
+        waiting = [it.stub.Judge(asked(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         before = it.service.memory.bytes_in_use
         waiting.append(half_open(it.channel))
         await until(lambda: it.service.memory.bytes_in_use > before)
         it.service.close()
-        waiting.append(it.stub.Judge(asked(3), timeout=30))
+        waiting.append(it.stub.Judge(asked(3), timeout=60))
         refusals = []
         for call in waiting:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -256,13 +266,13 @@ def test_when_the_court_closes_who_runs_finishes_and_who_waits_is_told_when_to_c
 def test_callers_that_leave_while_they_send_give_the_memory_back(tmp_path):
     async def work(it):
         for number in range(8):
-            call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=30)
+            call = it.stub.Judge(judge_request(bytes(8 * MIB), text="x"), timeout=60)
             await asyncio.sleep(0.005 * number)
             call.cancel()
             with suppress(asyncio.CancelledError):
                 await call
         await until(lambda: it.service.memory.bytes_in_use == 0)
-        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=20)
+        return await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
 
     assert play(work, tmp_path, picture_memory=72 * MIB).label == wire.LABEL_HARMFUL
 

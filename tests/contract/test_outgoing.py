@@ -66,9 +66,9 @@ def ask(server, how):
 
 
 WAYS = {
-    "chat": lambda model: model.reply(REQUEST, within_s=20),
-    "models": lambda model: model.listed(within_s=20),
-    "tokenize": lambda model: model._token_id("a", 20),
+    "chat": lambda model: model.reply(REQUEST, within_s=60),
+    "models": lambda model: model.listed(within_s=60),
+    "tokenize": lambda model: model._token_id("a", 60),
 }
 
 

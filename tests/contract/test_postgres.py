@@ -185,12 +185,15 @@ def test_a_search_sees_one_library_whole_while_libraries_are_replaced(database: 
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     done = threading.Event()
 
+    seen: set[str] = set()
+
     def replacing() -> None:
-        for turn in range(12):
+        turn = 0
+        while turn < 12 or (len(seen) < 2 and turn < 1000):  # however slow searches are
             push_library(libraries["ba"[turn % 2]], database, replace=True)
+            turn += 1
         done.set()
 
-    seen = set()
     with ThreadPoolExecutor(1) as thread:
         work = thread.submit(replacing)
         while not done.is_set() and not work.done():
@@ -209,6 +212,8 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
 ) -> None:
     """Two writers at once: none of their changes is lost, none has another's number, and the head stands for all."""
 
+    searched = threading.Event()
+
     def writing(name: str) -> None:
         draw, writer = random.Random(name), PostgresWriter(database)
         for number in range(12):
@@ -216,6 +221,10 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
             writer.add(meme, vector, png, **MADE_BY)
             if number % 3 == 0:
                 writer.remove(meme.id, **MADE_BY)
+            # Some searches come between the changes, however slow they are.
+            searched.clear()
+            if number < 8:
+                searched.wait(60)
 
     sizes = set()
     with ThreadPoolExecutor(2) as threads:
@@ -226,6 +235,7 @@ def test_a_search_sees_changes_whole_while_writers_make_them(
             (clones,) = [int(note.split()[2]) for note in found.notes if "clones count once" in note]
             assert len(found.tally) + clones == found.library.size
             sizes.add(found.library.size)
+            searched.set()
         for each in work:
             each.result()
     assert len(sizes) > 2
@@ -376,7 +386,7 @@ def test_a_search_that_takes_too_long_is_given_up(
     database: Address, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push_library(library, database)
-    monkeypatch.setattr(connections, "_SEARCH_S", 1)
+    monkeypatch.setattr(connections, "_SEARCH_S", 3)
     finder = asyncio.run(PgvectorFinder.open(database, ENCODER))
     with psycopg.connect(**database.parameters()) as blocker:
         blocker.execute("LOCK TABLE memecourt.vectors_1 IN ACCESS EXCLUSIVE MODE")

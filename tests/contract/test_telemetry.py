@@ -56,6 +56,8 @@ CALLER = "00f067aa0ba902b7"
 def collector(monkeypatch):
     with a_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        # A busy machine may need longer for the last spans than a server takes to end.
+        monkeypatch.setattr("serving.telemetry.tracing._TO_EXPORT_S", 60.0)
         yield collector
 
 
@@ -133,7 +135,7 @@ class Scene:
             request_serializer=wire.JudgeRequest.SerializeToString,
             response_deserializer=wire.JudgeResponse.FromString,
         )
-        return call(wire.JudgeRequest(request_id=request_id, text="the words"), **{"timeout": 20, **options})
+        return call(wire.JudgeRequest(request_id=request_id, text="the words"), **{"timeout": 60, **options})
 
     async def values(self):
         """All samples, scraped over HTTP."""
@@ -145,7 +147,7 @@ class Scene:
         }
 
     def scraped(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.telemetry.metrics_port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.telemetry.metrics_port}/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             return answer.read().decode()
 
@@ -180,13 +182,17 @@ async def ended(call):
         await call
 
 
+LATE = "DEADLINE_EXCEEDED"
+"""May be counted more than once: a call that runs out of time on its way may have come to the server, or not."""
+
+
 async def every_ending(it):
     """Calls that end in every way there is; what must be counted of them."""
     await it.judge("fine")
     await it.judge("fine")
     for request_id in ("bad", "gone", "bug"):
         await ended(it.judge(request_id))
-    while not it.stand.asked.is_set():  # one that runs out of time on its way is no call
+    while not it.stand.asked.is_set():  # on its way, on a busy machine
         await ended(it.judge("slow", timeout=0.2))
     it.stand.asked.clear()
     call = it.judge("slow")
@@ -207,13 +213,13 @@ async def every_ending(it):
         response_deserializer=wire.JudgeStreamResponse.FromString,
     )
     assert len([response async for response in stream(iter([wire.JudgeStreamRequest()] * 3))]) == 3
-    await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    await health_pb2_grpc.HealthStub(it.channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     return {
         ("Judge", "OK"): 2,
         ("Judge", "INVALID_ARGUMENT"): 2,
         ("Judge", "UNAVAILABLE"): 1,
         ("Judge", "INTERNAL"): 1,
-        ("Judge", "DEADLINE_EXCEEDED"): 1,
+        ("Judge", LATE): 1,
         ("Judge", "CANCELLED"): 1,
         ("WatchTrial", "OK"): 1,
         ("WatchTrial", "INVALID_ARGUMENT"): 1,
@@ -223,28 +229,32 @@ async def every_ending(it):
     }
 
 
-def test_calls_are_counted_by_how_they_ended_whatever_callers_make_up():
-    async def work(it):
-        expected = await every_ending(it)
-
-        async def all_counted():
-            found = await it.values()
-            return sum(v for (name, _), v in found.items() if name == "memecourt_requests_total") >= sum(
-                expected.values()
-            )
-
-        await until(all_counted)
-        return expected, await it.values()
-
-    expected, values = play(work)
+def requests_in(values):
+    """Calls that were counted, by method and code."""
     found = {}
     for (name, labels), value in values.items():
         if name == "memecourt_requests_total":
             labels = dict(labels)
             found[labels["method"], labels["code"]] = value
-            assert labels["service"] == {"Check": "grpc.health.v1.Health", "_OTHER": "_OTHER"}.get(
-                labels["method"], COURT
-            )
+            service = {"Check": "grpc.health.v1.Health", "_OTHER": "_OTHER"}.get(labels["method"], COURT)
+            assert labels["service"] == service
+    return found
+
+
+def test_calls_are_counted_by_how_they_ended_whatever_callers_make_up():
+    async def work(it):
+        expected = await every_ending(it)
+
+        async def all_counted():
+            found = requests_in(await it.values())
+            return all(found.get(how, 0) >= times for how, times in expected.items())
+
+        await until(all_counted)
+        return expected, await it.values()
+
+    expected, values = play(work)
+    found = requests_in(values)
+    expected["Judge", LATE] = max(1, found["Judge", LATE])
     assert found == expected
     counts = Counter()
     for (method, _), number in expected.items():
@@ -389,12 +399,12 @@ def test_how_a_call_ended_stands_in_its_span_and_nothing_is_made_of_health_check
         assert (span.status.code == Status.STATUS_CODE_ERROR) == ours
         assert of.get("error.type") == (code if ours else None)
         assert not span.status.message
+    assert ends.pop((f"{COURT}/Judge", LATE)) >= 1
     assert ends == {
         (f"{COURT}/Judge", "OK"): 2,
         (f"{COURT}/Judge", "INVALID_ARGUMENT"): 2,
         (f"{COURT}/Judge", "UNAVAILABLE"): 1,
         (f"{COURT}/Judge", "INTERNAL"): 1,
-        (f"{COURT}/Judge", "DEADLINE_EXCEEDED"): 1,
         (f"{COURT}/Judge", "CANCELLED"): 1,
         (f"{COURT}/WatchTrial", "OK"): 1,
         (f"{COURT}/WatchTrial", "INVALID_ARGUMENT"): 1,

@@ -45,7 +45,7 @@ def run(path: Path, work: Any, **settings: Any) -> Any:
 
 def test_a_text_alone_gets_a_verdict_that_says_what_was_not_there(tmp_path):
     async def work(it: RealCourt) -> Any:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         return response, await it.docket.trials.record(response.verdict_id), it.reader.calls
 
     response, record, read = run(tmp_path, work)
@@ -61,7 +61,7 @@ def test_a_text_alone_gets_a_verdict_that_says_what_was_not_there(tmp_path):
 @pytest.mark.parametrize("request_", [{}, {"text": ""}, {"text": " \n"}], ids=["nothing", "empty", "blank"])
 def test_neither_picture_nor_text_is_an_error(tmp_path, request_):
     async def work(it: RealCourt) -> Any:
-        refusal = await refused(it.judge.Judge(wire.JudgeRequest(**request_), timeout=20))
+        refusal = await refused(it.judge.Judge(wire.JudgeRequest(**request_), timeout=60))
         return refusal, await it.docket.index.list(limit=5)
 
     refusal, kept = run(tmp_path, work)
@@ -71,8 +71,8 @@ def test_neither_picture_nor_text_is_an_error(tmp_path, request_):
 
 def test_an_operator_whose_content_has_pictures_can_have_it_refused(tmp_path):
     async def work(it: RealCourt) -> Any:
-        pictured = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text=WORDS), timeout=20)
-        return pictured, await refused(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20))
+        pictured = await it.judge.Judge(wire.JudgeRequest(image=IMAGE, text=WORDS), timeout=60)
+        return pictured, await refused(it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60))
 
     pictured, refusal = run(tmp_path, work, text_alone=False)
     assert pictured.HasField("picture")
@@ -84,7 +84,7 @@ def test_the_python_clients_ask_without_a_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         def ask() -> Any:
             with Client(it.address) as court:
-                one = court.judge(text=WORDS, timeout=20)
+                one = court.judge(text=WORDS, timeout=60)
                 many = dict(
                     court.judge_many(
                         [judge_request(text=WORDS, request_id="a"), judge_request(IMAGE, text=WORDS, request_id="b")]
@@ -93,7 +93,7 @@ def test_the_python_clients_ask_without_a_picture(tmp_path):
                 return one, many
 
         async with AsyncClient(it.address) as court:
-            other = await court.judge(text="another text", timeout=20)
+            other = await court.judge(text="another text", timeout=60)
         return *await asyncio.to_thread(ask), other
 
     one, many, other = run(tmp_path, work)
@@ -108,7 +108,7 @@ def test_a_client_does_not_take_an_empty_file_for_no_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         async with AsyncClient(it.address) as court:
             with pytest.raises(JudgeError) as error:
-                await court.judge(b"", timeout=20)
+                await court.judge(b"", timeout=60)
             return error.value.reason
 
     assert run(tmp_path, work) == "PICTURE_EMPTY"
@@ -120,10 +120,10 @@ def test_a_client_does_not_take_an_empty_file_for_no_picture(tmp_path):
 def test_the_same_text_is_tried_once_and_with_a_picture_it_is_another_meme(tmp_path):
     async def work(it: RealCourt) -> Any:
         alone = wire.JudgeRequest(text=WORDS, content=wire.Content(namespace="forum"))
-        first, *again = [await it.judge.Judge(alone, timeout=20) for _ in range(3)]
+        first, *again = [await it.judge.Judge(alone, timeout=60) for _ in range(3)]
         several = await asyncio.gather(*(it.judge.Judge(wire.JudgeRequest(text="at once")) for _ in range(8)))
         others = [
-            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=20)
+            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=60)
             for asked in (
                 {"image": IMAGE, "text": WORDS, "content": alone.content},
                 {"text": WORDS.upper(), "content": alone.content},
@@ -142,7 +142,7 @@ def test_the_same_text_is_tried_once_and_with_a_picture_it_is_another_meme(tmp_p
 def test_a_request_id_stands_for_a_text_as_for_a_picture(tmp_path):
     async def work(it: RealCourt) -> Any:
         first, second = [
-            await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=20) for _ in range(2)
+            await it.judge.Judge(wire.JudgeRequest(text=WORDS, request_id="r"), timeout=60) for _ in range(2)
         ]
         return first, second, await refused(it.judge.Judge(wire.JudgeRequest(text="other", request_id="r")))
 
@@ -163,7 +163,7 @@ def test_what_one_text_did_to_a_process_no_other_text_pays_for(tmp_path):
         for _ in range(3):
             assert (await refused(it.judge.Judge(wire.JudgeRequest(text="one")))).reason == "ENCODER_ENDED"
         it.reception._house.court.finder.find = find  # type: ignore[method-assign]
-        return await it.judge.Judge(wire.JudgeRequest(text="two"), timeout=20)
+        return await it.judge.Judge(wire.JudgeRequest(text="two"), timeout=60)
 
     assert run(tmp_path, work).verdict_id
 
@@ -180,7 +180,7 @@ def test_a_text_alone_by_the_full_procedure_with_scripted_models(tmp_path):
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             asked = wire.JudgeRequest(text=WORDS, procedure=wire.PROCEDURE_FULL)
-            response = await it.judge.Judge(asked, timeout=30)
+            response = await it.judge.Judge(asked, timeout=60)
             events = [
                 one.event.kind
                 async for one in it.judge.WatchTrial(wire.WatchTrialRequest(trial_id=response.verdict_id))
@@ -209,10 +209,10 @@ def test_a_text_that_kills_the_model_server_twice_is_not_asked_about_again(tmp_p
         async with TrialRunner(full, it.court._settings) as reception:
             it.court.open(full, reception)
             asked = wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_FULL)
-            ends = [(await refused(it.judge.Judge(asked, timeout=30))).said for _ in range(3)]
+            ends = [(await refused(it.judge.Judge(asked, timeout=60))).said for _ in range(3)]
             spared = await it.judge.Judge(wire.JudgeRequest(text="deadly", procedure=wire.PROCEDURE_SUMMARY))
             other = wire.JudgeRequest(text="another", procedure=wire.PROCEDURE_FULL)
-            return ends, spared, (await refused(it.judge.Judge(other, timeout=30))).reason
+            return ends, spared, (await refused(it.judge.Judge(other, timeout=60))).reason
 
     ends, spared, other = run(tmp_path, work)
     assert [end[1] for end in ends] == ["MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "QUARANTINED"]
@@ -232,7 +232,7 @@ async def audited(docket: Docket) -> Report:
 def test_a_docket_with_texts_alone_is_clean_and_can_be_backed_up(tmp_path):
     async def work(it: RealCourt) -> Any:
         for text in (WORDS, "another"):
-            await it.judge.Judge(wire.JudgeRequest(text=text), timeout=20)
+            await it.judge.Judge(wire.JudgeRequest(text=text), timeout=60)
         report = await audited(it.docket)
         place, folder = tmp_path / "docket.sqlite", tmp_path / "backup"
         backup = await back_up(it.docket, place, folder, settings="", software="test", tell=lambda _: None)
@@ -247,9 +247,9 @@ def test_nothing_of_an_erased_text_is_left(tmp_path):
     text = "a text that is found nowhere else, 7d1f0c"
 
     async def work(it: RealCourt) -> Any:
-        first, _ = [await it.judge.Judge(wire.JudgeRequest(text=words), timeout=20) for words in (text, "another")]
+        first, _ = [await it.judge.Judge(wire.JudgeRequest(text=words), timeout=60) for words in (text, "another")]
         await it.docket.eraser.erase(first.verdict_id, who="ada", why="asked", at=datetime.now(UTC))
-        anew = await it.judge.Judge(wire.JudgeRequest(text="another"), timeout=20)
+        anew = await it.judge.Judge(wire.JudgeRequest(text="another"), timeout=60)
         return anew, await audited(it.docket)
 
     anew, report = run(tmp_path, work)
@@ -264,7 +264,7 @@ def test_nothing_of_an_erased_text_is_left(tmp_path):
 
 def test_an_overruled_text_becomes_a_precedent_by_its_text_alone(tmp_path):
     async def work(it: RealCourt) -> Any:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         label = Label.NOT_HARMFUL if response.label == wire.LABEL_HARMFUL else Label.HARMFUL
         await it.docket.reviews.review(
             response.verdict_id,
@@ -290,8 +290,8 @@ def test_an_overruled_text_becomes_a_precedent_by_its_text_alone(tmp_path):
 
 def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_path):
     async def work(it: RealCourt) -> str:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
-        await it.judge.Judge(wire.JudgeRequest(text=WORDS.upper()), timeout=20)
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
+        await it.judge.Judge(wire.JudgeRequest(text=WORDS.upper()), timeout=60)
         return response.verdict_id
 
     trial_id = run(tmp_path, work)
@@ -327,7 +327,7 @@ def test_the_pages_say_that_no_picture_was_sent_and_show_no_broken_image(tmp_pat
 def test_a_console_shows_a_text_that_waits_in_the_queue(tmp_path):
     async def work(it: RealCourt) -> str:
         # The drawn library is too small to have measured anything, so that every verdict asks for a person.
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         assert response.needs_human_review
         return response.verdict_id
 
@@ -346,7 +346,7 @@ def test_a_console_shows_a_text_that_waits_in_the_queue(tmp_path):
 
 def test_a_record_of_it_is_json_that_says_so(tmp_path):
     async def work(it: RealCourt) -> Any:
-        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=20)
+        response = await it.judge.Judge(wire.JudgeRequest(text=WORDS), timeout=60)
         trial = await it.records.GetTrial(wire.GetTrialRequest(trial_id=response.verdict_id))
         return json.loads(trial.trial.events[0].json)
 
@@ -359,7 +359,7 @@ def test_a_record_of_it_is_json_that_says_so(tmp_path):
 def test_a_listing_knows_it_without_its_record(tmp_path):
     async def work(it: RealCourt) -> Any:
         for asked in ({"text": WORDS}, {"text": WORDS, "image": IMAGE}):
-            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=20)
+            await it.judge.Judge(wire.JudgeRequest(**asked), timeout=60)
         return [line.text_alone for line in await it.docket.index.list(limit=5, oldest_first=True)]
 
     assert run(tmp_path, work) == [True, False]

@@ -18,7 +18,7 @@ def name(request_id, namespace=""):
 
 
 async def verdict(court, metadata=(), **fields):
-    return await court.judge.GetVerdict(wire.GetVerdictRequest(**fields), timeout=20, metadata=metadata)
+    return await court.judge.GetVerdict(wire.GetVerdictRequest(**fields), timeout=60, metadata=metadata)
 
 
 async def refused(court, code, metadata=(), **fields):
@@ -33,7 +33,7 @@ def test_a_trial_is_told_of_while_it_is_held_and_when_it_has_a_verdict(tmp_path)
         async with real_court(tmp_path) as court:
             await refused(court, grpc.StatusCode.NOT_FOUND, request=name("r"))
             court.reader.wait = asyncio.Event()
-            judging = asyncio.ensure_future(court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=30))
+            judging = asyncio.ensure_future(court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=60))
             await court.reader.asked.wait()
             held = await verdict(court, request=name("r"))
             assert held.state == wire.TRIAL_STATE_OPEN
@@ -47,7 +47,7 @@ def test_a_trial_is_told_of_while_it_is_held_and_when_it_has_a_verdict(tmp_path)
             assert given.verdict == response
             assert await verdict(court, trial_id=given.trial_id) == given
             # A request that was answered with the verdict of an earlier trial has that one.
-            again = await court.judge.Judge(judge_request(IMAGE, request_id="s", text="as read"), timeout=30)
+            again = await court.judge.Judge(judge_request(IMAGE, request_id="s", text="as read"), timeout=60)
             reused = await verdict(court, request=name("s"))
             assert reused.verdict.verdict_id == again.verdict_id
             assert reused.verdict.request_id == "s"
@@ -60,7 +60,7 @@ def test_a_trial_that_failed_has_no_verdict_and_says_why(tmp_path):
         async with real_court(tmp_path) as court:
             court.reader.result = Unavailable("The reader is away.", reason="READER_AWAY")
             with pytest.raises(grpc.aio.AioRpcError):
-                await court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=30)
+                await court.judge.Judge(judge_request(IMAGE, request_id="r"), timeout=60)
             failed = await verdict(court, request=name("r"))
             assert (failed.state, failed.failure_reason) == (wire.TRIAL_STATE_FAILED, "READER_AWAY")
             assert not failed.HasField("verdict")
@@ -81,7 +81,7 @@ def test_a_trial_of_another_namespace_is_not_there(tmp_path):
     async def work():
         async with real_court(tmp_path, tokens=path) as court:
             asked = judge_request(IMAGE, request_id="r", namespace="other")
-            trial_id = (await court.judge.Judge(asked, timeout=30, metadata=everybody)).verdict_id
+            trial_id = (await court.judge.Judge(asked, timeout=60, metadata=everybody)).verdict_id
             assert (await verdict(court, everybody, trial_id=trial_id)).trial_id == trial_id
             unknown = await refused(court, grpc.StatusCode.NOT_FOUND, own, trial_id="none")
             assert await refused(court, grpc.StatusCode.NOT_FOUND, own, trial_id=trial_id) == unknown

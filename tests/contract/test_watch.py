@@ -21,12 +21,13 @@ from tests.contract.scenes import IMAGE, FakePictures, play, rest_of
 from tests.support.cast import Cast, full_court
 from tests.support.dockets import open_trials
 from tests.support.fakes import FakeReader
+from tests.support.playing import until
 from tests.support.service_calls import Refusal
 from tests.unit.test_trial import a_court
 
 
 async def watched(it, **fields):
-    call = it.stub.WatchTrial(wire.WatchTrialRequest(**fields), timeout=30)
+    call = it.stub.WatchTrial(wire.WatchTrialRequest(**fields), timeout=60)
     return [response.event for response in await rest_of(call)]
 
 
@@ -71,7 +72,7 @@ async def held_elsewhere(it, path, reader):
 
 def test_a_trial_can_be_watched_from_the_start_from_a_number_on_and_beyond_its_end(tmp_path):
     async def work(it):
-        response = await it.stub.Judge(asked(text="x"), timeout=20)
+        response = await it.stub.Judge(asked(text="x"), timeout=60)
         record = await it.docket.trials.record(response.verdict_id)
         last = len(record.events) - 1
         told = {seq: await watched(it, trial_id=record.trial_id, from_seq=seq) for seq in (0, 1, last, last + 5)}
@@ -100,7 +101,7 @@ def test_a_trial_is_watched_live_by_many_without_gaps(tmp_path):
         watching = []
         while not judging.done():
             watching.append(asyncio.create_task(watched(it, trial_id=trial_id, from_seq=len(watching) % 3)))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02 if len(watching) < 10 else 0.1)
         await judging
         return [await one for one in watching], await it.docket.trials.record(trial_id)
 
@@ -115,9 +116,9 @@ def test_events_are_told_while_the_trial_runs(tmp_path):
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=20)
+        judging = it.stub.Judge(asked(), timeout=60)
         await reader.asked.wait()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=20)
+        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         first = (await call.read()).event.kind
         running = not judging.done()
         reader.wait.set()
@@ -134,7 +135,7 @@ def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
 
     async def work(it):
         async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
-            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
+            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
             first = (await call.read()).event
             reader.wait.set()
             events = [first] + [response.event for response in await rest_of(call)]
@@ -145,7 +146,7 @@ def test_a_trial_of_another_server_is_watched_through_the_docket(tmp_path):
 
 def test_a_review_is_told_and_a_failed_trial_ends_the_watching(tmp_path):
     async def work(it):
-        response = await it.stub.Judge(asked(text="x"), timeout=20)
+        response = await it.stub.Judge(asked(text="x"), timeout=60)
         await it.docket.reviews.review(
             response.verdict_id,
             outcome=ReviewOutcome.OVERRULED,
@@ -194,9 +195,9 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=20)
+        judging = it.stub.Judge(asked(), timeout=60)
         await reader.asked.wait()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=20)
+        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         await call.read()
         it.service.close()
         reader.wait.set()
@@ -212,7 +213,7 @@ def test_when_the_court_closes_a_running_trial_is_watched_to_its_end_and_no_othe
     async def cut_off(it):
         """A trial that is open in the docket and held by nobody."""
         async with held_elsewhere(it, tmp_path / "2", reader) as (trial_id, _):
-            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20)
+            call = it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60)
             await call.read()
             it.service.close()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -237,12 +238,13 @@ def test_many_who_watch_what_stands_still_ask_the_docket_no_more_than_one(tmp_pa
             return await read(what)
 
         async with held_elsewhere(it, tmp_path, reader) as (trial_id, hearing):
-            calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=20) for _ in range(many)]
+            calls = [it.stub.WatchTrial(wire.WatchTrialRequest(trial_id=trial_id), timeout=60) for _ in range(many)]
             for call in calls:
                 await call.read()
             await asyncio.sleep(0.2)  # the last of them go on from what they have read
             monkeypatch.setattr(it.docket.transactions, "read", counted)
             await asyncio.sleep(1.6)
+            await until(lambda: asked)
             still = len(asked)
             reader.wait.set()
             ends = [[response.event.kind for response in await rest_of(call)][-1] for call in calls]
@@ -259,9 +261,9 @@ def test_who_watches_is_told_when_the_docket_can_not_be_read(tmp_path, monkeypat
 
     async def work(it):
         reader.wait = asyncio.Event()
-        judging = it.stub.Judge(asked(), timeout=20)
+        judging = it.stub.Judge(asked(), timeout=60)
         await reader.asked.wait()
-        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=20)
+        call = it.stub.WatchTrial(wire.WatchTrialRequest(request=NAMED), timeout=60)
         await call.read()
 
         async def broken(_):

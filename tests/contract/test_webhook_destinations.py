@@ -152,7 +152,7 @@ def test_a_name_that_leads_inside_is_refused_also_beside_addresses_outside(addre
 def test_the_connection_goes_to_the_address_that_was_checked(listening, tmp_path, monkeypatch):
     """A name server that answers otherwise the second time is not asked a second time."""
     port, counted = listening
-    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False, timeout=1).model_copy(
+    hook = hook_to("https://hooks.example/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://hooks.example:{port}/"}
     )
     monkeypatch.setattr(http_addresses, "is_public", lambda address: address == "127.0.0.2")
@@ -275,4 +275,9 @@ def test_one_who_answers_nothing_is_left_after_its_time(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hook = hook_to(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=1)
         assert attempt(hook).error == "no answer in time"
-    assert "no connection" in attempt(hook).error
+
+
+def test_a_port_at_which_nobody_listens_is_no_connection(tmp_path):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        assert "no connection" in attempt(hook_to(f"http://127.0.0.1:{held.getsockname()[1]}/", tmp_path)).error

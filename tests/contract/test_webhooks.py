@@ -28,6 +28,7 @@ from serving.webhooks.sender import HookSender, send_webhooks
 from tests.contract.test_docket_log import checked
 from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing
 from tests.support.libraries import ENCODER, drawn_library
+from tests.support.playing import until
 from tests.support.receivers import HEADERS, a_receiver, hook_to
 
 
@@ -94,6 +95,11 @@ def test_senders_of_a_server_share_one_look_at_the_docket(using, receiver, tmp_p
         docket.deliveries.states = counted
         telling = asyncio.create_task(send_webhooks(docket, [Receiver(hook) for hook in hooks], telemetry=SILENT))
         try:
+
+            async def all_owned():
+                return [hook for hook in await docket.hooks.hooks() if hook.owner][4:]
+
+            await until(all_owned)
             await asyncio.sleep(1)
             looks.clear()
             begun = asyncio.get_running_loop().time()
@@ -589,7 +595,7 @@ def test_changes_of_precedents_are_told_to_who_is_not_limited_to_namespaces(usin
             await looked.wait()
             writer.remove("drawn-3", who="Ruth", why="a word of Blueland")
             finder.swap(writer.library)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while not await docket.log.entries(0, 1, {"PrecedentChanged"}):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         finally:

@@ -169,9 +169,9 @@ def test_an_old_client_calls_today_s_server():
                 request_serializer=kind(OLD, "JudgeRequest").SerializeToString,
                 response_deserializer=kind(OLD, "JudgeResponse").FromString,
             )
-            response = await judge(request, timeout=20)
+            response = await judge(request, timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await judge(kind(OLD, "JudgeRequest")(image=b"refuse"), timeout=20)
+                await judge(kind(OLD, "JudgeRequest")(image=b"refuse"), timeout=60)
             return response, refused.value.code()
 
     with served(court) as address:

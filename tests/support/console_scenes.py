@@ -205,7 +205,10 @@ def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea"
     async def hold() -> None:
         docket = Docket.open(place)
         try:
-            await docket.review_queue().take(ids[2], holder)
+            queue = docket.review_queue()
+            while not await queue.catch_up():  # of a busy machine nobody waits for the end
+                pass
+            await queue.take(ids[2], holder)
         finally:
             await docket.close()
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 
 @contextmanager
 def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
@@ -25,6 +27,12 @@ def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
         yield lambda: [type(one).__name__ for one in kept() if not any(one is other for other in others)]
     finally:
         gc.enable()
+
+
+def forget_earlier(caplog: pytest.LogCaptureFixture) -> None:
+    """Has what earlier tests left collected now, with what asyncio logs of it, and not in the midst of this one."""
+    gc.collect()
+    caplog.clear()
 
 
 async def soon(left: Callable[[], list[str]]) -> list[str]:
