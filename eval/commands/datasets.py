@@ -172,8 +172,11 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from eval.datasets.known import find_dataset
     from eval.datasets.recognise import recognised
     from eval.runs.progress import watching
+    from eval.scores.task_card import require_metrics
 
     chosen = [find_dataset(id_)] if id_ else recognised(data)
+    for task in (task for dataset in chosen for task in dataset.card.tasks):
+        require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
         with watching(say) as progress:
@@ -194,9 +197,10 @@ def _print_check(report: DatasetCheck) -> None:
             continue
         classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
         click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+        # Told above, with the rows; another task may have as many of each label.
+        first = next((task for task, counts in split.tasks.items() if dict(counts) == dict(split.classes)), "")
         for task, counts in split.tasks.items():
-            # The first is told above, with the rows.
-            if dict(counts) != dict(split.classes) and counts:
+            if task != first and counts:
                 words = ", ".join(f"{count:,} {label}" for label, count in counts.items())
                 click.echo(f"  {'':<12} {task}: {words}")
         if split.refused or split.excluded or split.elsewhere:

@@ -94,9 +94,11 @@ def confusion_table(card: Card) -> str:
 
 def noise_in_words(card: Card) -> str:
     """Describes how far the strict accuracy would vary with another draw of as many memes."""
-    points = 100 * noise(card.n, card.strict.accuracy.value)
+    accuracy = card.strict.accuracy
+    # Of all memes or of none the approximation makes no noise at all; the exact bound stands in the interval.
+    points = 100 * (noise(card.n, accuracy.value) or accuracy.high - accuracy.low)
     return (
-        f"With {card.n:,} memes an accuracy of {card.strict.accuracy.value:.3f} is known to about ±{points:.1f} "
+        f"With {card.n:,} memes an accuracy of {accuracy.value:.3f} is known to about ±{points:.1f} "
         "points; less than that between two systems is noise unless they are compared meme by meme."
     )
 

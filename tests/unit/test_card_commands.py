@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.card import read_card
-from eval.datasets.card_split import read_by_card
 from eval.perf.datasets import KINDS, WORKS, datasets, write_rows
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import counts_of
 from tests.unit.test_cards import write_table
