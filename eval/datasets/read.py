@@ -138,7 +138,8 @@ def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
-    read = read_split(dataset, data, split)
+    # Of the files alone, so that what is wrong is found before a library is built: rows are read when they are used.
+    read = read_split(dataset, data, split, choose=keep_none)
     name = f"{dataset.id} {split}"
 
     def rows() -> Rows:

@@ -228,8 +228,11 @@ def test_only_a_whole_trial_with_its_own_versions_and_pictures_is_asked():
     other = OtherPictures(asyncio.run(court.finder.find()))
     with pytest.raises(CantResume, match="precedent"):
         asked(dataclasses.replace(court, finder=other), record, TARGET)
-    with pytest.raises(BadRequest, match="No model"):
+    with pytest.raises(BadRequest, match="No model was asked in this trial"):
         asked(*tried(Cast(), procedure=Procedure.SUMMARY), TARGET)
+    # The trial had models; what is missing is here, and not there.
+    with pytest.raises(BadRequest, match="No chat models are loaded: .* Load its models and its library"):
+        asked(dataclasses.replace(court, chairs=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
 
 
