@@ -190,6 +190,8 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _print_check(report: DatasetCheck) -> None:
+    from eval.reports.words import plain
+
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:
@@ -211,9 +213,10 @@ def _print_check(report: DatasetCheck) -> None:
             )
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
-        click.echo(f"  ! {finding.split}: {finding.kind}{times}: {finding.what}")
+        # Ids and names of files are strangers': none of them may steer the terminal.
+        click.echo(f"  ! {finding.split}: {finding.kind}{times}: {plain(finding.what)}")
         for case in finding.where[:_SHOWN]:
-            click.echo(f"      {case}")
+            click.echo(f"      {plain(case)}")
         if len(finding.where) > _SHOWN:
             click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
     if not report.decoded and any(split.pictures for split in report.splits):

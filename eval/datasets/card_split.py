@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -159,11 +160,12 @@ class CardReader:
         listed = self._joins.ids()
         where = self._where()
         unseen = self._field_columns()
+        # Over all files of a language, which are one list of rows: `@row` may be an id, and joins go by it.
+        counted: Counter[str] = Counter()
         for language, path in self._files:
-            # Rows are counted per file, since `@row` joins go by them.
-            name, row = path.relative_to(self.data).as_posix(), 0
+            name = path.relative_to(self.data).as_posix()
             for number, record in self._records(path):
-                row += 1
+                counted[language] += 1
                 self.rows += 1
                 id_ = ""
                 try:
@@ -173,7 +175,7 @@ class CardReader:
                         # Only fields of which no row so far had a column are still looked for.
                         unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
                     # Into the row itself: expressions and joins find it there like a column.
-                    record["@row"] = row
+                    record["@row"] = counted[language]
                     if self.split.labels is not None:
                         self._joins.add_labels(self.split.labels, record)
                     # Before the id: rows of other splits may have ids that are none.
@@ -200,7 +202,8 @@ class CardReader:
                 # After the row was accepted: one that was refused leaves its id to another.
                 seen.add(id_)
                 yield meme
-            self._joins.check_rows(row, path)
+        for language, path in self._files:
+            self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to say about columns.
         for name, columns in unseen.items() if self.rows else ():
             names = ", ".join(sorted(columns))

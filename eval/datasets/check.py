@@ -206,6 +206,9 @@ def _counts(card: DatasetCard, split: CardSplit, checked: SplitCheck) -> list[Da
     if split.rows is not None and checked.rows != split.rows * files:
         what = f"{checked.rows:,} rows; {split.rows * files:,} were published{remark}"
         found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
+    # A published number says so already. Not nothing: a file that was cut off, or a value of `where` that no row has.
+    elif split.rows is None and not checked.rows:
+        found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, "no row is of this split"))
     # With one variant chosen the task has its bare id, and the labels of other annotators are not read.
     ids = {name: one.id for one in card.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
     for task, published in split.classes.items():

@@ -81,6 +81,53 @@ def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
     assert (len(read.memes), read.elsewhere) == (10, 20)
 
 
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("data/train-{}-of-00002", "data/val-{}-of-00002"), ("data/train-*", "data/val-*")),
+        # As the datasets library saves a split, in a folder of its own.
+        (("train/data-{}-of-00002", "val/data-{}-of-00002"), ("train/data-*", "val/data-*")),
+    ],
+)
+def test_the_shards_of_a_split_are_drafted_as_one_split(tmp_path, names, wanted):
+    for split, name in enumerate(names):
+        for shard in range(2):
+            rows = [(2 * n + shard, f"pond {split} {n} {shard}", "xy"[n % 2]) for n in range(10)]
+            write_table(tmp_path / f"{name.format(f'0000{shard}')}.csv", ("id", "text", "label"), rows)
+    out = tmp_path / "mine.toml"
+    assert run("card", "new", tmp_path, "--out", out).exit_code == 0
+    found = [(split.name, split.role.value, *split.files) for split in read_card(out).splits]
+    assert found == [("train", "train", f"{wanted[0]}.csv"), ("val", "validation", f"{wanted[1]}.csv")]
+    assert "# rows = 20" in out.read_text()
+    assert len(read_by_card(read_card(out), tmp_path, "train").memes) == 20
+
+
+def test_files_of_several_years_are_no_shards(tmp_path):
+    for year in (2020, 2021):
+        rows = [(f"{year}-{n}", f"pond {year} {n}", "xy"[n % 2]) for n in range(10)]
+        write_table(tmp_path / f"train-{year}.csv", ("id", "text", "label"), rows)
+    drafted = run("card", "new", tmp_path).output
+    assert 'name = "train-2020"' in drafted and 'name = "train-2021"' in drafted
+
+
+def test_a_split_without_rows_is_a_finding_and_ids_steer_no_terminal(tmp_path):
+    (tmp_path / "train.csv").write_text("id,text,label\n")
+    row = {"text": "a pond", "label": "x"}
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row | {"id": id_}) + "\n" for id_ in ("a", "b\x1b[2J\n")))
+    # Two cards, as each names one kind of file.
+    for kind, name in (("csv", "train.csv"), ("jsonl", "test.jsonl")):
+        (tmp_path / f"{kind}.toml").write_text(
+            f'format = 1\nid = "a"\ntitle = "A"\nlayout = {{ kind = "{kind}" }}\n'
+            f'fields = {{ id = "id", text = "text" }}\n'
+            f'splits = [{{ name = "all", role = "test", files = ["{name}"] }}]\n'
+            'tasks = [{ id = "t", kind = "single", of = "label", labels = ["x", "y"] }]\n'
+        )
+    empty = run("check", tmp_path, "--dataset", tmp_path / "csv.toml")
+    assert empty.exit_code == 1 and "! all: count differs: no row is of this split" in empty.output
+    twice = run("check", tmp_path, "--dataset", tmp_path / "jsonl.toml").output
+    assert "text twice" in twice and "\x1b" not in twice and "(b" in twice
+
+
 def test_no_value_of_a_file_gets_out_of_its_quotes_in_a_draft(tmp_path):
     values = ["a\nevil = 1", 'b"] #', "c\\"]
     rows = [{"id": n, "text": f"a pond, {n}", "label": values[n % 3]} for n in range(30)]

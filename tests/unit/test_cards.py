@@ -171,6 +171,19 @@ def test_a_card_without_a_test_split_asks_for_one(tmp_path, command):
     assert "Kites has no split of the role test. Name the split to judge: train, train:en" in said.output
 
 
+@pytest.mark.parametrize("metric", ["acuracy", "f1:maybe"])
+@pytest.mark.parametrize(
+    "command", [["datasets", "check", "DATA"], ["classify", "--task", "harm:A", "--data", "DATA", "--out", "OUT"]]
+)
+def test_a_metric_that_there_is_none_of_is_said_before_anything_is_asked(tmp_path, command, metric):
+    card = languages_card(tmp_path)
+    card.write_text(card.read_text().replace('variants = ["A", "B"]', f'variants = ["A", "B"]\nmetrics = ["{metric}"]'))
+    places = {"DATA": str(tmp_path), "OUT": str(tmp_path / "run")}
+    said = CliRunner().invoke(cli, [*(places.get(word, word) for word in command), "--dataset", str(card)])
+    assert said.exit_code in (1, 2) and f"names the metric '{metric}'. There are: accuracy, " in said.output
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_jury_is_named_behind_the_card_too(tmp_path):
     with pytest.raises(BadRequest, match=r"one of A, B behind the data set or the card: kites:A, FILE\.toml:A\."):
         read_split(find_dataset(str(languages_card(tmp_path))), tmp_path, "test")

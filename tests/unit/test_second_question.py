@@ -231,7 +231,7 @@ def test_only_a_whole_trial_with_its_own_versions_and_pictures_is_asked():
     with pytest.raises(BadRequest, match="No model was asked in this trial"):
         asked(*tried(Cast(), procedure=Procedure.SUMMARY), TARGET)
     # The trial had models; what is missing is here, and not there.
-    with pytest.raises(BadRequest, match="No chat models are loaded: .* Load its models and its library"):
+    with pytest.raises(BadRequest, match=r"No chat models are loaded: .* Load its models and its library"):
         asked(dataclasses.replace(court, chairs=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
 

@@ -395,7 +395,7 @@ def test_a_run_on_shards_says_what_it_says_on_files(tmp_path, monkeypatch):
 def test_a_draft_of_a_folder_of_shards_can_be_read(tmp_path):
     write_shard(tmp_path / "train-0.tar", [one for n in range(8) for one in sample_of(f"m{n}", n % 2, f"a pond {n}")])
     (tmp_path / "card.toml").write_text(draft_card(tmp_path, "mine"))
-    found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train-0")
+    found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train")
     assert [meme.gold["label"] for meme in found.memes] == [("0",), ("1",)] * 4
     assert [read_picture(found.picture_of(meme)) for meme in found.memes] == [b"picture"] * 8
 
