@@ -15,6 +15,7 @@ from eval.datasets.card import card_of
 from eval.datasets.card_index import card_files, find_card
 from eval.datasets.known import SplitRole, find_dataset
 from eval.datasets.read import read_split, source_of
+from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
 from tests.support.card_memes import read_by_card
@@ -187,6 +188,14 @@ def test_a_metric_that_there_is_none_of_is_said_before_anything_is_asked(tmp_pat
 def test_a_jury_is_named_behind_the_card_too(tmp_path):
     with pytest.raises(BadRequest, match=r"one of A, B behind the data set or the card: kites:A, FILE\.toml:A\."):
         read_split(find_dataset(str(languages_card(tmp_path))), tmp_path, "test")
+
+
+def test_a_data_set_of_several_languages_is_recognised_by_the_rows_of_a_file(tmp_path):
+    (tmp_path / "published").mkdir()
+    (tmp_path / "other").mkdir()
+    assert [one.id for one in recognised(multi3hate(tmp_path / "published", 300))] == ["multi3hate"]
+    with pytest.raises(BadRequest, match="has the file names of multi3hate, and as many rows as none of them"):
+        recognised(multi3hate(tmp_path / "other", 4))
 
 
 def test_a_run_without_a_train_split_says_so(tmp_path):
