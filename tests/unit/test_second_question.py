@@ -294,7 +294,7 @@ def test_views_tell_of_it_and_an_altered_answer_shows():
     assert FRAMES.text in html and "crowd: strong for it, weak against it" in html and "question/1/question" in html
     altered = ruled.model_copy(update={"chosen": ("weather",)})
     (difference,) = differences(TrialRecord.of((*after.events[:-1], altered)))
-    assert (difference.what, difference.kept, difference.found) == ("answer", "weather", "crowd")
+    assert (difference.what, difference.recorded, difference.found) == ("answer", "weather", "crowd")
 
 
 def test_a_replay_reads_the_answer_again(monkeypatch):
@@ -302,7 +302,7 @@ def test_a_replay_reads_the_answer_again(monkeypatch):
     assert asyncio.run(replay(after)).differences == ()
     monkeypatch.setattr("court.replies.options_that_fit", lambda question, strengths: question.options[:2])
     (difference,) = asyncio.run(replay(after)).differences
-    assert (difference.what, difference.kept, difference.found) == ("frames's answer", "crowd", "crowd, colour")
+    assert (difference.what, difference.recorded, difference.found) == ("frames's answer", "crowd", "crowd, colour")
     monkeypatch.undo()
     # A failure replays as one, and one for a server that was away as well.
     for said in ("no JSON", lambda request: (_ for _ in ()).throw(Unavailable("away"))):
