@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from court.errors import BadRequest
 from eval.datasets.card_published import CardPublished
@@ -506,7 +505,7 @@ def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
         faults = "; ".join(
             # Pydantic puts its own words before those of our validators; a fault of the card as a whole
             # has no place.
-            f"{'.'.join(map(str, fault['loc']))}: {_in_words(fault)}".removeprefix(": ")
+            f"{'.'.join(map(str, fault['loc']))}: {_in_words(fault['type'], fault['msg'])}".removeprefix(": ")
             for fault in found
             # A list of one whose item is at fault counts as empty.
             if fault["type"] != "too_short" or not any(_is_below(one["loc"], fault["loc"]) for one in found)
@@ -518,6 +517,6 @@ def _is_below(place: tuple[int | str, ...], above: tuple[int | str, ...]) -> boo
     return len(place) > len(above) and place[: len(above)] == above
 
 
-def _in_words(fault: ErrorDetails) -> str:
+def _in_words(kind: str, message: str) -> str:
     known = {"missing": "it is missing", "extra_forbidden": "there is no such key; docs/datasets.md lists them"}
-    return known.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+    return known.get(kind, message.removeprefix("Value error, "))
