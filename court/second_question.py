@@ -72,7 +72,7 @@ async def rule_on_question(
         The event. Its ``failure`` says why there is no answer, where there is none.
 
     Raises:
-        BadRequest: The trial has no verdict, or no model was asked in it; nothing is recorded.
+        BadRequest: The trial has no verdict, no model was asked in it, or none is loaded; nothing is recorded.
         CantResume: The trial was held with other versions than are loaded now, or its picture or a precedent's is not
             as it was then; nothing is recorded.
         CourtError: The precedents' pictures could not be read, or the event not be stored.
@@ -84,9 +84,15 @@ async def rule_on_question(
             "The trial has no verdict: a further question rests on a whole trial.", reason="TRIAL_NOT_DECIDED"
         )
     # A summary has no Judge who has seen the meme.
-    if chairs is None or not record.opened.versions.models:
+    if not record.opened.versions.models:
         raise BadRequest(
             "No model was asked in this trial: a further question needs the Judge of a full one.",
+            reason="PROCEDURE_NOT_LOADED",
+        )
+    if chairs is None:
+        raise BadRequest(
+            "No chat models are loaded: a further question goes to the Judge of the trial. Load its models and its "
+            "library, with the procedure full.",
             reason="PROCEDURE_NOT_LOADED",
         )
     # As for a trial that is resumed: a ruling by another model or library would rest on other evidence.

@@ -188,6 +188,7 @@ def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
     from court.question import read_question
     from eval.datasets.read_tasks import require_same_labels
     from eval.runs.question import PRECEDENTS, Answerer, parse_inputs, question_about
+    from eval.scores.task_card import require_metrics
 
     card = dataset.card
     worded = read_question(options["question_file"]) if options["question_file"] else None
@@ -197,6 +198,8 @@ def _questions(options: dict[str, Any], dataset: Dataset) -> list[Question]:
     # Scored by the task's gold: with other options every answer would be wrong.
     if worded is not None:
         require_same_labels(worded, task)
+    # Before anything is asked: a run whose card names no metric that there is could not be reported.
+    require_metrics(task.id, task.labels, task.official, *task.metrics)
     model = options["model"] or (None if options["llm_url"] or options["vllm"] else PRECEDENTS)
     by = Answerer.PRECEDENTS if model == PRECEDENTS else Answerer.MODEL
     if options["trial"]:
@@ -274,7 +277,6 @@ def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out:
     from court.settings import TrialSettings
     from eval.commands.pages import command_line
     from eval.commands.run import concurrency_for, settings_for, trial_settings_of
-    from eval.datasets.known import SplitRole
     from eval.models.vllm_session import SERVER
     from eval.runs.plan import Plan
     from eval.runs.question import Answerer
@@ -294,7 +296,7 @@ def _plan(options: dict[str, Any], dataset: Dataset, question: Question, *, out:
     model = None if question.by is Answerer.PRECEDENTS else options["model"]
     models = {"llm_url": options["llm_url"], "model": model, "policy": options["policy"], "encoder": options["encoder"]}
     served = {name: options[name] for name in ("vllm", "vllm_flags")}
-    split, apart = split_of(dataset, options["split"] or dataset.of_role(SplitRole.TEST)[0].name)
+    split, apart = split_of(dataset, options["split"] or dataset.first_test())
     return Plan(
         out=out,
         name=name,

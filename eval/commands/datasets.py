@@ -172,8 +172,11 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
     from eval.datasets.known import find_dataset
     from eval.datasets.recognise import recognised
     from eval.runs.progress import watching
+    from eval.scores.task_card import require_metrics
 
     chosen = [find_dataset(id_)] if id_ else recognised(data)
+    for task in (task for dataset in chosen for task in dataset.card.tasks):
+        require_metrics(task.id, task.labels, task.official, *task.metrics)
     reader = GuardedPictureReader(workers=2) if pictures else None
     try:
         with watching(say) as progress:
@@ -187,6 +190,8 @@ async def _checked(data: Path, id_: str | None, pictures: bool) -> list[DatasetC
 
 
 def _print_check(report: DatasetCheck) -> None:
+    from eval.reports.words import plain
+
     click.echo(f"{report.dataset}: {report.title}")
     for split in report.splits:
         if not split.file:
@@ -194,9 +199,10 @@ def _print_check(report: DatasetCheck) -> None:
             continue
         classes = ", ".join(f"{count:,} {label}" for label, count in split.classes.items()) or "none with a label"
         click.echo(f"  {split.split:<12} {split.file}: {split.rows:,} rows, {classes}; {split.pictures:,} pictures")
+        # Told above, with the rows; another task may have as many of each label.
+        first = next((task for task, counts in split.tasks.items() if dict(counts) == dict(split.classes)), "")
         for task, counts in split.tasks.items():
-            # The first is told above, with the rows.
-            if dict(counts) != dict(split.classes) and counts:
+            if task != first and counts:
                 words = ", ".join(f"{count:,} {label}" for label, count in counts.items())
                 click.echo(f"  {'':<12} {task}: {words}")
         if split.refused or split.excluded or split.elsewhere:
@@ -207,9 +213,10 @@ def _print_check(report: DatasetCheck) -> None:
             )
     for finding in report.findings:
         times = f" x {finding.count:,}" if finding.count > 1 else ""
-        click.echo(f"  ! {finding.split}: {finding.kind}{times}: {finding.what}")
+        # Ids and names of files are strangers': none of them may steer the terminal.
+        click.echo(f"  ! {finding.split}: {finding.kind}{times}: {plain(finding.what)}")
         for case in finding.where[:_SHOWN]:
-            click.echo(f"      {case}")
+            click.echo(f"      {plain(case)}")
         if len(finding.where) > _SHOWN:
             click.echo(f"      and {len(finding.where) - _SHOWN:,} more; --json lists all")
     if not report.decoded and any(split.pictures for split in report.splits):

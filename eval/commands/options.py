@@ -63,10 +63,8 @@ def tag_of(language: str | None) -> str:
 
 def split_of(dataset: Dataset, name: str) -> tuple[str, bool]:
     """The split of this name, and True if templates are to be held apart for it."""
-    from eval.datasets.known import SplitRole
-
     if name == TEMPLATE_SPLIT and name not in dataset.splits:
-        return dataset.of_role(SplitRole.TEST)[0].name, True
+        return dataset.first_test(), True
     return name, False
 
 
@@ -82,7 +80,6 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         BadRequest: The table can't be used, or no data set is recognised.
         click.UsageError: Options and table name memes both, or neither does.
     """
-    from eval.datasets.known import SplitRole
     from eval.datasets.recognise import recognised
     from eval.models.samples import Samples, one_set, read_samples
 
@@ -102,7 +99,7 @@ def samples_of(options: Mapping[str, Any], table: Mapping[str, Any], where: str)
         if len(found) > 1:
             raise click.UsageError(f"There are {', '.join(one.id for one in found)} there: name one with --dataset.")
         (dataset,) = found
-    split = options["split"] or dataset.of_role(SplitRole.TEST)[0].name
+    split = options["split"] or dataset.first_test()
     return one_set(dataset, options["data"], split, limit=options["limit"], only=read)
 
 

@@ -200,7 +200,7 @@ def again(plan: Plan, options: dict[str, Any]) -> str:
 
 def _planned(options: dict[str, Any]) -> Plan:
     from court.events import Procedure
-    from eval.datasets.known import SplitRole, find_dataset
+    from eval.datasets.known import find_dataset
     from eval.models.vllm_session import SERVER
     from eval.runs.plan import Plan
 
@@ -218,7 +218,7 @@ def _planned(options: dict[str, Any]) -> Plan:
         raise click.UsageError(f"{options['out']} holds a run already. --resume takes it up again.")
     procedure = Procedure((options["procedure"] or "summary").upper())
     # A split's name may say that templates are to be apart.
-    split, apart = split_of(dataset, options["split"] or dataset.of_role(SplitRole.TEST)[0].name)
+    split, apart = split_of(dataset, options["split"] or dataset.first_test())
     return Plan(
         out=options["out"],
         # Resolved, as a folder may be named by a point alone.

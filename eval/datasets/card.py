@@ -221,7 +221,10 @@ class CardTask(CardModel):
         if (self.of is None) == (not self.columns) or (self.columns and not multi):
             raise ValueError(f"task {self.id}: needs of; or, of kind multi, a table of columns in its place")
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"task {self.id}: needs two labels or more, each once")
+            raise ValueError(
+                f"task {self.id}: needs two labels or more, each once, named by labels, map or columns; it has "
+                f"{', '.join(self.labels) or 'none'}"
+            )
         if self.kind is TaskKind.BINARY and len(self.labels) != 2:
             raise ValueError(f"task {self.id}: has {len(self.labels)} labels, and a binary task has two")
         known = set(self.labels)
@@ -243,6 +246,9 @@ class CardTask(CardModel):
         # The court decides between two classes: a meme with several labels could be on both sides at once.
         if self.court and (multi or set(self.court.harmful) & set(self.court.benign)):
             raise ValueError(f"task {self.id}: court needs one label a meme, and each on one side")
+        # Annotators that no column is of: every row of that language would be without a label.
+        if unknown := set(self.variant_of.values()) - set(self.variants):
+            raise ValueError(f"task {self.id}: variant_of names {', '.join(sorted(unknown))}, which is no variant")
         if self.official and self.metrics and self.official not in self.metrics:
             raise ValueError(f"task {self.id}: official is none of its metrics")
         self._check_protocols()
@@ -305,10 +311,13 @@ class DatasetCard(CardModel):
             # A task with variants may have counts of each jury.
             if unknown := set(split.classes) - {task.id for task in self.tasks} - set(self._variants()):
                 raise ValueError(f"split {split.name}: classes of {', '.join(sorted(unknown))}, which is no task")
-        for task in self.tasks:
+        for place, task in enumerate(self.tasks):
             for other, label in task.when.items():
                 if label not in next((one.labels for one in self.tasks if one.id == other), ()):
                     raise ValueError(f"task {task.id}: when names {other} = {label}, which is no label of a task")
+                # Labels are read in the order of the card: by one that is read later, no row would have this task.
+                if other not in {one.id for one in self.tasks[:place]}:
+                    raise ValueError(f"task {task.id}: when names {other}, which has to stand before it in the card")
             if task.court and task.court.targets not in ("", *(one.id for one in self.tasks)):
                 raise ValueError(f"task {task.id}: court names the targets {task.court.targets}, which is no task")
         # A run's verdict has one gold label; with two tasks on the court's classes nothing says which.
@@ -482,7 +491,8 @@ def read_card(path: Path) -> DatasetCard:
     except OSError:
         raise BadRequest(f"The card {path} can't be read.", reason="CARD_UNREADABLE", field="dataset") from None
     except ValueError as error:  # of TOML, which says the line, or of UTF-8
-        raise BadRequest(f"{path.name} is no TOML: {error}.", reason="CARD_UNREADABLE", field="dataset") from None
+        how = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
+        raise BadRequest(f"{path.name} is no TOML: {error}.{how}", reason="CARD_UNREADABLE", field="dataset") from None
     return card_of(content, path.name)
 
 
@@ -491,10 +501,22 @@ def card_of(content: Mapping[str, Any], name: str) -> DatasetCard:
     try:
         return DatasetCard.model_validate(content)
     except ValidationError as error:
+        found = error.errors()
         faults = "; ".join(
             # Pydantic puts its own words before those of our validators; a fault of the card as a whole
             # has no place.
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-            for fault in error.errors()
+            f"{'.'.join(map(str, fault['loc']))}: {_in_words(fault['type'], fault['msg'])}".removeprefix(": ")
+            for fault in found
+            # A list of one whose item is at fault counts as empty.
+            if fault["type"] != "too_short" or not any(_is_below(one["loc"], fault["loc"]) for one in found)
         )
         raise BadRequest(f"{name}: {faults}.", reason="CARD_INVALID", field="dataset") from None
+
+
+def _is_below(place: tuple[int | str, ...], above: tuple[int | str, ...]) -> bool:
+    return len(place) > len(above) and place[: len(above)] == above
+
+
+def _in_words(kind: str, message: str) -> str:
+    known = {"missing": "it is missing", "extra_forbidden": "there is no such key; docs/datasets.md lists them"}
+    return known.get(kind, message.removeprefix("Value error, "))

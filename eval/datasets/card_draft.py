@@ -39,6 +39,7 @@ _NAMED = {
 }
 _CHECK = "# CHECK"
 _SHARD = ".tar"
+_SHARDS = "-*"
 
 
 @dataclass(slots=True)
@@ -119,7 +120,8 @@ def draft_card(data: Path, id_: str = "") -> str:
     if not labels:
         raise BadRequest(
             f"No column of {found.paths[0].name} looks like a label (2 to {_LABELS} different values of at most "
-            f"{_LONGEST_LABEL} characters). Write the card by hand: docs/datasets.md has one of ten lines.",
+            f"{_LONGEST_LABEL} characters); it has {', '.join(list(found.columns)[:8])}. Write the card by hand: "
+            "docs/datasets.md has one of ten lines.",
             reason="CARD_NOT_DRAFTED",
         )
     id_ = re.sub(r"[^a-z0-9]+", "-", (id_ or folder.resolve().name).lower()).strip("-") or "mine"
@@ -273,19 +275,33 @@ def _splits(found: _Found, folder: Path, column: str) -> list[str]:
             ]
         return [*lines, ""]
     lines = []
+    parts: dict[Path, list[Path]] = {}
     for path in found.paths:
-        whole = "" if found.rows[path] < _SAMPLE else " or more"
-        place = path.relative_to(folder)
+        parts.setdefault(_whole_of(path.relative_to(folder), found.kind), []).append(path)
+    for place, paths in parts.items():
+        whole = "" if all(found.rows[path] < _SAMPLE for path in paths) else " or more"
+        stem = place.stem.removesuffix(_SHARDS)
+        # As the datasets library saves splits: in a folder each, all files called data.
+        stem = place.parent.name if stem == "data" and place.parent.name else stem
         # Parts of a data set that lie side by side have files of the same name.
-        same_stem = sum(one.stem == path.stem for one in found.paths) > 1
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else path.stem)
+        same_stem = sum(one.stem == place.stem for one in parts) > 1 and stem != place.parent.name
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", place.with_suffix("").as_posix() if same_stem else stem)
         lines += [
             *("[[splits]]", f"name = {quoted(name)}"),
-            f"role = {quoted(_role(path.stem))} {_CHECK}",
+            f"role = {quoted(_role(stem))} {_CHECK}",
             f"files = {_list([place.as_posix()])}",
-            f"# rows = {found.rows[path]}{whole}",
+            f"# rows = {sum(found.rows[path] for path in paths)}{whole}",
         ]
     return [*lines, ""]
+
+
+def _whole_of(path: Path, kind: FileKind) -> Path:
+    """Name of all files that a file is one of, such as ``train-*.parquet``; its own where it stands alone."""
+    # Numbers mean years or versions too; only with "of", and in tar files, those of parts.
+    numbered = re.fullmatch(r"(.+)-\d+-of-\d+", path.stem) or (
+        re.fullmatch(r"(.+)-\d+", path.stem) if kind is FileKind.TAR else None
+    )
+    return path.with_name(f"{numbered[1]}{_SHARDS}{path.suffix}") if numbered else path
 
 
 def _role(name: str) -> SplitRole:

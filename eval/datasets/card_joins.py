@@ -11,7 +11,7 @@ from eval.datasets.card import CardSplit, DatasetCard, FileKind, LabelFile
 from eval.datasets.card_places import first_present, missing
 from eval.datasets.json_lines import parse_object
 from eval.datasets.record_files import RecordFile, kind_of
-from eval.datasets.verbs import BadCell, Join, Record, fill, placeholders_of, word_of
+from eval.datasets.verbs import MADE_NAMES, BadCell, Join, Record, fill, placeholders_of, word_of
 from retrieval.library.sources import Problem
 from retrieval.library.tables import read_text
 
@@ -53,7 +53,9 @@ class JoinedFiles:
         key = _BY_ROW if join.on == _BY_ROW else join.key or join.on
 
         def joined(record: Record) -> Record:
-            table: dict[str, dict[str, Any]] = self._table((join.file,), key, join.kind, join.columns)
+            table: dict[str, dict[str, Any]] = self._table(
+                (join.file,), key, join.kind, join.columns, what="joined file"
+            )
             # Of a file for all languages or splits, an id is the row's own, without what makes it unique.
             word = word_of(record.get(join.on), join.on)
             found: Record = table.get((word or "").strip(), _NONE)
@@ -63,7 +65,7 @@ class JoinedFiles:
 
     def add_labels(self, labels: LabelFile, record: dict[str, Any]) -> None:
         """Adds the columns of the split's file of labels to a row; the row's own stay."""
-        table = self._table(labels.files, labels.on, labels.kind.value, labels.columns)
+        table = self._table(labels.files, labels.on, labels.kind.value, labels.columns, what="labels")
         word = (word_of(record.get(labels.on), labels.on) or "").strip()
         for name, value in table.get(word, _NONE).items():
             record.setdefault(name, value)
@@ -72,7 +74,7 @@ class JoinedFiles:
         """Ids of the split, where files list them; None where they do not."""
         if not self._split.ids:
             return None
-        path = self._find(self._split.ids)
+        path = self._find(self._split.ids, "list of ids")
         # Lines and not JSON: lists of ids have one in each line.
         found = {line.strip() for line in read_text(path, "ids").split("\n") if line.strip()}
         if not found:
@@ -104,10 +106,10 @@ class JoinedFiles:
         layout = self._card.layout
         return (self._beside.relative_to(self._data).as_posix(), *layout.own, *layout.folders)
 
-    def _find(self, names: tuple[str, ...]) -> Path:
+    def _find(self, names: tuple[str, ...], what: str) -> Path:
         paths = first_present(self._data, self._folders(), names)
         if not paths:
-            title = f"the split {self._split.name} of {self._card.title} without its labels"
+            title = f"the split {self._split.name} of {self._card.title} without its {what}"
             raise missing(self._card, self._data, title, names)
         path = paths[0]
         if path not in self.paths:
@@ -115,11 +117,11 @@ class JoinedFiles:
         return path
 
     def _table(
-        self, names: tuple[str, ...], key: str, kind: str, columns: tuple[str, ...]
+        self, names: tuple[str, ...], key: str, kind: str, columns: tuple[str, ...], *, what: str
     ) -> dict[str, dict[str, Any]]:
         known = (*names, key)
         if known not in self._tables:
-            path = self._find(names)
+            path = self._find(names, what)
             form = FileKind(kind) if kind else kind_of(path) or self._card.layout.kind
             self._tables[known] = self._read(RecordFile(path, form, header=columns), key)
         return self._tables[known]
@@ -132,8 +134,8 @@ class JoinedFiles:
             if isinstance(record, str):
                 self._problems.append(Problem(file.path.name, number, "", record))
                 continue
-            # Columns that are never read are not read from joined files either.
-            for name in self._card.layout.never_read:
+            # Columns that are never read are not read from joined files either; nor is there a picture in one.
+            for name in (*self._card.layout.never_read, *MADE_NAMES, "@picture"):
                 record.pop(name, None)
             try:
                 # The number of the row, counted with those that can't be used: a damaged line takes its

@@ -39,7 +39,7 @@ class CardMeme(_ItemModel):
     line: int = Field(ge=0)
     """Where it stands in its file, counted from 1: a line, or a row where there are none."""
     image: str = ""
-    """Name of its picture as the row has it; :meth:`CardMemes.picture_of` finds the file."""
+    """Name of its picture as the row has it; :class:`DatasetPictures` finds the file."""
     text: str = ""
     ocr: str = ""
     caption: str = ""
@@ -89,6 +89,7 @@ class RowRules:
 
         self._split = split
         self._id, self.id_column = compile_expression(fields.id, join_of), fields.id.name
+        self._is_plain = bool(fields.id.column)
         self._language, self._picture = compiled(fields.language), compiled(fields.picture)
         self._picture_column = fields.picture.name if fields.picture else ""
         self._language_column = fields.language.name if fields.language else ""
@@ -126,7 +127,8 @@ class RowRules:
         found = self._id(record)
         # To Python true is an int, but it is nobody's id.
         if isinstance(found, bool) or not isinstance(found, str | int | float):
-            raise BadCell("it has no id", self.id_column)
+            absent = self._is_plain and self.id_column not in record
+            raise BadCell("it has no id" + ": the row has no such column" * absent, self.id_column)
         id_ = _text(found, self.id_column).strip()
         if not id_:
             raise BadCell("it has no id", self.id_column)

@@ -3,80 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from court.errors import BadRequest
-from eval.datasets.card import CardSplit, DatasetCard, FileKind
+from eval.datasets.card import DatasetCard, FileKind
 from eval.datasets.card_joins import JoinedFiles
 from eval.datasets.card_places import find_files, tree_rows
 from eval.datasets.card_rows import TEXT_FIELDS, CardMeme, RowRules
 from eval.datasets.name_set import NameSet
 from eval.datasets.picture_finder import LOOKED_FOR, DatasetPictures
 from eval.datasets.record_files import Numbered, RecordFile
-from eval.datasets.verbs import BadCell, Record, word_of
+from eval.datasets.verbs import MADE_NAMES, BadCell, Record, word_of
 from retrieval.library.sources import Problem
 
 _FIRST = 5_000
 """Memes that are in memory at once while the folder of the pictures is looked for."""
-__all__ = ["CardMeme", "CardMemes", "CardReader", "read_by_card"]
-
-
-@dataclass(frozen=True, slots=True)
-class CardMemes:
-    """Content read from a split.
-
-    Attributes:
-        card: The card that it was read by.
-        split: The split.
-        memes: In the order of the files; ids are unique.
-        problems: Rows that were refused, and lines of other files that can't be used.
-        excluded: Rows that the card leaves out: those without a label where it says ``missing = "drop"``.
-        rows: Rows of the files: those read, refused, left out, and of other splits.
-        elsewhere: Rows of other splits in the same files.
-        files: SHA-256 of every file that was read, by its name below the directory.
-        pictures: Finder of the pictures, which has looked for their folder.
-        refused: Rows that can't be used: with those read, ``excluded`` and ``elsewhere`` they are all ``rows``.
-    """
-
-    card: DatasetCard
-    split: CardSplit
-    memes: tuple[CardMeme, ...]
-    problems: tuple[Problem, ...]
-    excluded: tuple[Problem, ...]
-    rows: int
-    elsewhere: int
-    files: dict[str, str]
-    pictures: DatasetPictures
-    refused: int
-
-    def picture_of(self, meme: CardMeme) -> Path | None:
-        """Finds the file of a meme's picture; None where it is not there. Raises BadRequest where several fit."""
-        return self.pictures.find(*meme.picture)
-
-
-def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
-    """Reads all memes of a split.
-
-    Raises:
-        BadRequest: There is no such split, its files are not there, or no row of them can be used.
-    """
-    reader = CardReader(card, data, split)
-    memes = tuple(reader.with_pictures())
-    return CardMemes(
-        card=card,
-        split=reader.split,
-        memes=memes,
-        problems=tuple(reader.problems),
-        excluded=tuple(reader.excluded),
-        rows=reader.rows,
-        elsewhere=reader.elsewhere,
-        files=reader.digests(),
-        pictures=reader.pictures,
-        refused=reader.refused,
-    )
+__all__ = ["CardMeme", "CardReader"]
 
 
 def first_memes(memes: Iterator[CardMeme]) -> list[CardMeme]:
@@ -190,7 +135,8 @@ class CardReader:
         columns = self.card.columns() | self._joins.columns()
         # Names with a field in them are not known beforehand: then every column is read.
         whole = any("{" in name for one in self.card.expressions() for name in one.columns())
-        never = layout.never_read
+        # Names of our own among them: in a file they would pass for what the card makes of a row.
+        never = (*layout.never_read, *MADE_NAMES)
         file = RecordFile(
             path,
             layout.kind,
@@ -199,7 +145,7 @@ class CardReader:
             name=path.relative_to(self.data).as_posix(),
         )
         for number, record in file:
-            if never and isinstance(record, dict):
+            if isinstance(record, dict):
                 # Before anything else sees the row, so that no value of such a column gets into a
                 # message or a meme.
                 for name in never:
@@ -214,11 +160,12 @@ class CardReader:
         listed = self._joins.ids()
         where = self._where()
         unseen = self._field_columns()
+        # Over all files of a language, which are one list of rows: `@row` may be an id, and joins go by it.
+        counted: Counter[str] = Counter()
         for language, path in self._files:
-            # Rows are counted per file, since `@row` joins go by them.
-            name, row = path.relative_to(self.data).as_posix(), 0
+            name = path.relative_to(self.data).as_posix()
             for number, record in self._records(path):
-                row += 1
+                counted[language] += 1
                 self.rows += 1
                 id_ = ""
                 try:
@@ -228,7 +175,7 @@ class CardReader:
                         # Only fields of which no row so far had a column are still looked for.
                         unseen = {name: columns for name, columns in unseen.items() if not columns & record.keys()}
                     # Into the row itself: expressions and joins find it there like a column.
-                    record["@row"] = row
+                    record["@row"] = counted[language]
                     if self.split.labels is not None:
                         self._joins.add_labels(self.split.labels, record)
                     # Before the id: rows of other splits may have ids that are none.
@@ -255,7 +202,8 @@ class CardReader:
                 # After the row was accepted: one that was refused leaves its id to another.
                 seen.add(id_)
                 yield meme
-            self._joins.check_rows(row, path)
+        for language, path in self._files:
+            self._joins.check_rows(counted[language], path)
         # Without rows there is nothing to say about columns.
         for name, columns in unseen.items() if self.rows else ():
             names = ", ".join(sorted(columns))

@@ -183,20 +183,21 @@ def _split(
         elsewhere=reader.elsewhere,
         tasks=ordered,
     )
-    findings += _counts(split, checked)
+    findings += _counts(card, split, checked)
     return checked
 
 
 def _problems(split: str, problems: Sequence[Problem], findings: list[DatasetFault]) -> None:
     # One finding a reason, with all its lines: a column that is wrong throughout gives one line and not thousands.
     for reason, group in _grouped(problems, lambda problem: problem.reason).items():
-        where = tuple(f"{one.source}:{one.line}" + f" ({one.id})" * bool(one.id) for one in group)
+        # Line 0 is the file as a whole.
+        where = tuple(one.source + f":{one.line}" * bool(one.line) + f" ({one.id})" * bool(one.id) for one in group)
         findings.append(
             DatasetFault(kind=DatasetFaultKind.ROW_DAMAGED, split=split, what=reason, count=len(group), where=where)
         )
 
 
-def _counts(split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
+def _counts(card: DatasetCard, split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
     """Finds numbers that differ from those that were published."""
     found = []
     remark = f" ({split.remark})" if split.remark else ""
@@ -205,9 +206,16 @@ def _counts(split: CardSplit, checked: SplitCheck) -> list[DatasetFault]:
     if split.rows is not None and checked.rows != split.rows * files:
         what = f"{checked.rows:,} rows; {split.rows * files:,} were published{remark}"
         found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, what))
+    # A published number says so already. Not nothing: a file that was cut off, or a value of `where` that no row has.
+    elif split.rows is None and not checked.rows:
+        found.append(DatasetFault(DatasetFaultKind.COUNT_DIFFERS, split.name, "no row is of this split"))
+    # With one variant chosen the task has its bare id, and the labels of other annotators are not read.
+    ids = {name: one.id for one in card.all_tasks() for name in (one.id, f"{one.id}:{one.variant}")}
     for task, published in split.classes.items():
+        if task not in ids:
+            continue
         # Zeros are left out on both sides: whether a label without memes is listed says nothing.
-        ours = {label: count for label, count in checked.tasks[task].items() if count}
+        ours = {label: count for label, count in checked.tasks[ids[task]].items() if count}
         theirs = {label: count * files for label, count in published.items() if count}
         if ours != theirs:
             of = f"{task}: " if len(checked.tasks) > 1 else ""

@@ -60,7 +60,8 @@ class PictureSearch:
         """
         # With doubt about one, it is not known which others are there.
         if self._doubt:
-            return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, self._doubt)]
+            what = f"{self._doubt} The pictures of later rows were not looked for."
+            return [DatasetFault(DatasetFaultKind.PICTURES_DOUBTFUL, self._split, what)]
         if self._pictures is None:
             return []
         kind = DatasetFaultKind.PICTURES_MISSING

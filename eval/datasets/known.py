@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from court.errors import BadRequest
 from eval.datasets.card import CardSplit, DatasetCard
 from eval.datasets.card import SplitRole as SplitRole
 from eval.datasets.card_index import card_files, find_card, shipped_ids
@@ -80,8 +81,19 @@ class Dataset:
         return None if self.id.partition(":")[0] in shipped_ids() else self.card
 
     def of_role(self, role: SplitRole) -> tuple[Split, ...]:
-        """The splits that are for this, in order; a data set may have several to test on."""
-        return tuple(split for split in self.splits.values() if split.role is role)
+        """The splits that are for this, in order, without their parts of one language each."""
+        # A part stands beside its whole under a name with a colon: read with it, its rows would be there twice.
+        return tuple(split for name, split in self.splits.items() if split.role is role and ":" not in name)
+
+    def first_test(self) -> str:
+        """Name of the split that is judged where none is named. Raises BadRequest where the card has none to test."""
+        for split in self.of_role(SplitRole.TEST):
+            return split.name
+        raise BadRequest(
+            f"{self.title} has no split of the role test. Name the split to judge: {', '.join(self.splits)}.",
+            reason="NO_TEST_SPLIT",
+            field="split",
+        )
 
 
 def dataset_of_card(card: DatasetCard) -> Dataset:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eval.datasets.card import CardTask, TaskKind
-from eval.datasets.verbs import BadCell, JoinOf, Record, compile_expression, is_missing, word_of
+from eval.datasets.verbs import BadCell, Expression, JoinOf, Record, compile_expression, is_missing, word_of
 from retrieval.library.tables import plain_word
 
 _TRUE = {"1": "true", "0": "false", "yes": "true", "no": "false", "true": "true", "false": "false"}
@@ -41,7 +41,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     if task.columns:
         return _by_columns(task, join_of)
     assert task.of is not None
-    value, label_of, name = compile_expression(task.of, join_of), _label_of(task), task.of.name
+    value, label_of = compile_expression(task.of, join_of), _label_of(task)
     if task.votes is not None:
         return _by_votes(task, join_of)
     if task.kind is TaskKind.MULTI:
@@ -49,7 +49,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
         def several(record: Record) -> GoldOfTask:
             found = value(record)
             if found is None or (not isinstance(found, list) and is_missing(found)):
-                return _missing(task, name, record)
+                return _missing(task, task.of, record)
             items = found if isinstance(found, list) else [found]
             # A label that a row names twice is one.
             return GoldOfTask(tuple(dict.fromkeys(label_of(item) for item in items)))
@@ -66,7 +66,7 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
         if text and found in known:
             return known[found]
         if is_missing(found):
-            return _missing(task, name, record)
+            return _missing(task, task.of, record)
         gold = answers[label_of(found)]
         if text and len(known) < _REMEMBERED:
             known[found] = gold
@@ -75,11 +75,17 @@ def compile_task(task: CardTask, join_of: JoinOf) -> GoldRule:
     return one
 
 
-def _missing(task: CardTask, column: str, record: Record) -> GoldOfTask:
+def _missing(task: CardTask, of: Expression | None, record: Record) -> GoldOfTask:
+    assert of is not None
     if task.missing == "problem":
-        # By a column alone: where a value is nested or joined, there is no telling.
-        absent = task.of is not None and task.of.column not in ("", *record)
-        raise BadCell("there is no label, as in a test split" if absent else "the label is empty", column)
+        if of.column not in ("", *record):
+            reason = "there is no label, as in a test split: the row has no such column"
+        # Row, column or cell: a lookup tells none of them from the others.
+        elif of.join is not None:
+            reason = f"the label is empty, or {of.join.file} has no such row or column"
+        else:
+            reason = "the label is empty"
+        raise BadCell(reason, of.name)
     return _DROPPED if task.missing == "drop" else NO_GOLD
 
 
@@ -118,24 +124,26 @@ def _loose(exact: dict[str, str]) -> dict[str, str]:
 
 
 def _by_columns(task: CardTask, join_of: JoinOf) -> GoldRule:
-    columns = [(label, compile_expression(of, join_of), of.name) for label, of in task.columns.items()]
+    columns = [(label, compile_expression(of, join_of), of) for label, of in task.columns.items()]
     exact = {key: bool(value) for key, value in task.map.items()}
     loose = {plain_word(key): value for key, value in exact.items()}
     loose = loose or {word: meaning == "true" for word, meaning in _TRUE.items()}
 
     def several(record: Record) -> GoldOfTask:
         found: list[str] = []
-        for label, value, name in columns:
+        for label, value, of in columns:
             cell = value(record)
             if is_missing(cell):
                 # One empty cell makes the whole answer unknown: "no" to that label would be a guess.
-                return _missing(task, name, record)
-            word = word_of(cell, name) or ""
+                return _missing(task, of, record)
+            word = word_of(cell, of.name) or ""
             named = exact.get(word)
             if named is None:
                 named = loose.get(plain_word(word))
             if named is None:
-                raise BadCell(f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", name)
+                raise BadCell(
+                    f"it is no value that the card names for {task.id} ({', '.join(exact or _TRUE)})", of.name
+                )
             if named:
                 found.append(label)
         return GoldOfTask(tuple(found))
@@ -154,7 +162,7 @@ def _by_votes(task: CardTask, join_of: JoinOf) -> GoldRule:
         counts = Counter(label_of(cell) for cell in cells if not is_missing(cell))
         total = sum(counts.values())
         if not total:
-            return _missing(task, name, record)
+            return _missing(task, task.of, record)
         # In the order of the task, so that equal votes are written alike.
         shares = tuple((label, counts[label] / total) for label in task.labels if counts[label]) if votes.keep else ()
         annotators = total if shares else 0

@@ -108,7 +108,8 @@ class DatasetPictures:
         if self.folder is None:
             return name
         path = picture_path(self.folder, name)
-        if path is None or has_picture(path):
+        # One that leads through a tar file is of that member alone, and whether it is there is seen when it is read.
+        if path is None or shard_of(path) or has_picture(path):
             return name
         found = self.find(name, fields)
         return found.relative_to(self.folder).as_posix() if found and found.is_relative_to(self.folder) else name

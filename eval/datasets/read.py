@@ -138,7 +138,8 @@ def keep_none(memes: Iterable[JudgedMeme]) -> tuple[JudgedMeme, ...]:
 
 def source_of(dataset: Dataset, data: Path, split: str) -> Source:
     """A split as what a precedent library is built from, pictures and all. Raises BadRequest as :func:`read_split`."""
-    read = read_split(dataset, data, split)
+    # Of the files alone, so that what is wrong is found before a library is built: rows are read when they are used.
+    read = read_split(dataset, data, split, choose=keep_none)
     name = f"{dataset.id} {split}"
 
     def rows() -> Rows:
@@ -196,10 +197,11 @@ def court_task_of(card: DatasetCard) -> CardTask:
     """The task that trials are scored on. Raises BadRequest where there is none, or annotators have to be named."""
     if card.court_task is not None:
         return card.court_task
-    juries = next((task.variants for task in card.tasks if task.court), ())
+    # Such a task stands in the list once for each of its juries.
+    juries = [task.variant for task in card.all_tasks() if task.court]
     raise BadRequest(
-        f"{card.id} has labels by several juries, and a figure has no meaning without its jury. Name one: "
-        f"{', '.join(f'{card.id}:{one}' for one in juries)}."
+        f"{card.id} has labels by several juries, and a figure has no meaning without its jury. Name one of "
+        f"{', '.join(juries)} behind the data set or the card: {card.id}:{juries[0]}, FILE.toml:{juries[0]}."
         if juries
         else f"No task of {card.id} says whether a meme is harmful (its card has no table court): no trial can be "
         "scored on it, and no precedent made of it.",

@@ -14,7 +14,7 @@ from eval.datasets.card import CardTask, DatasetCard
 from eval.datasets.card_split import CardMeme, CardReader
 from eval.datasets.items import JudgedMeme
 from eval.datasets.known import Dataset, Split, SplitRole
-from eval.datasets.read import Choose, refuse_others, row_of, with_picture_names
+from eval.datasets.read import Choose, keep_none, refuse_others, row_of, with_picture_names
 from retrieval.library.sources import Rows, Source, SourceFormat
 
 EXAMPLES = "examples of"
@@ -111,7 +111,7 @@ def examples_source(dataset: Dataset, data: Path, split: str, task: str) -> Sour
         return Rows(SourceFormat.CARD, bare, [])
 
     # Once at the beginning too, so that what is wrong is found before a library is built.
-    read = read_task_split(dataset, data, split, task)
+    read = read_task_split(dataset, data, split, task, choose=keep_none)
     return Source(
         path=data / next(iter(read.files)),
         name=name,

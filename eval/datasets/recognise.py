@@ -71,7 +71,7 @@ def _refuse(data: Path, candidates: list[Dataset]) -> None:
     if not candidates:
         raise BadRequest(
             f"{data} holds no file of a data set that is known ({known}). memecourt-eval datasets says which are "
-            "expected; memecourt-eval datasets card makes a card of another.",
+            "expected; memecourt-eval datasets card new drafts a card of another.",
             reason="DATA_MISSING",
         )
     raise BadRequest(
@@ -158,5 +158,7 @@ def _row_count(card: DatasetCard, paths: Iterable[Path]) -> int:
 
 def _found(card: DatasetCard, data: Path) -> dict[str, tuple[tuple[Path, ...], bool]]:
     """Files of the splits that are there, and whether they lie in a folder of the data set's own name."""
-    places = {split.name: located(card, data, split.files) for split in card.splits if split.files}
+    # Of a split with a file for each language, the first: published numbers of rows are those of each.
+    files = {split.name: split.files_of(next(iter(split.languages), "")) for split in card.splits}
+    places = {name: located(card, data, names) for name, names in files.items() if names}
     return {name: place for name, place in places.items() if place is not None}

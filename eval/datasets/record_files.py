@@ -265,6 +265,8 @@ def _column_store(path: Path, kind: FileKind, columns: Collection[str] | None) -
                     yield number, row
     # Damage shows itself only at the row where it lies, in the middle of the iteration.
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise BadRequest(f"The file {path.name} is not there.", reason="SOURCE_UNREADABLE") from None
         raise BadRequest(
             f"{path.name}, after row {number:,}: can't be read as {kind} ({type(error).__name__}).",
             reason="SOURCE_UNREADABLE",

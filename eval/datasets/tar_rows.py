@@ -79,6 +79,7 @@ def _key_of(name: str) -> str | None:
 
 def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_content: bool) -> dict[str, Any] | str:
     row: dict[str, Any] = {}
+    picture: str | None = None
     endings: set[str] = set()
     # The first fault is told: a row with one is not used, however many there are.
     for member in members:
@@ -94,9 +95,9 @@ def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_co
         # "a.caption.txt" is the text "caption".
         column, _, kind = ending.rpartition(".")
         if f".{kind}" in PICTURE_ENDINGS:
-            if "@picture" in row:
+            if picture is not None:
                 return f"its member {name} is a second picture"
-            row["@picture"] = picture_name(shard, member)
+            picture = picture_name(shard, member)
         elif with_content and kind in (*_OBJECTS, *_TEXTS):
             # Before a byte of it is in memory.
             if member.size > _LONGEST_TEXT:
@@ -113,4 +114,6 @@ def _row(file: ShardFile, shard: str, members: Sequence[ShardMember], *, with_co
                 return f"its member {name} is no JSON object"
             # What stands in a file of its own goes before a column of that name.
             row = {**row, column: found} if column else {**found, **row}
-    return row
+    # Whatever the columns are called: a member that named a picture could show that of another row.
+    row.pop("@picture", None)
+    return row if picture is None else {**row, "@picture": picture}

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Record = Mapping[str, Any]
 """A row: cells by column. Names that begin with ``@`` are no columns: ``@row``, ``@key``, ``@name``, ``@language``."""
+MADE_NAMES = ("@row", "@id", "@language", "@group", "@variant")
+"""Those that are made of every row, whatever its format; columns of these names are not read."""
 Compiled = Callable[[Record], Any]
 JoinOf = Callable[["Join"], Callable[[Record], Record]]
 """Makes of a join what finds the joined row of a row; an empty one where there is none."""

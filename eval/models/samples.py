@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
-from eval.datasets.known import Dataset, SplitRole, find_dataset
+from eval.datasets.known import Dataset, find_dataset
 from eval.datasets.protocol import Protocol
 from eval.models.memes import ShownMemes, shown_memes
 
@@ -158,7 +158,7 @@ def read_samples(table: Mapping[str, Any], where: str, base: Path) -> Samples | 
                 f"{where}: {entry.dataset} has no protocol {entry.protocol}. It has: {', '.join(dataset.protocols)}.",
                 reason="SAMPLE_SETTINGS",
             )
-        split = entry.split or dataset.of_role(SplitRole.TEST)[0].name
+        split = entry.split or dataset.first_test()
         sets.append(Sample(dataset, base / entry.data, split, limit=entry.memes, protocol=entry.protocol))
     return Samples(tuple(sets), read.only, mixed=True)
 

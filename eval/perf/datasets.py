@@ -7,8 +7,9 @@ information there are also the same readers making a dictionary of a row, which 
 where it is installed, as far as its data frame and without making memes.
 
 Memory is what a process of its own takes for ten times as many rows, over what it takes for these, by row: for reading
-each kind of file, for ``datasets check``, and for the sample that a run with ``--limit`` judges. Rows of each kind are
-counted as well: those read, refused and left out have to be all that were written.
+each kind of file, for ``datasets check``, and for the sample that a run with ``--limit`` judges. Beside it stands what
+a run without a limit and a library's rows take for each meme, as they keep all of them. Rows of each kind are counted
+as well: those read, refused and left out have to be all that were written.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.card_split import CardMeme, CardReader
 from eval.datasets.check import check
 from eval.datasets.known import dataset_of_card
-from eval.datasets.read import read_split
+from eval.datasets.read import read_split, source_of
 from eval.datasets.sample import sample
 from eval.perf.bench import Result, in_turns, run_module, seconds_of
+from retrieval.library.readers import read_source
 
 KINDS = ("csv", "jsonl", "parquet", "tar")
 _TIMES = 3
@@ -54,7 +56,7 @@ def datasets(*, rows: int = 100_000) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             figures |= _of_kind(Path(folder), kind, rows)
     bounds = {f"{kind}_over_bare": ">= 0.5" for kind in KINDS}
-    # A meme in memory takes over a thousand and its id alone a hundred; what is left are caches of a fixed size.
+    # Far less than a meme takes (run_bytes_per_meme): what is left are caches of a fixed size.
     bounds |= {name: "<= 50" for name in figures if name.endswith("bytes_per_further_row")}
     return Result(figures=figures, goals=bounds | {f"{kind}_rows_lost": "== 0" for kind in KINDS})
 
@@ -80,6 +82,10 @@ def _of_kind(data: Path, kind: str, rows: int) -> dict[str, float]:
     names = {"read": f"{kind}_"} | ({"check": "check_", "sample": "sample_"} if kind == "jsonl" else {})
     # In processes of their own: the peak of this one is that of the measurements before.
     less = {work: run_module("eval.perf.datasets", [data, kind, work]) for work in names}
+    # With this many rows and no more: of a million, the memes alone would take gigabytes.
+    for work in WHOLE if kind == "jsonl" else ():
+        whole = run_module("eval.perf.datasets", [data, kind, work])
+        figures[f"{work}_bytes_per_meme"] = (whole["bytes"] - less["read"]["bytes"]) / rows
     write_rows(data, rows * 10, kind)
     for work, name in names.items():
         more = run_module("eval.perf.datasets", [data, kind, work])
@@ -146,7 +152,19 @@ def sample_rows(data: Path, kind: str) -> int:
     return len(read_split(dataset_of_card(_card(kind)), data, "all", choose=drawn).memes)
 
 
+def whole_rows(data: Path, kind: str) -> int:
+    """Reads the rows as a run does that judges all of them; gives their number."""
+    return len(read_split(dataset_of_card(_card(kind)), data, "all").memes)
+
+
+def source_rows(data: Path, kind: str) -> int:
+    """Reads the rows as a library of precedents is built from them, without their pictures; gives their number."""
+    return len(read_source(source_of(dataset_of_card(_card(kind)), data, "all")).good)
+
+
 WORKS: dict[str, Callable[[Path, str], int]] = {"read": count_rows, "check": check_rows, "sample": sample_rows}
+WHOLE: dict[str, Callable[[Path, str], int]] = {"run": whole_rows, "build": source_rows}
+"""Works that keep every meme: for comparison, with no bound."""
 
 
 def peak_bytes() -> int:
@@ -233,6 +251,6 @@ def _timed(work: Callable[[], object]) -> Callable[[int], float]:
 
 
 if __name__ == "__main__":
-    done = WORKS[sys.argv[3]](Path(sys.argv[1]), sys.argv[2])
+    done = (WORKS | WHOLE)[sys.argv[3]](Path(sys.argv[1]), sys.argv[2])
     # Not by getrusage: it begins with what the parent had when this process was made.
     print(json.dumps({"rows": done, "bytes": peak_bytes()}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -11,6 +12,7 @@ from eval.datasets.card import SplitRole
 from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
 from eval.reports.words import plain, traps_in_words
+from eval.runs.prediction import Outcome
 from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
 from eval.scores.tables import figure
@@ -237,6 +239,13 @@ def _notes(group: TaskGroup) -> tuple[str, ...]:
     first = group.first
     drawn = f"groups of memes ({first.groups:,} of them)" if first.groups else "memes"
     notes = [f"Intervals are 95 %, by bootstrap over {drawn}; a meme without an answer is wrong."]
+    for results, _ in group.runs:
+        predictions = (one.prediction for one in results.judged)
+        # By reason, as a run's own output has it: of a hundred malformed replies, the model is to be looked at first.
+        found = Counter(one.reason for one in predictions if one.outcome is not Outcome.ANSWERED and one.reason)
+        if found:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.most_common())
+            notes.append(f"Without an answer, {plain(results.name)}: {plain(reasons)}.")
     return (*notes, *traps_in_words(group.caveats))
 
 

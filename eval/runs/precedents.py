@@ -38,7 +38,7 @@ from retrieval.build import Progress, build_library, tune
 from retrieval.embed.encoder import Encoder
 from retrieval.library.library import Library
 from retrieval.library.manifest import FORMAT, USUAL, LabelledMeme
-from retrieval.library.picture_files import has_picture, picture_sha256
+from retrieval.library.picture_files import picture_sha256
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source
 from retrieval.library.storage import CURRENT
@@ -358,10 +358,18 @@ def _digests(names: Iterable[str], folder: Path | None) -> str:
     whole = hashlib.sha256()
     for name in names:
         # As retrieval.library.picture_import looks for them: with and without a directory of their own.
-        found = next((path for path in (folder / name, folder / Path(name).name) if name and has_picture(path)), None)
-        content = picture_sha256(found) if found else ""
-        whole.update(f"{name}\0{content}\n".encode())
+        paths = (folder / name, folder / Path(name).name) if name else ()
+        whole.update(f"{name}\0{next(filter(None, map(_sha256_of, paths)), '')}\n".encode())
     return whole.hexdigest()
+
+
+def _sha256_of(path: Path) -> str:
+    """SHA-256 of a picture in hex; empty where there is none, or none that can be read."""
+    # Read without a look at first: in a tar file, each look parses the picture's header.
+    try:
+        return picture_sha256(path)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return ""
 
 
 async def _whole(

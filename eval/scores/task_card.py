@@ -200,25 +200,29 @@ def arrays_of(results: Results) -> tuple[tuple[Judged, ...], TaskArrays]:
     )
 
 
+def require_metrics(task: str, labels: Sequence[str], *names: str) -> None:
+    """Raises BadRequest if a card names a metric that there is none of for its task; an empty name is none."""
+    for name in filter(None, names):
+        try:
+            metric_of(name, labels)
+        except KeyError:
+            raise BadRequest(
+                f"The card's task {task} names the metric {name!r}. There are: {', '.join(METRICS)}; and "
+                "f1, precision, recall or auroc with a label, such as f1:LABEL.",
+                reason="METRIC_UNKNOWN",
+            ) from None
+
+
 def metrics_of(question: Question, *, scored: bool, votes: bool) -> tuple[str, ...]:
     """Names of the metrics of a question: the card's, the official one first, then the usual ones of its kind.
 
     Raises:
         BadRequest: The card names a metric that there is none of.
     """
+    require_metrics(question.task, question.labels, question.official, *question.metrics)
     usual = MULTI if question.multi else (*SINGLE, *(("mmae",) if question.kind == "ordinal" else ()))
     # The card's own metrics before the usual ones, since the first of them is what authors rank by.
     named = (*((question.official,) if question.official else ()), *question.metrics)
-    for name in named:
-        # Checked here, before any resampling, and so that the message names the card.
-        try:
-            metric_of(name, question.labels)
-        except KeyError:
-            raise BadRequest(
-                f"The card's task {question.task} names the metric {name!r}. There are: {', '.join(METRICS)}; and "
-                "f1, precision, recall or auroc with a label, such as f1:LABEL.",
-                reason="METRIC_UNKNOWN",
-            ) from None
     also = (*(SCORED if scored else ()), *(("agreement-ceiling",) if votes else ()))
     # A metric that a card names and that is usual as well is computed once, at the earlier place.
     return tuple(dict.fromkeys((*named, *usual, *also)))

@@ -23,7 +23,7 @@ from retrieval.embed.encoder import Encoder
 from retrieval.library.embedding_cache import EmbeddedPicture, EmbeddingCache
 from retrieval.library.manifest import StoredPicture
 from retrieval.library.picture_files import has_picture, is_remote, picture_size, read_picture
-from retrieval.library.shards import leads_out
+from retrieval.library.shards import leads_out, shard_of
 from retrieval.library.sources import Problem, Row
 from retrieval.library.thumbnails import ThumbnailWriter, shrink
 
@@ -204,7 +204,14 @@ def _file(name: str, folder: Path) -> bytes:
         for first in range(len(parts)):
             path = _any_spelling(folder, parts[first:]).resolve()
             # The name comes from strangers: it must not lead out of the folder.
-            if not path.is_relative_to(inside) or not has_picture(path):
+            if not path.is_relative_to(inside):
+                continue
+            if shard_of(path):
+                # Not looked at first: each look parses the member's header, which also bounds what is read.
+                with suppress(FileNotFoundError):
+                    return read_picture(path)
+                continue
+            if not has_picture(path):
                 continue
             # Before a byte of it is in memory.
             if picture_size(path) > LIMITS.max_bytes:

@@ -14,6 +14,7 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
@@ -155,9 +156,7 @@ def picture_name(shard: str, member: ShardMember) -> str:
 
 def read_member(path: Path) -> bytes:
     """Reads the member of a tar file that a path leads to. Raises OSError as :func:`find_member`."""
-    member, shard = find_member(path), shard_of(path)
-    assert shard is not None
-    with ShardFile(shard) as file:
+    with _opened_at(path) as (file, member):
         return file.content(member)
 
 
@@ -193,10 +192,18 @@ def _place(path: Path) -> tuple[Path, int, str] | None:
 
 def find_member(path: Path) -> ShardMember:
     """Reads the header that a path leads to. Raises OSError where it is not of that member, or it can't be used."""
+    with _opened_at(path) as (_, member):
+        return member
+
+
+@contextmanager
+def _opened_at(path: Path) -> Iterator[tuple[ShardFile, ShardMember]]:
+    """Opens the tar file that a path leads through, with the header that it leads to; raises as :func:`find_member`."""
     place = _place(path)
     if place is None:
         raise FileNotFoundError(f"{path.name} is in no tar file")
     shard, offset, name = place
+    # Open until the content is read, so that header and content are of the same file.
     with ShardFile(shard) as file:
         try:
             # tarfile begins where the file stands: it takes this header for the first.
@@ -212,7 +219,7 @@ def find_member(path: Path) -> ShardMember:
         # Cut short since its row was read.
         if member.start + member.size > os.fstat(file.fileno()).st_size:
             raise OSError(f"{shard.name} was cut short")
-        return member
+        yield file, member
 
 
 def _member(info: tarfile.TarInfo) -> ShardMember:

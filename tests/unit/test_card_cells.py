@@ -11,10 +11,11 @@ from court.errors import BadRequest
 from eval.datasets.card import card_of
 from eval.datasets.card_draft import draft_card
 from eval.datasets.card_index import card_file, find_card
-from eval.datasets.card_split import CardReader, read_by_card
+from eval.datasets.card_split import CardReader
 from eval.datasets.check import check
 from eval.datasets.known import dataset_of_card
 from eval.datasets.verbs import BadCell, Expression, compile_expression
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import own_card
 from tests.unit.test_cards import write_table
@@ -270,7 +271,9 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
+        ({"surprise": 1}, "surprise: there is no such key; docs/datasets.md lists them"),
+        ({"title": None}, "title: Input should be a valid string"),
+        ({"layout": {}}, "layout.kind: it is missing"),
         ({"format": 2}, "format: Input should be 1"),
         ({"id": "Not An Id"}, "id: letters a to z"),
         ({"tasks": []}, "tasks: Tuple should have at least 1 item"),
@@ -296,6 +299,9 @@ def test_a_card_that_cannot_be_right_is_refused(change, said):
         ({"court": {"harmful": ["a"], "benign": ["b"]}, "labels": ["a", "b", "c"]}, "name every label"),
         ({"protocols": {"merged": {}}, "labels": ["a", "b", "c"]}, "protocols go with a table court"),
         ({"when": {"other": "a"}, "labels": ["a", "b"]}, "when names other = a"),
+        ({"when": {"t": "a"}, "labels": ["a", "b"]}, "when names t, which has to stand before it in the card"),
+        ({}, "needs two labels or more, each once, named by labels, map or columns; it has none"),
+        ({"variants": ["A"], "variant_of": {"de": "B"}, "labels": ["a", "b"]}, "variant_of names B, which is no"),
         ({"of": {"column": "a", "const": "b"}, "labels": ["a", "b"]}, "takes its value from one of"),
         ({"of": "a", "columns": {"a": "a", "b": "b"}}, "needs of; or"),
         ({"labels": ["a", "b"], "metrics": ["accuracy"], "official": "f1"}, "official is none of its metrics"),
@@ -305,6 +311,43 @@ def test_a_task_that_cannot_be_right_is_refused(task, said):
     with pytest.raises(BadRequest) as refused:
         own_card("csv", ["a.csv"], tasks=[{"id": "t", "kind": "single", "of": "label"} | task])
     assert said in refused.value.message
+    # One fault is one sentence: nothing is said of the list that it leaves empty.
+    assert "at least 1 item" not in refused.value.message
+
+
+def test_a_card_in_another_encoding_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "a.toml").write_bytes('title = "Fr\xf6sche"\n'.encode("latin-1"))
+    with pytest.raises(BadRequest, match=r"a\.toml is no TOML: .* Save it as UTF-8\."):
+        find_card(str(tmp_path / "a.toml"))
+
+
+def test_a_column_that_no_row_has_is_named_as_such(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"id": "a", "yes": "1", "harm": "1"}\n')
+    (tmp_path / "other.jsonl").write_text('{"id": "a", "value": "1"}\n')
+
+    def reason(**changes):
+        task = {"id": "t", "kind": "single", "of": "harm", "labels": ["1", "0"]} | changes.pop("task", {})
+        fields = {"id": "id"} | changes
+        reader = CardReader(own_card("jsonl", ["rows.jsonl"], fields=fields, tasks=[task]), tmp_path, "all")
+        assert list(reader) == []
+        return reader.problems[0].reason
+
+    label = "there is no label, as in a test split: the row has no such column"
+    assert reason(task={"of": "harms"}) == f"column harms: {label}"
+    columns = {"kind": "multi", "of": None, "labels": (), "columns": {"a": "yes", "b": "no"}}
+    assert reason(task=columns) == f"column no: {label}"
+    assert reason(id="uid") == "column uid: it has no id: the row has no such column"
+    join = {"file": "other.jsonl", "on": "id", "column": "values"}
+    joined = "column values: the label is empty, or other.jsonl has no such row or column"
+    assert reason(task={"of": {"join": join}}) == joined
+
+
+def test_columns_that_have_the_names_of_our_own_are_not_read(tmp_path):
+    ours = {"@language": ["de"], "@group": {"a": 1}, "@id": "other", "@row": [], "@variant": 2}
+    labels, problems = read_lines(tmp_path, {"id": "m", "text": "a pond", "image": "", "label": 1} | ours)
+    assert labels == {"good": ("harmless",), "m": ("harmful",)} and problems == []
+    (meme,) = read_by_card(own_card("jsonl", ["rows.jsonl"]), tmp_path, "all").memes[1:]
+    assert (meme.id, meme.language, meme.group) == ("m", "", "")
 
 
 def test_a_card_that_is_no_toml_is_refused_with_its_line(tmp_path):

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from eval.cli import cli
 from eval.datasets.card import read_card
-from eval.datasets.card_split import read_by_card
-from eval.perf.datasets import KINDS, WORKS, datasets, write_rows
+from eval.perf.datasets import KINDS, WHOLE, WORKS, datasets, write_rows
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.unit.test_card_layouts import counts_of
 from tests.unit.test_cards import write_table
@@ -79,6 +79,53 @@ def test_a_common_file_is_drafted_with_its_column_of_splits(tmp_path):
     assert {split.name: split.role for split in card.splits} == {"train": "train", "test": "test", "dev": "validation"}
     read = read_by_card(card, tmp_path, "dev")
     assert (len(read.memes), read.elsewhere) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("data/train-{}-of-00002", "data/val-{}-of-00002"), ("data/train-*", "data/val-*")),
+        # As the datasets library saves a split, in a folder of its own.
+        (("train/data-{}-of-00002", "val/data-{}-of-00002"), ("train/data-*", "val/data-*")),
+    ],
+)
+def test_the_shards_of_a_split_are_drafted_as_one_split(tmp_path, names, wanted):
+    for split, name in enumerate(names):
+        for shard in range(2):
+            rows = [(2 * n + shard, f"pond {split} {n} {shard}", "xy"[n % 2]) for n in range(10)]
+            write_table(tmp_path / f"{name.format(f'0000{shard}')}.csv", ("id", "text", "label"), rows)
+    out = tmp_path / "mine.toml"
+    assert run("card", "new", tmp_path, "--out", out).exit_code == 0
+    found = [(split.name, split.role.value, *split.files) for split in read_card(out).splits]
+    assert found == [("train", "train", f"{wanted[0]}.csv"), ("val", "validation", f"{wanted[1]}.csv")]
+    assert "# rows = 20" in out.read_text()
+    assert len(read_by_card(read_card(out), tmp_path, "train").memes) == 20
+
+
+def test_files_of_several_years_are_no_shards(tmp_path):
+    for year in (2020, 2021):
+        rows = [(f"{year}-{n}", f"pond {year} {n}", "xy"[n % 2]) for n in range(10)]
+        write_table(tmp_path / f"train-{year}.csv", ("id", "text", "label"), rows)
+    drafted = run("card", "new", tmp_path).output
+    assert 'name = "train-2020"' in drafted and 'name = "train-2021"' in drafted
+
+
+def test_a_split_without_rows_is_a_finding_and_ids_steer_no_terminal(tmp_path):
+    (tmp_path / "train.csv").write_text("id,text,label\n")
+    row = {"text": "a pond", "label": "x"}
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row | {"id": id_}) + "\n" for id_ in ("a", "b\x1b[2J\n")))
+    # Two cards, as each names one kind of file.
+    for kind, name in (("csv", "train.csv"), ("jsonl", "test.jsonl")):
+        (tmp_path / f"{kind}.toml").write_text(
+            f'format = 1\nid = "a"\ntitle = "A"\nlayout = {{ kind = "{kind}" }}\n'
+            f'fields = {{ id = "id", text = "text" }}\n'
+            f'splits = [{{ name = "all", role = "test", files = ["{name}"] }}]\n'
+            'tasks = [{ id = "t", kind = "single", of = "label", labels = ["x", "y"] }]\n'
+        )
+    empty = run("check", tmp_path, "--dataset", tmp_path / "csv.toml")
+    assert empty.exit_code == 1 and "! all: count differs: no row is of this split" in empty.output
+    twice = run("check", tmp_path, "--dataset", tmp_path / "jsonl.toml").output
+    assert "text twice" in twice and "\x1b" not in twice and "(b" in twice
 
 
 def test_no_value_of_a_file_gets_out_of_its_quotes_in_a_draft(tmp_path):
@@ -192,7 +239,7 @@ def test_a_card_without_a_repository_is_not_fetched(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_benchmark_reads_what_it_drew(tmp_path, kind):
     write_rows(tmp_path, 500, kind)
-    assert [work(tmp_path, kind) for work in WORKS.values()] == [500] * 3
+    assert [work(tmp_path, kind) for work in (WORKS | WHOLE).values()] == [500] * 5
 
 
 @pytest.mark.slow
@@ -200,6 +247,8 @@ def test_the_benchmark_at_a_small_scale():
     result = datasets(rows=2000)
     assert {"csv_over_bare", "jsonl_over_bare", "check_bytes_per_further_row"} <= result.figures.keys()
     assert result.goals.keys() <= result.figures.keys()
+    # docs/datasets.md names both.
+    assert {"run_bytes_per_meme", "build_bytes_per_meme"} <= result.figures.keys()
     assert all(result.within_bound(f"{kind}_rows_lost") for kind in KINDS)
 
 

@@ -10,10 +10,10 @@ import pytest
 from court.errors import BadRequest
 from eval.datasets.card import DatasetCard, card_of
 from eval.datasets.card_index import find_card
-from eval.datasets.card_split import read_by_card
 from eval.datasets.known import dataset_of_card
 from eval.datasets.read import source_of
 from retrieval.library.readers import read_source
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.unit.test_cards import write_table
 

@@ -13,11 +13,12 @@ from court.verdict import Label
 from eval.cli import cli
 from eval.datasets.card import card_of
 from eval.datasets.card_index import card_files, find_card
-from eval.datasets.card_split import read_by_card
-from eval.datasets.known import find_dataset
+from eval.datasets.known import SplitRole, find_dataset
 from eval.datasets.read import read_split, source_of
+from eval.datasets.recognise import recognised
 from retrieval.library.readers import read_source
 from retrieval.library.sources import Source, SourceFormat
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 
 FRAMES = ("REAL", "HOAX", "CAUSE", "IMPACT", "ALLOCATION", "PROPRIATY", "ADEQUACY", "PROSPECT")
@@ -119,6 +120,82 @@ def test_multi3hate_has_a_label_by_each_of_five_juries(tmp_path):
     assert judged.pictures == data and (data / judged.memes[1].image).is_file()
     source = source_of(find_dataset("multi3hate:US"), data, "all:en")
     assert [row.label.value for row in read_source(source).good] == ["NOT_HARMFUL", "HARMFUL"] * 2
+
+
+def languages_card(tmp_path, **changes):
+    """A card of two languages and two juries with rows of each, by its file."""
+    for split in ("train", "test"):
+        for language in ("en", "de"):
+            write_table(tmp_path / f"{split}_{language}.csv", ("n", "A", "B"), [(n, n % 2, 0) for n in range(4)])
+    lines = [
+        'format = 1\nid = "kites"\ntitle = "Kites"\nlayout = { kind = "csv" }\nfields = { id = "n" }',
+        '[[splits]]\nname = "train"\nrole = "train"\nfiles = ["train_{language}.csv"]\nlanguages = ["en", "de"]',
+        '[[splits]]\nname = "test"\nrole = "test"\nfiles = ["test_{language}.csv"]\nlanguages = ["en", "de"]',
+        "rows = 4\nclasses = { 'harm:A' = { no = 2, yes = 2 }, 'harm:B' = { no = 3, yes = 1 } }",
+        '[[tasks]]\nid = "harm"\nkind = "binary"\nof = "{variant}"\nvariants = ["A", "B"]',
+        'map = { "0" = "no", "1" = "yes" }\ncourt = { harmful = ["yes"], benign = ["no"] }',
+    ]
+    text = "\n".join(lines)
+    for old, new in changes.items():
+        text = text.replace(f'role = "{old}"', f'role = "{new}"')
+    (tmp_path / "kites.toml").write_text(text)
+    return tmp_path / "kites.toml"
+
+
+def test_the_parts_of_a_split_are_no_splits_beside_it(tmp_path):
+    dataset = find_dataset(f"{languages_card(tmp_path)}:A")
+    assert set(dataset.splits) == {"train", "train:en", "train:de", "test", "test:en", "test:de"}
+    # Precedents are of all splits to train on: each row once, and not again by its language.
+    assert [split.name for split in dataset.of_role(SplitRole.TRAIN)] == ["train"]
+    assert dataset.first_test() == "test"
+
+
+def test_published_classes_of_juries_are_compared_with_and_without_one(tmp_path):
+    card = languages_card(tmp_path)
+    differs = "! test: count differs: {}8 no; published: 6 no, 2 yes"
+
+    def said(name):
+        return CliRunner().invoke(cli, ["datasets", "check", str(tmp_path), "--dataset", name]).output
+
+    assert differs.format("harm:B: ") in said(str(card)) and "harm:A:" not in said(str(card))
+    assert differs.format("") in said(f"{card}:B") and "count differs" not in said(f"{card}:A")
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["classify", "--task", "harm:A"], ["classify", "--task", "harm:A", "--split", "template"]]
+)
+def test_a_card_without_a_test_split_asks_for_one(tmp_path, command):
+    card = languages_card(tmp_path, test="validation")
+    given = ["--dataset", f"{card}:A" if command == ["run"] else str(card), "--data", str(tmp_path)]
+    said = CliRunner().invoke(cli, [*command, *given, "--out", str(tmp_path / "run")])
+    assert said.exit_code in (1, 2) and not (tmp_path / "run").exists()
+    assert "Kites has no split of the role test. Name the split to judge: train, train:en" in said.output
+
+
+@pytest.mark.parametrize("metric", ["acuracy", "f1:maybe"])
+@pytest.mark.parametrize(
+    "command", [["datasets", "check", "DATA"], ["classify", "--task", "harm:A", "--data", "DATA", "--out", "OUT"]]
+)
+def test_a_metric_that_there_is_none_of_is_said_before_anything_is_asked(tmp_path, command, metric):
+    card = languages_card(tmp_path)
+    card.write_text(card.read_text().replace('variants = ["A", "B"]', f'variants = ["A", "B"]\nmetrics = ["{metric}"]'))
+    places = {"DATA": str(tmp_path), "OUT": str(tmp_path / "run")}
+    said = CliRunner().invoke(cli, [*(places.get(word, word) for word in command), "--dataset", str(card)])
+    assert said.exit_code in (1, 2) and f"names the metric '{metric}'. There are: accuracy, " in said.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_jury_is_named_behind_the_card_too(tmp_path):
+    with pytest.raises(BadRequest, match=r"one of A, B behind the data set or the card: kites:A, FILE\.toml:A\."):
+        read_split(find_dataset(str(languages_card(tmp_path))), tmp_path, "test")
+
+
+def test_a_data_set_of_several_languages_is_recognised_by_the_rows_of_a_file(tmp_path):
+    (tmp_path / "published").mkdir()
+    (tmp_path / "other").mkdir()
+    assert [one.id for one in recognised(multi3hate(tmp_path / "published", 300))] == ["multi3hate"]
+    with pytest.raises(BadRequest, match="has the file names of multi3hate, and as many rows as none of them"):
+        recognised(multi3hate(tmp_path / "other", 4))
 
 
 def test_a_run_without_a_train_split_says_so(tmp_path):

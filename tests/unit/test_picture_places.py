@@ -10,10 +10,10 @@ import pytest
 
 from court.errors import BadRequest, Unavailable
 from court.meme import LIMITS
-from eval.datasets.card_split import read_by_card
 from eval.datasets.known import dataset_of_card
 from eval.datasets.read import read_split
 from retrieval.library.picture_files import has_picture, picture_sha256, picture_size, read_picture
+from tests.support.card_memes import read_by_card
 from tests.unit.test_card_layouts import own_card
 
 

@@ -228,8 +228,11 @@ def test_only_a_whole_trial_with_its_own_versions_and_pictures_is_asked():
     other = OtherPictures(asyncio.run(court.finder.find()))
     with pytest.raises(CantResume, match="precedent"):
         asked(dataclasses.replace(court, finder=other), record, TARGET)
-    with pytest.raises(BadRequest, match="No model"):
+    with pytest.raises(BadRequest, match="No model was asked in this trial"):
         asked(*tried(Cast(), procedure=Procedure.SUMMARY), TARGET)
+    # The trial had models; what is missing is here, and not there.
+    with pytest.raises(BadRequest, match=r"No chat models are loaded: .* Load its models and its library"):
+        asked(dataclasses.replace(court, chairs=None), record, TARGET)
     assert "question" not in map(task_of, cast.requests("judge"))
 
 
@@ -291,7 +294,7 @@ def test_views_tell_of_it_and_an_altered_answer_shows():
     assert FRAMES.text in html and "crowd: strong for it, weak against it" in html and "question/1/question" in html
     altered = ruled.model_copy(update={"chosen": ("weather",)})
     (difference,) = differences(TrialRecord.of((*after.events[:-1], altered)))
-    assert (difference.what, difference.kept, difference.found) == ("answer", "weather", "crowd")
+    assert (difference.what, difference.recorded, difference.found) == ("answer", "weather", "crowd")
 
 
 def test_a_replay_reads_the_answer_again(monkeypatch):
@@ -299,7 +302,7 @@ def test_a_replay_reads_the_answer_again(monkeypatch):
     assert asyncio.run(replay(after)).differences == ()
     monkeypatch.setattr("court.replies.options_that_fit", lambda question, strengths: question.options[:2])
     (difference,) = asyncio.run(replay(after)).differences
-    assert (difference.what, difference.kept, difference.found) == ("frames's answer", "crowd", "crowd, colour")
+    assert (difference.what, difference.recorded, difference.found) == ("frames's answer", "crowd", "crowd, colour")
     monkeypatch.undo()
     # A failure replays as one, and one for a server that was away as well.
     for said in ("no JSON", lambda request: (_ for _ in ()).throw(Unavailable("away"))):

@@ -16,15 +16,19 @@ from court.meme import LIMITS
 from eval.cli import cli
 from eval.datasets.card import read_card
 from eval.datasets.card_draft import draft_card
-from eval.datasets.card_split import CardReader, read_by_card
+from eval.datasets.card_split import CardReader
 from eval.datasets.check import check
 from eval.datasets.faults import DatasetFaultKind
 from eval.datasets.known import dataset_of_card
 from eval.datasets.read import read_split
 from eval.runs.folder import RunFolder
+from eval.runs.precedents import _digests
 from eval.runs.ray_worker import Driver
 from eval.synthetic.make import Layout, make
+from retrieval.library import shards
 from retrieval.library.picture_files import has_picture, picture_size, read_picture
+from retrieval.library.picture_import import _file, _NoPicture
+from tests.support.card_memes import read_by_card
 from tests.support.encoders import png_of
 from tests.support.shards import member_of, write_shard
 from tests.unit.test_card_layouts import own_card
@@ -48,6 +52,44 @@ def read(place, card=None):
     found = read_by_card(card or card_of_shards(), place, "all")
     assert len(found.memes) + len(found.excluded) + found.refused + found.elsewhere == found.rows
     return found
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("name", ["train.tar/0/first.jpg", "../secret.jpg", "s3://memes/set/a.jpg", ["a"]])
+def test_no_member_names_a_picture(tmp_path, own, name):
+    """A sample's picture is its own, whichever its texts name; one that has none has no picture."""
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    json_ = ("m.json", json.dumps({"label": 1, "@picture": name, "@key": "first"}).encode())
+    text, picture = ("m.@picture.txt", b"train.tar/0/first.jpg"), ("m.jpg", b"own")
+    # In each order: what is read later must not go before what was read earlier.
+    for place, members in enumerate(([json_, text, picture], [picture, json_, text])):
+        data = tmp_path / f"data-{place}"
+        write_shard(data / "train.tar", [*sample_of("first"), *(one for one in members if own or one != picture)])
+        found = read(data)
+        assert found.problems == () and [meme.id for meme in found.memes] == ["first", "m"]
+        path = found.picture_of(found.memes[1])
+        assert (read_picture(path) == b"own") if own else (path is None and found.memes[1].image == "")
+
+
+def test_a_picture_is_read_with_one_look_at_its_header(tmp_path, monkeypatch):
+    write_shard(tmp_path / "train.tar", sample_of("a") + sample_of("b"))
+    looks = []
+    monkeypatch.setattr(shards, "_member", lambda info, parse=shards._member: looks.append(info.name) or parse(info))
+
+    def looked(do):
+        looks.clear()
+        return do(), len(looks)
+
+    # The one row that is read is followed by no look at its picture: its place is in its name.
+    rows, seen = looked(lambda: read_split(dataset_of_card(card_of_shards()), tmp_path, "all").memes)
+    assert seen == 6 + len(["the first picture that is there, by which the folder is found"])
+    images = [row.image for row in rows]
+    assert looked(lambda: [_file(image, tmp_path) for image in images]) == ([b"picture", b"picture"], 2)
+    assert looked(lambda: bool(_digests(images, tmp_path))) == (True, 2)
+    assert looked(lambda: read_picture(tmp_path / images[0])) == (b"picture", 1)
+    # What is not there is still told from what can't be opened.
+    with pytest.raises(_NoPicture, match="its picture is missing"):
+        _file(images[0].replace("a.jpg", "c.jpg"), tmp_path)
 
 
 def test_a_row_is_a_key_and_its_picture_is_read_where_it_stands(tmp_path):
@@ -353,7 +395,7 @@ def test_a_run_on_shards_says_what_it_says_on_files(tmp_path, monkeypatch):
 def test_a_draft_of_a_folder_of_shards_can_be_read(tmp_path):
     write_shard(tmp_path / "train-0.tar", [one for n in range(8) for one in sample_of(f"m{n}", n % 2, f"a pond {n}")])
     (tmp_path / "card.toml").write_text(draft_card(tmp_path, "mine"))
-    found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train-0")
+    found = read_by_card(read_card(tmp_path / "card.toml"), tmp_path, "train")
     assert [meme.gold["label"] for meme in found.memes] == [("0",), ("1",)] * 4
     assert [read_picture(found.picture_of(meme)) for meme in found.memes] == [b"picture"] * 8
 

@@ -196,6 +196,7 @@ def test_published_figures_stand_beside_runs_on_the_same_task_and_split():
     assert [one["system"] for one in told["published"]] == ["A", "B", "C"]
     (figures, *_) = sections_of(groups)
     assert "On this data set: they are few." in figures.notes
+    assert "Without an answer, run: 2 REPLY_CUT." in figures.notes
     assert not any("published" in one.key for one in sections_of(gather_tasks([results(PAIRS)])))
 
 

@@ -1,0 +1,29 @@
+"""All memes of a split at once, as the product's :class:`CardReader` reads them one after the other."""
+
+from pathlib import Path
+
+from eval.datasets.card import DatasetCard
+from eval.datasets.card_rows import CardMeme
+from eval.datasets.card_split import CardReader
+
+
+class CardMemes:
+    """Content of a split, and the counts of its rows."""
+
+    def __init__(self, reader: CardReader) -> None:
+        self.memes = tuple(reader.with_pictures())
+        self.split = reader.split
+        self.problems = tuple(reader.problems)
+        self.excluded = tuple(reader.excluded)
+        self.rows, self.elsewhere, self.refused = reader.rows, reader.elsewhere, reader.refused
+        self.files = reader.digests()
+        self.pictures = reader.pictures
+
+    def picture_of(self, meme: CardMeme) -> Path | None:
+        """Finds the file of a meme's picture; None where it is not there."""
+        return self.pictures.find(*meme.picture)
+
+
+def read_by_card(card: DatasetCard, data: Path, split: str) -> CardMemes:
+    """Reads all memes of a split."""
+    return CardMemes(CardReader(card, data, split))
