@@ -17,7 +17,16 @@ import pytest
 
 from court.backends.chat.capabilities import probe
 from court.backends.chat.client import ChatCompletions, http_client
-from court.backends.chat.failures import MAPPED, Again, Failure, context_lengths, of_sdk, of_status, retry_after
+from court.backends.chat.failures import (
+    MAPPED,
+    Again,
+    Failure,
+    context_lengths,
+    of_sdk,
+    of_status,
+    quotable,
+    retry_after,
+)
 from court.backends.chat.features import Capabilities, LogProbs, Thinking, weakest
 from court.backends.chat.wire import digest, in_words, masses_of_words, read, read_models, read_tokens
 from court.errors import CourtError, ModelRefused, Overrun, Unavailable
@@ -395,6 +404,52 @@ def collect(steps, caplog, settings=None, **model):
     return text + "".join(f"{record.getMessage()}{record.exc_text}" for record in caplog.records)
 
 
+SENT = ["The meme says:\nNo more boats for\npeople from Blueland!", KEY]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("At most 4 image(s) may be provided in one prompt.", "At most 4 image(s) may be provided in one prompt."),
+        ("The model `qwen` can't take\n a reply  schema", "The model … can't take a reply schema"),
+        ("x" * 20 + " can't be " + "had, " * 100, "x" * 20 + " can't be " + "had, " * 42 + "…"),
+        ("Bad input 'No more boats for people from Blueland!'", "Bad input …"),
+        ("1 error: {'role': 'user', 'content': 'No more boats'} is no message", "1 error: … is no message"),
+        # Echoes outside of quotation marks, in other letters, other spaces, escaped, cut, encoded.
+        ("Bad input: No more boats for people from Blueland!", ""),
+        ("Bad input: NO MORE BOATS FOR people", ""),
+        ("Bad input: ats for\tpeople fr", ""),
+        (r"Bad input: No\u0020more\u0020boats", ""),
+        ("Bad input 'No more boats for peo", ""),
+        ("Bad input: " + "QkFE" * 12, ""),
+        (f"The key {KEY} is for another", ""),
+        ("Ask at http://10.0.0.7:8000/v1", ""),
+        ("No\x1b[31mcolours", ""),
+        ("…", ""),
+        ("", ""),
+    ],
+)
+def test_a_refusal_passes_on_words_that_hold_nothing_of_the_request(said, shown):
+    assert quotable(said, SENT) == shown
+    assert quotable(said, []) == "", "an echo of what is not known can't be told"
+    message = of_status(400, {}, said, sent=SENT).error.message
+    assert f"“{shown}”" in message if shown else "It says" not in message
+
+
+def test_a_refusal_names_the_model_and_the_reason():
+    async def steps(chat, server):
+        messages = []
+        for fault in ("400", "404"):
+            server.faults.script([fault])
+            with pytest.raises(ModelRefused) as caught:
+                await chat.reply(HELLO, within_s=60)
+            messages.append(caught.value.message)
+        return messages
+
+    refused, unknown = talking(steps)
+    assert "(HTTP 400). It says: “" in refused and "does not know the model stand-in" in unknown
+
+
 @pytest.mark.parametrize(
     "script", [["400"], ["401"], ["404"], ["500"] * 2, ["503"] * 4, ["garbage"], ["cut"], ["reset"] * 2, ["hang"]]
 )
@@ -407,7 +462,9 @@ def test_no_prompt_key_or_address_in_any_message_or_log(script, caplog):
             return error.with_traceback(None)
 
     text = collect(steps, caplog)
-    assert "127.0.0.1" not in text and MARKER not in text and KEY not in text and "as told" not in text
+    assert "127.0.0.1" not in text and MARKER not in text and KEY not in text
+    # A refusal alone is explained in the server's own words.
+    assert ("as told" in text) == (script == ["400"])
 
 
 def test_nothing_from_the_environment_is_sent(monkeypatch):
@@ -587,6 +644,8 @@ def test_what_is_said_and_how_it_ended_are_no_figures():
         ("the request exceeds the available context size (2048 tokens)", (2048, None)),
         ("exceeds the model's maximum context length of 32768 tokens. You requested 33000 tokens", (32768, 33000)),
         ("the context length was exceeded", (None, None)),
+        ("context too long: 9000 > 4096", (4096, 9000)),
+        ("prompt is too long: 9000 tokens > 4096 maximum", (4096, 9000)),
         ("this is no picture of 4096 x 5000", None),
         ("", None),
     ],

@@ -1,12 +1,13 @@
 """Maps a failed call to a model server to the court's error, and to whether a retry makes sense.
 
-Nothing that a server or the SDK wrote goes into a message: servers echo prompts, and exceptions hold addresses.
+Of what a server or the SDK wrote, a message has no more than a refusal's own words, and these only if they hold nothing
+of the request: servers echo prompts, and exceptions hold addresses.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import httpx2
@@ -101,23 +102,27 @@ def unreached() -> Failure:
     return failure
 
 
-def of_sdk(error: openai.OpenAIError) -> Failure:
-    """The failure behind an error of the SDK, raised before the body of a reply was read."""
+def of_sdk(error: openai.OpenAIError, *, model: str = "", sent: Sequence[str] = ()) -> Failure:
+    """The failure behind an error of the SDK, raised before the body of a reply was read; arguments as of_status."""
     # Subclasses count as their base: to the SDK a timeout is a connection error, and many statuses have their own
     # class.
     for kind in type(error).__mro__:
         if kind in MAPPED:
-            return MAPPED[kind](error)
+            return MAPPED[kind](error, model, sent)
     return garbled()  # a test tells when the SDK grows an error that would come here unseen
 
 
-def of_status(status: int, headers: Mapping[str, str], detail: str = "") -> Failure:
+def of_status(
+    status: int, headers: Mapping[str, str], detail: str = "", *, model: str = "", sent: Sequence[str] = ()
+) -> Failure:
     """The failure behind an HTTP status that is no success.
 
     Args:
         status: The status.
         headers: Headers of the answer.
-        detail: The body's own words, of which figures alone are passed on.
+        detail: The body's own words.
+        model: Name of the model that was asked, as the operator has configured it.
+        sent: Texts that were sent, by which echoes of them are found in the words; without any, no words are passed on.
     """
     if status in (401, 403):
         message = "The model server does not accept our key. Check the key that the court was given for it."
@@ -139,11 +144,14 @@ def of_status(status: int, headers: Mapping[str, str], detail: str = "") -> Fail
         # Never followed: it would carry the key and the pictures to where nobody configured them to go.
         message = f"The model server points elsewhere (HTTP {status}). Configure the address that it points to."
     elif status == 404:
-        message = "The model server does not know the model, or the address is wrong. Check both."
+        name = f" {model}" if model else ""
+        message = f"The model server does not know the model{name}, or the address is wrong. Check both."
     elif status in (400, 422) and (lengths := context_lengths(detail)) is not None:
         return Failure(ModelRefused(_too_long(*lengths), reason="MODEL_CONTEXT_TOO_SHORT", status=status))
     elif status == 413:
         message = "The request is too large for the model server (HTTP 413). Allow larger requests there."
+    elif words := quotable(detail, sent):
+        message = f"The model server can't take the request (HTTP {status}). It says: “{words}”"
     else:
         message = (
             f"The model server can't take the request (HTTP {status}): too long for the model, too many pictures, or a "
@@ -152,7 +160,43 @@ def of_status(status: int, headers: Mapping[str, str], detail: str = "") -> Fail
     return Failure(ModelRefused(message, status=status))
 
 
-_CONTEXT = re.compile(r"context (?:length|size|window)|max(?:imum)?[ _]model[ _]len|exceed_context_size|n_ctx", re.I)
+_SHOWN = 240
+"""Characters of a server's own words that are passed on."""
+_ECHO = 12
+"""Characters from which on a run that stands in the request too is an echo of it, and no chance."""
+# Between words alone: an apostrophe within one begins no quotation.
+_QUOTED = re.compile(r"""(?<!\w)'[^']*'(?!\w)|"[^"]*"|`[^`]*`|“[^”]*”|\{.*\}|\[.*\]""", re.DOTALL)
+_NOT_SHOWN = re.compile(r"""\\|://|[\w+/=%-]{40}|['"`{}[\]]\s*$""")
+"""Escapes, which hide an echo; addresses; what may be an encoded picture or a key; a quotation that was cut."""
+
+
+def quotable(detail: str, sent: Sequence[str]) -> str:
+    """Returns what a server says about a request that it refuses; empty if nothing of it can be shown safely.
+
+    Quotations are left out. If what remains may hold an address or a part of the request, all of it is withheld: a
+    text of strangers must get into no message and no log.
+
+    Args:
+        detail: Words of the server.
+        sent: Texts of the request; without any an echo can't be told, and nothing is shown.
+    """
+    words = " ".join(_QUOTED.sub("…", detail).split())
+    if not sent or not words.isprintable() or _NOT_SHOWN.search(words) or not any(map(str.isalpha, words)):
+        return ""
+    plain = words.casefold()
+    texts = [" ".join(text.split()).casefold() for text in sent if text.strip()]
+    # A short text is looked for whole: "no more" is an echo too where that is all of the meme.
+    runs = {plain[start : start + _ECHO] for start in range(max(1, len(plain) - _ECHO + 1))}
+    if any(run in text for run in runs for text in texts) or any(text in plain for text in texts):
+        return ""
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+
+
+_CONTEXT = re.compile(
+    r"context (?:length|size|window)|(?:context|prompt) (?:is )?too long|max(?:imum)?[ _]model[ _]len|"
+    r"exceed_context_size|n_ctx",
+    re.I,
+)
 # Not the digits in names of models and versions, which stand beside letters and dots.
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
@@ -188,33 +232,34 @@ def _too_long(limit: int | None, requested: int | None) -> str:
     )
 
 
-def _of_status_error(error: openai.OpenAIError) -> Failure:
+def _of_status_error(error: openai.OpenAIError, model: str, sent: Sequence[str]) -> Failure:
     assert isinstance(error, openai.APIStatusError)
-    return of_status(error.response.status_code, error.response.headers, _error_message(error))
+    answer = error.response
+    return of_status(answer.status_code, answer.headers, _error_message(error), model=model, sent=sent)
 
 
 def _error_message(error: openai.APIStatusError) -> str:
     """The words of an error's body, shortened; empty where there are none."""
     body = error.body
-    for key in ("error", "message"):
+    for key in ("error", "message", "detail"):
         if isinstance(body, Mapping) and key in body:
             body = body[key]
     return str(body)[:2000] if isinstance(body, str | Mapping) else ""
 
 
-def _of_connection_error(error: openai.OpenAIError) -> Failure:
+def _of_connection_error(error: openai.OpenAIError, _: str, __: Sequence[str]) -> Failure:
     # A transport error to the SDK as well, but the server is there and has answered: it must not count as gone.
     if isinstance(error.__cause__, UnreadableAnswer):
         return garbled()
     return unreached() if _never_sent(error.__cause__) else broke_off(Again.ONCE)
 
 
-MAPPED: Mapping[type, Callable[[openai.OpenAIError], Failure]] = {
+MAPPED: Mapping[type, Callable[[openai.OpenAIError, str, Sequence[str]], Failure]] = {
     openai.APIStatusError: _of_status_error,
     openai.APIConnectionError: _of_connection_error,
-    openai.APIResponseValidationError: lambda _: garbled(),
+    openai.APIResponseValidationError: lambda *_: garbled(),
 }
-"""What the SDK raises on a chat completion, subclasses included, and what becomes of it."""
+"""What the SDK raises on a chat completion, subclasses included, and what becomes of it, for a model and texts sent."""
 
 
 def _never_sent(cause: BaseException | None) -> bool:

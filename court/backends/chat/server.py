@@ -58,6 +58,7 @@ class ChatServer:
             load: Counts the calls in flight, together with those of others that it is given to.
         """
         self.url = url
+        self._secrets = (api_key,) if api_key else ()
         self.load = load
         self.known: OrderedDict[str, None] = OrderedDict()
         self.token_ids: dict[str, int] = {}
@@ -119,7 +120,8 @@ class ChatServer:
             async with call as response:
                 answer = wire.read(await _read(response.http_response), self.url)
         except openai.OpenAIError as error:
-            raise of_sdk(error) from None
+            texts = [part for part in request.parts if isinstance(part, str)]
+            raise of_sdk(error, model=model, sent=[*texts, *self._secrets]) from None
         self.answered_at = time.monotonic()
         return answer
 
@@ -149,7 +151,7 @@ class ChatServer:
         # The first miss counts: of several that are gone, the one gone for longest is chosen first (Replicas._best).
         self.gone_at = now if self.gone_at is None else self.gone_at
         self._recheck_at = now + min(_RECHECK_MAX_S, _RECHECK_S * 2**self._misses)
-        # Bounds the power above; the pause itself is bounded by _LOOK_MAX_S long before.
+        # Bounds the power above; the pause itself is bounded by _RECHECK_MAX_S long before.
         self._misses = min(self._misses + 1, 16)
 
     def answered(self) -> None:
