@@ -248,8 +248,8 @@ async def _resumed(settings: Settings, trial_id: str, *, watch: bool, procedure:
 
     # Before encoder and reader are loaded, which takes long.
     record = await _record(settings.docket, trial_id)
-    require_undecided(record)
     _require_procedure(record, procedure)
+    require_undecided(record)
     async with open_court(settings, tell=tell) as courthouse:
         if watch:
             courthouse.feed.subscribe(show_event)

@@ -79,7 +79,7 @@ def test_columns_of_parquet_that_are_none(tmp_path, parquet):
     assert "it holds no predictions" in fault_in(written(parquet, tmp_path / "c.parquet", id=[], label=[]))
     (tmp_path / "d.parquet").write_text("id,label\na,1\n")
     assert "can't be read as parquet" in fault_in(tmp_path / "d.parquet")
-    assert "can't be read" in fault_in(tmp_path / "none.parquet")
+    assert "none.parquet is not there" in fault_in(tmp_path / "none.parquet")
 
 
 def test_a_run_s_own_parquet_is_scored(tmp_path, parquet):

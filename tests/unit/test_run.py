@@ -258,7 +258,7 @@ def test_the_tally_counts_what_the_protocol_keeps():
     tally.add(benign, said(benign, Outcome.NOT_HARMFUL, calls=3, stored=1, tokens_in=100, tokens_out=20))
     tally.add(somewhat, said(somewhat, Outcome.NOT_HARMFUL))  # dropped
     tally.add(very, said(very, Outcome.FAILED))
-    assert (tally.done, tally.kept, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
+    assert (tally.done, tally.labelled, tally.decided, tally.right, tally.failed) == (3, 2, 1, 1, 1)
     words = tally.words(60.0)
     assert words == (
         "3 a minute, 20 s left, 3 calls (1 stored), 120 tokens, extreme: accuracy 1.000, coverage 0.500, 1 failed"
