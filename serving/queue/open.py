@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
@@ -41,11 +42,27 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[QueueSource]:
             reason="QUEUE_ADDRESS",
             field="queue",
         )
-    source = await opener(settings)
+    source = await _opened(asyncio.ensure_future(opener(settings)))
     try:
         yield source
     finally:
         await source.aclose()
+
+
+async def _opened(opening: asyncio.Future[QueueSource]) -> QueueSource:
+    """Waits for a source to be opened; a cancellation ends that at once."""
+    try:
+        await asyncio.wait([opening])
+    except asyncio.CancelledError:
+        # Again until it is heard: asyncio.wait_for of Python 3.11, by which redis-py waits, loses one that comes just
+        # when a write is done, and the whole patience with a silent server would pass.
+        while not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening], timeout=0.1)
+        if not opening.cancelled() and opening.exception() is None:
+            await opening.result().aclose()
+        raise
+    return opening.result()
 
 
 async def _redis(settings: QueueSettings) -> QueueSource:

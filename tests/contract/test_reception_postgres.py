@@ -4,7 +4,7 @@ import pytest
 
 from retrieval.library.postgres.address import Address
 from tests.unit.test_reception import (  # noqa: F401 - collected here too, with the fixture below
-    Town,
+    a_town,
     test_a_meme_whose_trial_came_to_nothing_gets_one_more_at_whichever_server_and_no_others,
     test_a_request_that_runs_at_another_server_is_waited_for,
     test_a_server_takes_up_what_dead_ones_left_without_being_asked,
@@ -30,5 +30,4 @@ from tests.unit.test_reception import (  # noqa: F401 - collected here too, with
 
 @pytest.fixture
 def town(docket_database, tmp_path, monkeypatch):
-    monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
-    return Town(Address(docket_database), tmp_path)
+    return a_town((Address(docket_database), tmp_path), monkeypatch)

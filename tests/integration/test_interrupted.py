@@ -123,4 +123,4 @@ def test_consume_ends_while_it_waits_for_a_queue_that_does_not_answer(home, numb
         connection, _ = queue.accept()
         with connection:
             got, said = ended(process, number)
-    assert got == code and "Interrupted." in said and "Traceback" not in said
+    assert got == code and "Interrupted." in said and "Traceback" not in said, said

@@ -131,12 +131,12 @@ class Town:
                 await docket.close()
 
 
-@pytest.fixture
-def town(tmp_path, monkeypatch):
+def a_town(place, monkeypatch):
+    """A town with its docket there, which counts the callers that wait for a shared trial."""
     monkeypatch.delenv("MEMECOURT_CONFIG", raising=False)
     # A machine that does much else needs longer to write down that a trial ended by its deadline.
     monkeypatch.setattr("serving.runner.request._TO_END_S", 30.0)
-    made, result = Town(tmp_path / "docket.sqlite"), SingleFlight.result
+    made, result = Town(*place), SingleFlight.result
 
     async def counted(shared):
         made.waiting += 1
@@ -147,6 +147,11 @@ def town(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SingleFlight, "result", counted)
     return made
+
+
+@pytest.fixture
+def town(tmp_path, monkeypatch):
+    return a_town((tmp_path / "docket.sqlite",), monkeypatch)
 
 
 ASK = TrialRequest(image=b"pixels|file", text="some text", namespace="us", request_id="r1", content_id="c")
