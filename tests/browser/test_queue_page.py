@@ -119,6 +119,7 @@ def test_one_decision_at_a_time_and_nothing_of_the_verdict_before_it(serve):
     page = sign_in(path=CASE)
     page.keyboard.press("t")
     page.get_by_role("heading", name="Your case").wait_for()
+    page.wait_for_load_state()  # before, nobody listens to keys
     given_away = (MONDAY.rationale, "0.23", "is strong", "nearest precedent was found harmful")
     assert [words for words in given_away if words in page.content()] == []
     clause, decide = page.locator("#clause"), page.get_by_role("button", name="Decide")
@@ -183,6 +184,7 @@ def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere
     page = serve()(path=CASE)
     page.keyboard.press("t")
     page.get_by_role("heading", name="Your case").wait_for()
+    page.wait_for_load_state()  # before, nobody listens to keys
     page.keyboard.press("h")
     page.wait_for_load_state("networkidle")
     page.locator("#case").focus()
@@ -315,6 +317,7 @@ def test_no_barrier_is_found_beside_each_other(serve, scheme):
         if step == "taken":
             page.keyboard.press("t")
             page.get_by_role("heading", name="Your case").wait_for()
+            page.wait_for_load_state()  # before, nobody listens to keys
             page.keyboard.press("h")
         elif step == "decided":
             page.locator("#clause").select_option("4")
