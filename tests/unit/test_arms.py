@@ -425,22 +425,18 @@ def test_controls(library: Library) -> None:
     real = Court(finder=finder, text_reader=FakeReader(), software="test")
     assert with_control(real, Control.RANDOM, 7).finder == RandomFinder(finder, 7)
 
-    class Shuffled(FakeFinder):
-        library = findings([H, N]).library.model_copy(update={"name": "train, shuffled labels (seed 1)"})
-
-    shuffled = Court(finder=Shuffled(findings([H, N])), text_reader=FakeReader(), software="test", fence_mark=MARK)
-    assert with_control(shuffled, Control.SHUFFLED, 1) is shuffled
-    for control in ("", Control.LEAKS, Control.SWAPPED):
-        with pytest.raises(BadRequest, match="shuffled: it is good for that control"):
-            with_control(shuffled, control, 1)
-
-    class Leaking(FakeFinder):
-        library = findings([H, N]).library.model_copy(update={"name": "train, with leaks"})
-
-    leaking = Court(finder=Leaking(findings([H, N])), text_reader=FakeReader(), software="test", fence_mark=MARK)
-    assert with_control(leaking, Control.LEAKS, 1) is leaking
-    for control in ("", Control.SWAPPED, Control.TRANSLATED):
-        with pytest.raises(BadRequest, match="too near to judged memes: it is good for that control"):
-            with_control(leaking, control, 1)
+    shuffled, shuffled_is = "train, shuffled labels (seed 1)", "shuffled: it is good for that control"
+    leaking, leaking_is = "train, with leaks", "too near to judged memes: it is good for that control"
+    for name, reason, own, others in (
+        (shuffled, shuffled_is, Control.SHUFFLED, ("", Control.LEAKS, Control.SWAPPED)),
+        (leaking, leaking_is, Control.LEAKS, ("", Control.SWAPPED, Control.TRANSLATED)),
+    ):
+        finder = FakeFinder(findings([H, N]))
+        finder.library = finder.library.model_copy(update={"name": name})
+        made = Court(finder=finder, text_reader=FakeReader(), software="test", fence_mark=MARK)
+        assert with_control(made, own, 1) is made
+        for control in others:
+            with pytest.raises(BadRequest, match=reason):
+                with_control(made, control, 1)
     with pytest.raises(BadRequest, match="was left out"):
         with_control(court, Control.LEAKS, 0)

@@ -421,6 +421,8 @@ SENT = ["The meme says:\nNo more boats for\npeople from Blueland!", KEY]
         ("Bad input: ats for\tpeople fr", ""),
         (r"Bad input: No\u0020more\u0020boats", ""),
         ("Bad input 'No more boats for peo", ""),
+        ("Bad input 'No more", ""),
+        ("Bad input {'content': No more", ""),
         ("Bad input: " + "QkFE" * 12, ""),
         (f"The key {KEY} is for another", ""),
         ("Ask at http://10.0.0.7:8000/v1", ""),

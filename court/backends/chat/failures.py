@@ -166,7 +166,7 @@ _ECHO = 12
 """Characters from which on a run that stands in the request too is an echo of it, and no chance."""
 # Between words alone: an apostrophe within one begins no quotation.
 _QUOTED = re.compile(r"""(?<!\w)'[^']*'(?!\w)|"[^"]*"|`[^`]*`|“[^”]*”|\{.*\}|\[.*\]""", re.DOTALL)
-_NOT_SHOWN = re.compile(r"""\\|://|[\w+/=%-]{40}|['"`{}[\]]\s*$""")
+_NOT_SHOWN = re.compile(r"""\\|://|[\w+/=%-]{40}|(?<!\w)'|["`“{}[\]]""")
 """Escapes, which hide an echo; addresses; what may be an encoded picture or a key; a quotation that was cut."""
 
 
@@ -181,15 +181,17 @@ def quotable(detail: str, sent: Sequence[str]) -> str:
         sent: Texts of the request; without any an echo can't be told, and nothing is shown.
     """
     words = " ".join(_QUOTED.sub("…", detail).split())
-    if not sent or not words.isprintable() or _NOT_SHOWN.search(words) or not any(map(str.isalpha, words)):
+    # First of all: an echo in what is not shown does no harm.
+    shown = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+    if not sent or not shown.isprintable() or _NOT_SHOWN.search(shown) or not any(map(str.isalpha, shown)):
         return ""
-    plain = words.casefold()
+    plain = shown.casefold()
     texts = [" ".join(text.split()).casefold() for text in sent if text.strip()]
     # A short text is looked for whole: "no more" is an echo too where that is all of the meme.
     runs = {plain[start : start + _ECHO] for start in range(max(1, len(plain) - _ECHO + 1))}
     if any(run in text for run in runs for text in texts) or any(text in plain for text in texts):
         return ""
-    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
+    return shown
 
 
 _CONTEXT = re.compile(
