@@ -1,8 +1,9 @@
 """Builds the image of deploy/Containerfile on this machine, and runs it as it would run in production.
 
-No registry is asked: the base is a Debian root file system, and wheels are fetched beforehand. Needs root, and Debian's
-buildah, podman, runc and mmdebstrap. Ends with 0 where the image serves and stops as it should, 75 where no container
-can be run on this machine, and 1 otherwise.
+No registry is asked: the base is a Debian root file system, and wheels are fetched beforehand. Images and containers
+are kept in a store of this run's own, which is deleted at its end. Needs root, and Debian's buildah, podman, runc and
+mmdebstrap. Ends with 0 where the image serves and stops as it should, 75 where no container can be run on this machine
+or its disk has no room for the store, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from PIL import Image, ImageDraw, ImageFont
 from release import image_extras
@@ -26,22 +28,28 @@ WORK = ROOT / ".cache" / "container"
 TOOLS = ("buildah", "podman", "runc", "mmdebstrap")
 BASE, IMAGE, NAME = "localhost/memecourt-base", "localhost/memecourt-check", f"memecourt-check-{os.getpid()}"
 MOST_BYTES = 900_000_000
+STORE_BYTES = 5_000_000_000
+"""Room that the store needs: it grew to 4.2 GB, because it holds each layer of an image with all layers below it."""
 READY_S, STOP_S = 180, 30
 EXIT_IMPOSSIBLE = 75
 """EX_TEMPFAIL of sysexits: nothing was learnt about the image."""
 
-# The store without an overlay file system, and the runtime that gets by with any arrangement of cgroups.
-BUILDAH = ("buildah", "--storage-driver", "vfs")
-PODMAN = ("podman", "--storage-driver", "vfs", "--runtime", "runc", "--cgroup-manager", "cgroupfs")
+# The store without an overlay file system, and the runtime that gets by with any arrangement of cgroups. In the store
+# of the machine, every run would leave an image behind. Podman's state has to have a short path, so it isn't in WORK.
+STORE, STATE = WORK / "store", Path(tempfile.gettempdir()) / NAME
+STORED = ("--storage-driver", "vfs", "--root", str(STORE), "--runroot", str(STATE))
+ENVIRONMENT = {**os.environ, "TMPDIR": str(STORE)}
+BUILDAH = ("buildah", *STORED)
+PODMAN = ("podman", *STORED, "--runtime", "runc", "--cgroup-manager", "cgroupfs")
 HARDENED = (
     *("--network", "host", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all"),
     *("--security-opt", "no-new-privileges", "--ulimit", "nofile=20000:20000", "--ulimit", "nproc=4000:4000"),
 )
 
 
-def run(*command: object, **options: object) -> str:
+def run(*command: object) -> str:
     """Runs a command and returns its output; ends with its error output where it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=ENVIRONMENT)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return str(done.stdout).strip()
@@ -52,7 +60,7 @@ def make_base() -> None:
     tar = WORK / "base" / "rootfs.tar"
     tar.parent.mkdir(parents=True, exist_ok=True)
     if not tar.exists():
-        sources = [path for path in Path("/etc/apt/sources.list.d").glob("*.sources") if path.name.startswith("debian")]
+        sources = [str(path) for path in Path("/etc/apt/sources.list.d").glob("debian*.sources")]
         unpacked = tar.with_suffix(".part")
         run(
             *("mmdebstrap", "--variant=essential", "--format=tar"),
@@ -157,26 +165,44 @@ def serve_and_judge(folder: Path) -> None:
         subprocess.run([*PODMAN, "rm", "--force", NAME], capture_output=True)
 
 
-def main() -> None:
-    """Builds, runs, says what was seen."""
-    missing = [tool for tool in TOOLS if not shutil.which(tool)]
-    if missing or os.geteuid():
-        why = f"{', '.join(missing)} not installed" if missing else "not root"
-        print(f"The image is neither built nor run: {why}.", file=sys.stderr)
-        sys.exit(EXIT_IMPOSSIBLE)
+def build_and_run() -> None:
+    """Builds the image, compares its size with the limit, and runs it; ends the program where anything fails."""
     make_base()
     # Before the image is built, which would be for nothing where no container can run.
     if why_not := why_impossible():
-        print(f"The image is neither built nor run: no container runs on this machine.\n{why_not}", file=sys.stderr)
-        sys.exit(EXIT_IMPOSSIBLE)
+        skip(f"no container runs on this machine.\n{why_not}")
     size = build()
-    print(f"image: {size / 1e6:.0f} MB")
+    print(f"image: {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
         sys.exit(f"The image may have {MOST_BYTES / 1e6:.0f} MB at most.")
     with tempfile.TemporaryDirectory() as folder:
         # A temporary directory is closed to all but its owner; the container's user has to pass through it.
         Path(folder).chmod(0o755)
         serve_and_judge(Path(folder))
+
+
+def skip(why: str) -> NoReturn:
+    """Ends the program with the exit code that says that nothing was learnt, and why."""
+    print(f"The image is neither built nor run: {why}", file=sys.stderr)
+    sys.exit(EXIT_IMPOSSIBLE)
+
+
+def main() -> None:
+    """Builds and runs the image where this machine can, and leaves nothing of it behind."""
+    if os.geteuid():
+        skip("not root.")
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        skip(f"{', '.join(missing)} not installed.")
+    # What a run that was killed has left.
+    shutil.rmtree(STORE, ignore_errors=True)
+    STORE.mkdir(parents=True)
+    try:
+        if (free := shutil.disk_usage(STORE).free) < STORE_BYTES:
+            skip(f"{free / 1e9:.1f} GB of disk are free of the {STORE_BYTES / 1e9:.0f} GB that it needs.")
+        build_and_run()
+    finally:
+        shutil.rmtree(STORE)
+        shutil.rmtree(STATE, ignore_errors=True)
 
 
 if __name__ == "__main__":
