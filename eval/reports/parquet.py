@@ -9,6 +9,7 @@ from typing import Any
 from court.errors import BadRequest, NotLoaded
 from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
+from eval.scores.task_file import SCORE_COLUMN
 
 
 def write_parquet(results: Results, target: Path) -> int:
@@ -16,8 +17,9 @@ def write_parquet(results: Results, target: Path) -> int:
 
     Columns: ``id``, ``split``, ``language``, ``group``, ``source_label``, ``gold_PROTOCOL`` (null where it drops the
     meme), ``outcome``, ``score``, ``level``, ``vote``, ``needs_review``, ``reason``, ``trial``, ``calls``,
-    ``tokens_in``, ``tokens_out``, ``seconds``. Of a run that asked a question, ``gold_TASK`` and ``said_TASK`` stand in
-    place of ``gold_PROTOCOL``: lists of labels, null where there is none. Raises as :func:`write_rows`.
+    ``tokens_in``, ``tokens_out``, ``seconds``. Of a run that asked a question, in place of ``gold_PROTOCOL``:
+    ``gold_TASK`` and ``said_TASK``, lists of labels, null where there is none; ``score:LABEL``, the probability of each
+    label, null where the system gives none. ``memecourt-eval score --task`` reads them. Raises as :func:`write_rows`.
     """
     question = results.question
     protocols = () if question else results.protocols
@@ -53,16 +55,19 @@ def write_parquet(results: Results, target: Path) -> int:
         **dict.fromkeys(("level", "calls", "tokens_in", "tokens_out"), int),
         **dict.fromkeys(("needs_review", *(f"gold_{name}" for name in golds)), bool),
         **(dict.fromkeys((f"gold_{question.task}", f"said_{question.task}"), list) if question else {}),
+        **(dict.fromkeys((f"{SCORE_COLUMN}{label}" for label in question.labels), float) if question else {}),
     }
     about = {"format": "memecourt-predictions/1", "dataset": results.dataset, "split": results.split}
     return write_rows(rows, types, target, about=about)
 
 
-def _labels(one: Judged, question: Question) -> dict[str, list[str] | None]:
+def _labels(one: Judged, question: Question) -> dict[str, list[str] | float | None]:
     gold, answer = gold_of(one.meme, question.task), one.prediction.said.get(question.task)
+    scores = {} if answer is None else answer.scores
     return {
         f"gold_{question.task}": None if gold is None else list(question.in_order(gold)),
         f"said_{question.task}": None if answer is None else list(answer.labels),
+        **{f"{SCORE_COLUMN}{label}": scores.get(label) for label in question.labels},
     }
 
 

@@ -24,7 +24,7 @@ from eval.scores.scored_file import NO_ANSWER, LineFault, ScoredFile, collect_pr
 
 _PARTED_BY = ";"
 """Between labels of a cell of text."""
-_SCORE = "score:"
+SCORE_COLUMN = "score:"
 """Before a label, in the name of the column of its probability."""
 _ANSWER = "label"
 
@@ -103,7 +103,7 @@ class _AnswerRules:
             whole=compile_task(whole, _no_join),
             by_label=compile_task(each, _no_join) if multi else None,
             columns=frozenset(named.values()) if multi else frozenset(),
-            scores={f"{_SCORE}{column}": label for label, column in named.items()},
+            scores={f"{SCORE_COLUMN}{column}": label for label, column in named.items()},
             said=f"said_{task.id}".lower(),
         )
 
@@ -133,8 +133,7 @@ class _AnswerRules:
                 raise LineFault("its prediction is none that this version writes") from None
             return self._labels(list(found.labels)), found.scores
         if self.said in record:
-            return self._labels(record[self.said]), {}
-        # Our own files above have no columns of probabilities.
+            return self._labels(record[self.said]), self._scores(record)
         scores = self._scores(record)
         if _ANSWER in record:
             return self._labels(record[_ANSWER]), scores

@@ -157,6 +157,10 @@ def test_what_we_export_comes_back(tmp_path):
     from eval.reports.parquet import write_parquet
 
     ours = results(PAIRS)
+    # Some answers have probabilities, some have none.
+    for number, one in enumerate(ours.judged[:20:2]):
+        spread = {"for": number / 10, "against": 1 - number / 10, "neither": 0.0}
+        one.prediction.said["stance"] = one.prediction.said["stance"].model_copy(update={"scores": spread})
     write_parquet(ours, tmp_path / "run.parquet")
     task = card_of(
         {
