@@ -35,8 +35,10 @@ MULTI = (
 )
 SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, which are added where there are some."""
-_SHARES = frozenset({"accuracy", "exact"})
+_SHARES = frozenset({"accuracy", "exact", "precision", "recall", "binary-accuracy"})
 """Shares of memes: where all resamples agree, their interval is the exact one."""
+_NOT_BOUNDED = frozenset({"mmae", "agreement-ceiling"})
+"""Metrics that are not between 0 and 1, or say nothing about the answers."""
 # Sixteen mebibytes of weights, whatever the number of memes.
 _AT_ONCE = 1 << 21
 """Weights held in memory at once, over all resamples."""
@@ -131,6 +133,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
     )
     each = dict(zip(every, drawn, strict=True))
     n = len(judged)
+    counts = _counts_of(arrays)
 
     def figure(name: str) -> Figure | None:
         value = value_of(metric_of(name, question.labels), arrays)
@@ -139,12 +142,11 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         over = each[name][~np.isnan(each[name])]
         if value is None or not over.size:
             return None
+        kind = name.partition(":")[0]
         # Memes of a group are no independent ones: with their number the exact interval would be too narrow.
-        if name in _SHARES and groups is None:
-            return share_figure(value, over, n)
-        if name in SINGLE and groups is None:
-            return edge_figure(value, over, n)
-        return Figure(value, *resampling.interval(over))
+        if groups is not None or kind in _NOT_BOUNDED:
+            return Figure(value, *resampling.interval(over))
+        return (share_figure if kind in _SHARES else edge_figure)(value, over, counts.get(name, n))
 
     always, words = baseline_of(question, arrays)
     return TaskCard(
@@ -257,6 +259,17 @@ def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str
     always = np.zeros_like(arrays.predicted)
     always[:, most] = True
     return arrays.replaced(always), f"always {question.labels[most]}"
+
+
+def _counts_of(arrays: TaskArrays) -> dict[str, int]:
+    """Memes that a figure rests on, by its name, where they are not all: those that have a label, or were given it."""
+    found: dict[str, int] = {}
+    there, given = arrays.gold.sum(axis=0), arrays.predicted.sum(axis=0)
+    # The area under a curve rests on the rarer of yes and no.
+    rarer = np.minimum(there, len(arrays.gold) - there)
+    for label, of, to, least in zip(arrays.labels, map(int, there), map(int, given), map(int, rarer), strict=True):
+        found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
+    return found | {"auroc": int(rarer.min())}
 
 
 _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc")

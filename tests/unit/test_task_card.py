@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from court.errors import BadRequest
 from eval.datasets.items import JudgedMeme
@@ -54,6 +55,22 @@ def results(pairs, name="run", question=QUESTION, **fields):
 
 
 PAIRS = [("for", "for")] * 12 + [("against", "for")] * 4 + [("against", "against")] * 4 + [("neither", None)] * 2
+
+
+def test_figures_of_a_label_at_0_or_1_have_the_exact_interval_of_the_memes_that_they_rest_on():
+    card = task_card(results(PAIRS), resamples=500)
+    against, neither = card.labels[1:]
+    for figure, count in ((against.precision, 4), (neither.recall, 2), (neither.f1, 2)):
+        exact = binomtest(round(figure.value * count), count).proportion_ci(method="exact")
+        assert (figure.low, figure.high) == pytest.approx((exact.low, exact.high))
+    assert neither.precision is None
+    right = task_card(results([("for", "for")] * 3 + [("against", "against")] * 2), resamples=200)
+    for name in ("accuracy", "micro-f1", "weighted-f1"):
+        assert (right.figures[name].low, right.figures[name].high) == pytest.approx((0.025 ** (1 / 5), 1))
+    assert right.labels[0].accuracy.low == pytest.approx(0.025 ** (1 / 5))
+    # Memes of a group are not independent, so that their number says nothing.
+    grouped = task_card(results(PAIRS, group=["a", "b"] * 11), resamples=500)
+    assert (grouped.labels[1].precision.low, grouped.labels[1].precision.high) == (1, 1)
 
 
 def test_what_has_no_answer_is_wrong_and_the_baseline_says_the_most_frequent_label():
