@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,7 +18,7 @@ OVERLAP = 100
 MAX_TEXT = 5_000_000
 """Characters of a document, at most."""
 DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)?$"
-"""A year, a month or a day, as ISO 8601 has them; empty where none is known."""
+"""A year, a month or a day, as ISO 8601 has them; empty where none is known. Documents are read by :func:`is_date`."""
 
 # Passages end where the text has a border; the first kind that lies far enough in is used.
 _BORDERS = tuple(re.compile(border) for border in (r"\n\s*\n", r"(?<=[.!?…。！？])[\"”»')\]]*\s+|\n", r"\s+"))
@@ -42,6 +43,18 @@ class FactDocument(BaseModel):
     """The day, month or year that it is of."""
     source: str = Field(default="", max_length=200)
     """Who says it, such as the name of a publisher or of its site."""
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is empty, or a year, month or day of the calendar: 2024-02-30 has the form, and is no day."""
+    if not re.fullmatch(DATE, text):
+        return False
+    try:
+        # With the first month and day, where it names none.
+        date.fromisoformat(text + "0001-01-01"[len(text) :])
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

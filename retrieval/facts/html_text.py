@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from html.parser import HTMLParser
 
 _SKIPPED = frozenset(
@@ -17,7 +18,7 @@ _DATES = ("article:modified_time", "article:published_time", "dcterms.modified",
 """Names under which pages say when they were written, the best first."""
 # Bounded within the tag: a page of open tags must not make the search go over all of it from each.
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
-_DAY = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
@@ -104,10 +105,18 @@ def html_text(data: bytes, charset: str = "", *, strict: bool = True) -> dict[st
     page.feed(data.decode(named, "strict" if strict else "replace"))
     page.close()
     lines = (" ".join(line.split()) for line in "".join(page.parts).split("\n"))
-    date = next((found[0] for name in _DATES if (found := _DAY.search(page.meta.get(name, "")))), "")
     return {
         "text": re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip(),
         "title": " ".join(page.title.split()),
-        "date": date,
+        "date": next(filter(None, (_day_in(page.meta.get(name, "")) for name in _DATES)), ""),
         "url": page.canonical if page.canonical.startswith(("https://", "http://")) else "",
     }
+
+
+def _day_in(text: str) -> str:
+    """The first day in a text; empty where there is none, or none that the calendar has."""
+    found = _DAY.search(text)
+    try:
+        return date.fromisoformat(found[0]).isoformat() if found else ""
+    except ValueError:
+        return ""

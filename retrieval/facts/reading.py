@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from court.errors import BadRequest
-from retrieval.facts.documents import FactDocument, host_of, tidy
+from retrieval.facts.documents import FactDocument, host_of, is_date, tidy
 from retrieval.facts.extraction import MAX_FILE_BYTES, ExtractedText, TextExtractor
 from retrieval.library.sources import Problem
 from retrieval.library.tables import json_records, read_text
@@ -24,6 +24,7 @@ _HEADING = re.compile(r"^#{1,2}\s+(.+?)\s*#*\s*$", re.MULTILINE)
 # A file of lines holds many documents; that of a single one is bounded as the extraction bounds it.
 _MAX_LINES_BYTES = 1024**3
 _FIELDS = tuple(FactDocument.model_fields)
+_NO_DATE = "its date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,14 @@ def _read_lines(path: Path) -> _OfFile:
             continue
         id_ = record.get("id")
         try:
-            found.good.append((line, _document_of(record, path.name)))
+            document = _document_of(record, path.name)
+            fault = "" if is_date(document.date) else _NO_DATE
         except ValidationError as error:
-            found.problems.append(Problem(path.name, line, id_ if isinstance(id_, str) else "", _fault(error)))
+            fault = _fault(error)
+        if fault:
+            found.problems.append(Problem(path.name, line, id_ if isinstance(id_, str) else "", fault))
+        else:
+            found.good.append((line, document))
     return found
 
 
@@ -179,6 +185,6 @@ def _fault(error: ValidationError) -> str:
         case "string_too_long":
             return f"its {name} has more than {first['ctx']['max_length']:,} characters"
         case "string_pattern_mismatch":
-            return f"its {name} is no YYYY-MM-DD, YYYY-MM or YYYY"
+            return _NO_DATE
         case _:
             return f"its {name} is no text"

@@ -198,13 +198,11 @@ async def _open(place: Path, encoder: str | None, *, search: bool) -> FactCorpus
 
 
 def _checked_date(date: str) -> str:
-    import re
-
     from court.errors import BadRequest
-    from retrieval.facts.documents import DATE
+    from retrieval.facts.documents import is_date
 
-    if not re.match(DATE, date):
-        raise BadRequest("--date is YYYY-MM-DD, YYYY-MM or YYYY.", reason="BAD_DATE")
+    if not is_date(date):
+        raise BadRequest("--date is no YYYY-MM-DD, YYYY-MM or YYYY of the calendar.", reason="BAD_DATE")
     return date
 
 

@@ -14,7 +14,7 @@ from court.backends.sandbox.process import Guard
 from court.errors import BadLibrary, BadRequest, Overrun, Unavailable
 from retrieval.facts import corpus as corpora
 from retrieval.facts.corpus import open_corpus
-from retrieval.facts.documents import OVERLAP, PASSAGE, FactDocument, passages_of, tidy, trust_of
+from retrieval.facts.documents import OVERLAP, PASSAGE, FactDocument, is_date, passages_of, tidy, trust_of
 from retrieval.facts.extraction import TextExtractor
 from retrieval.facts.html_text import html_text
 from retrieval.facts.reading import Origin, read_documents
@@ -121,6 +121,7 @@ def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_p
         '{"id": "a", "text": "again"}',
         '{"id": 7, "text": "x"}',
         "[1]",
+        '{"id": "f", "text": "x", "date": "2023-02-29"}',
     )
     (tmp_path / "some.jsonl").write_text("\n".join(lines))
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
@@ -134,9 +135,10 @@ def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_p
     found = read(files)
     assert [one.id for one in found.good] == ["a"]
     said = {(one.source, one.line): one.reason for one in found.problems}
-    assert {line for name, line in said if name == "some.jsonl"} == {2, 3, 4, 5, 6, 7, 8, 9}
+    assert {line for name, line in said if name == "some.jsonl"} == {2, 3, 4, 5, 6, 7, 8, 9, 10}
     for line, words in {3: "no text", 4: "empty", 5: "YYYY", 6: "'colour'", 7: "taken", 8: "its id is no text"}.items():
         assert words in said["some.jsonl", line]
+    assert "of the calendar" in said["some.jsonl", 10]
     for name, words in {
         "latin.txt": "not UTF-8",
         "latin.html": "another encoding",
@@ -149,7 +151,22 @@ def test_what_cannot_be_read_is_named_with_its_line_and_nothing_is_dropped(tmp_p
         tmp_path.name: "folder",
     }.items():
         assert words in said[name, 0]
-    assert len(found.problems) == 17
+    assert len(found.problems) == 18
+
+
+@pytest.mark.parametrize("text", ["", "2024", "2024-02", "2024-02-29"])
+def test_a_date_is_a_year_a_month_or_a_day(text):
+    assert is_date(text)
+
+
+@pytest.mark.parametrize("text", ["2023-02-29", "2024-04-31", "0000", "2024-1", "20240101", "2024\n", "٢٠٢٤"])
+def test_what_the_calendar_does_not_have_is_no_date(text):
+    assert not is_date(text)
+
+
+def test_a_page_has_the_first_of_its_dates_that_is_one():
+    page = "<meta name='article:modified_time' content='2024-02-30'><meta name='date' content='2024-02-28T10:00Z'><p>x"
+    assert html_text(page.encode())["date"] == "2024-02-28"
 
 
 def test_a_page_s_encoding_is_the_one_that_it_names():
