@@ -76,6 +76,10 @@ def message_of(kind: type[Message], fields: Mapping[str, Any], own: Mapping[str,
     """
     # A copy, for bytes are taken out of it.
     remaining = _by_own_names(kind, fields)
+    # JSON's null stands for a field that is not there. For a picture it rather means one that could not be read, and
+    # whoever sends it must not have the text judged alone.
+    if remaining.get(PICTURE, b"") is None:
+        require_bytes(b"")
     files = {
         field.name: from_base64(value, field.name)
         for field in kind.DESCRIPTOR.fields

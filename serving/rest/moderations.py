@@ -47,6 +47,8 @@ _CATEGORY_OF: Mapping[str, str] = {"child exploitation": "sexual/minors"}
 # Each input is a trial of its own, and all share one deadline.
 _MOST_INPUTS = 32
 _FIELDS = frozenset({"model", "input", "content"})
+_PARTS = ("text", "image_url")
+"""Types of parts of an input, each with a field of that name."""
 
 
 class ModerationsEndpoint:
@@ -148,6 +150,11 @@ def _parts(parts: Sequence[Any]) -> tuple[Sequence[str], Sequence[object]]:
     words, pictures = [], []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
+        # What a part says besides would not be judged: a picture beside a text, or a text beside a picture.
+        if kind in _PARTS and any(part[name] is not None for name in part.keys() - {"type", kind}):
+            raise _no_input(
+                f"parts: one of type {kind} has {kind} and nothing else. Send each text and picture as a part"
+            )
         if kind == "text" and isinstance(part.get("text"), str):
             words.append(part["text"])
         elif kind == "image_url" and isinstance(part.get("image_url"), dict):

@@ -220,6 +220,7 @@ REFUSED = {
         "PICTURE_EMPTY",
     ),
     "a body without bytes": ({"content": b"", "headers": PNG, "params": {"text": "x"}}, 400, "PICTURE_EMPTY"),
+    "a picture that is null": ({"json": {"image": None, "text": "x"}}, 400, "PICTURE_EMPTY"),
     "base64 of no bytes": ({"json": {"image": "", "text": "x"}}, 400, "PICTURE_EMPTY"),
     "an address of no bytes": ({"json": {"image_url": "data:image/png;base64,", "text": "x"}}, 400, "PICTURE_EMPTY"),
     "neither picture nor text": ({"json": {}}, 400, "PICTURE_EMPTY"),
@@ -646,6 +647,7 @@ def test_answers_come_while_further_memes_are_still_to_come(tmp_path):
         (b'{"request": 7}\n', LINES, 400, "MALFORMED_REQUEST"),
         (stream_line("a", image="%%%"), LINES, 400, "BAD_BASE64"),
         (stream_line("a", image=""), LINES, 400, "PICTURE_EMPTY"),
+        (stream_line("a", image=None), LINES, 400, "PICTURE_EMPTY"),
         (stream_line("a", image_url="https://cdn.example.org/"), LINES, 400, "MALFORMED_REQUEST"),
         (stream_line("a", image=BASE64), {"content-type": "application/json"}, 415, "MEDIA_TYPE_NOT_TAKEN"),
     ],
@@ -931,6 +933,9 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
                 with pytest.raises(openai.BadRequestError) as caught:
                     await client.moderations.create(input=[*text_too, empty])
                 assert caught.value.code == "PICTURE_EMPTY"
+            nothing_else = [{**part, **dict.fromkeys({"text", "image_url"} - part.keys())} for part in parts]
+            (same,) = (await client.moderations.create(input=nothing_else)).results
+            assert same.model_extra["memecourt"]["verdict_id"] == verdict["verdict_id"]
             content = {"content": {"namespace": "forum", "id": "7"}}
             again = await client.moderations.create(input=parts, extra_body=content)
             assert again.results[0].model_extra["memecourt"]["content"] == content["content"]
@@ -939,7 +944,9 @@ def test_moderations_answer_openai_s_own_library(tmp_path):
                     input=[{"type": "image_url", "image_url": {"url": "https://a.example"}}]
                 )
             assert caught.value.code == "URL_NOT_ALLOWED"
-            for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]]):
+            # Neither half of a part that has both may be judged alone.
+            both = [{**parts[0], **parts[1], "type": kind} for kind in ("text", "image_url")]
+            for bad in ([], [{"type": "audio"}], parts + parts, ["x"] * 40, ["x", parts[0]], both[:1], both[1:]):
                 with pytest.raises(openai.BadRequestError):
                     await client.moderations.create(input=bad)
             with pytest.raises(openai.BadRequestError) as caught:

@@ -190,6 +190,7 @@ def test_pictures_are_fetched_as_over_http():
         ({"request": '{"txt": "a"}'}, "MALFORMED_REQUEST"),
         ({"picture": b"\x89PNG"}, "MALFORMED_REQUEST"),
         ({"image": b"", "text": "a"}, "PICTURE_EMPTY"),
+        ({"text": "a", "request": '{"image": null}'}, "PICTURE_EMPTY"),
         ({"image": b"a", "request": '{"image": "AAEC"}'}, "MALFORMED_REQUEST"),
         ({"text": b"\xff"}, "MALFORMED_REQUEST"),
         ({"text": "a", "request": '{"text": "b"}'}, "ADDRESS_CONTRADICTS"),
