@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvicorn
+from typing_extensions import override
 
 from court.errors import BadRequest
 from serving.access.exposure import require_guarded
+from serving.access.reload import Contents, follow_files, read_all
 from serving.http.connections import BODY_S, HEAD_S, GuardedConnection
 from serving.settings import Settings
 
@@ -42,6 +44,11 @@ class Listener:
     at_once: int
     body_s: float = BODY_S
 
+    @property
+    def certificate(self) -> str:
+        """Its certificate, to begin a sentence with."""
+        return f"The certificate of {self.name[0].lower()}{self.name[1:]}"
+
 
 @asynccontextmanager
 async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, address: str) -> AsyncIterator[str]:
@@ -59,9 +66,20 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
     host, port = split_address(listener, address)
     # Before anything listens (BO-4).
     require_guarded(listener.name, host, settings, field=listener.field)
+    named = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    paths = [path for path in named if path is not None] if settings.tls_certificate else []
+    # Before they are used: a renewal between the two is seen as one.
+    contents = read_all(paths, listener.certificate)
     with _listening(listener, host, port) as listening:
         server = _Server(_config(listener, app, settings), listener.body_s)
+
+        def renew(_: Contents) -> None:
+            server.renewed = _config(listener, app, settings, key_password=_NONE).ssl
+
         serving = asyncio.create_task(server.serve(sockets=[listening]))
+        tasks = [serving]
+        if paths:
+            tasks.append(asyncio.create_task(follow_files(paths, renew, listener.certificate, contents)))
         try:
             begun = asyncio.create_task(server.begun.wait())
             await asyncio.wait((begun, serving), return_when=asyncio.FIRST_COMPLETED)
@@ -74,14 +92,20 @@ async def open_listener(listener: Listener, app: ASGIApp, settings: Settings, ad
             yield f"{scheme}://{shown}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            await asyncio.wait((serving,))
+            for following in tasks[1:]:
+                following.cancel()
+            await asyncio.wait(tasks)
 
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: forward secrecy, and authenticated encryption alone (BSI TR-02102-2, Mozilla "intermediate" less DHE)."""
 
 
-def _config(listener: Listener, app: ASGIApp, settings: Settings) -> uvicorn.Config:
+_NONE = "none"
+"""Password to try on a renewed key that wants one: without any, it would be asked for at the terminal."""
+
+
+def _config(listener: Listener, app: ASGIApp, settings: Settings, *, key_password: str | None = None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         log_config=None,  # the log is set up by whoever serves; lines of access would hold ids of trials
@@ -96,6 +120,7 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings) -> uvicorn.Con
         ssl_ciphers=_CIPHERS,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
+        ssl_keyfile_password=key_password,
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
     )
@@ -103,8 +128,7 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings) -> uvicorn.Con
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise BadRequest(
-            f"The certificate of {listener.name[0].lower()}{listener.name[1:]} can't be used: it and its key are PEM "
-            "files that belong together.",
+            f"{listener.certificate} can't be used: it and its key are PEM files that belong together.",
             reason="CERTIFICATE_UNUSABLE",
             field="tls_certificate",
         ) from error
@@ -112,18 +136,51 @@ def _config(listener: Listener, app: ASGIApp, settings: Settings) -> uvicorn.Con
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it: beside it others must hear them too; and says when it listens."""
+    """Leaves signals to whoever runs it: beside it others must hear them too; and says when it listens.
+
+    Attributes:
+        begun: Is set when it listens.
+        renewed: TLS to use for new connections from now on; None for what is in use.
+    """
 
     def __init__(self, config: uvicorn.Config, body_s: float) -> None:
         super().__init__(config)
         self._body_s = body_s
+        self._sockets: Sequence[socket.socket] = ()
+        self.servers: list[asyncio.Server] = []
         self.begun = asyncio.Event()
+        self.renewed: ssl.SSLContext | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens on these sockets.
 
         uvicorn would wait a minute for the TLS handshake of each connection, and can't be told otherwise.
         """
+        self._sockets = sockets or ()
+        self.servers = await self._open()
+        self.started = True
+        self.begun.set()
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        """Does what uvicorn does ten times a second, and first listens with renewed TLS."""
+        if self.renewed is not None:
+            former, used = self.servers, self.config.ssl
+            self.config.ssl = self.renewed
+            try:
+                self.servers = await self._open()
+            except OSError:
+                # No handle is free: the next tick tries again, and until then the former listens.
+                self.config.ssl = used
+            else:
+                self.renewed = None
+                # Connections that are there are not the listeners', and go on.
+                for server in former:
+                    server.close()
+        return await super().on_tick(counter)
+
+    async def _open(self) -> list[asyncio.Server]:
+        """Listens, with the TLS of the settings as they are now."""
         # asyncio refuses a limit of the handshake where there is none.
         within = HEAD_S if self.config.ssl else None
 
@@ -136,14 +193,17 @@ class _Server(uvicorn.Server):
             )
 
         loop = asyncio.get_running_loop()
-        self.servers = [
+        return [
             await loop.create_server(
-                protocol, sock=each, ssl=self.config.ssl, ssl_handshake_timeout=within, backlog=self.config.backlog
+                protocol,
+                # A copy, which is closed with this listener: the queue of new connections is one and goes on.
+                sock=each.dup(),
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=within,
+                backlog=self.config.backlog,
             )
-            for each in sockets or ()
+            for each in self._sockets
         ]
-        self.started = True
-        self.begun.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

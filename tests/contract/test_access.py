@@ -2,11 +2,14 @@
 
 import asyncio
 import datetime
+import ssl
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import grpc
+import httpx2
 import pytest
 import trustme
 from click.testing import CliRunner
@@ -25,6 +28,7 @@ from serving.access.reload import follow_files
 from serving.access.tls import Certificates
 from serving.access.tokens import Tokens
 from serving.cli.main import cli
+from serving.http.listen import Listener, open_listener
 from serving.rpc.auth import SCOPES
 from serving.rpc.docket import DocketService
 from serving.rpc.flow_control import MESSAGE_BYTES, ReceiveBudget
@@ -637,6 +641,60 @@ def test_a_renewed_certificate_is_shown_without_a_restart_and_connections_go_on(
 
     errors, counted = asyncio.run(work())
     assert not errors and counted > 10
+
+
+def test_a_renewed_certificate_is_shown_over_http_too_and_connections_go_on(papers, caplog, monkeypatch):
+    caplog.set_level("INFO", logger="memecourt.server")
+    monkeypatch.setattr("serving.http.listen.follow_files", partial(follow_files, every_s=0.05))
+    renewed = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/later":
+            await renewed.wait()
+        await send({"type": "http.response.body", "body": b"here"})
+
+    def asking(trusted, certificate):
+        context = ssl.create_default_context(cadata=trusted.cert_pem.bytes().decode())
+        certificate.configure_cert(context)
+        return httpx2.AsyncClient(verify=context, trust_env=False, timeout=60)
+
+    async def answers(url, trusted, certificate):
+        async with asking(trusted, certificate) as client:
+            try:
+                return (await client.get(url)).text == "here"
+            except httpx2.TransportError:
+                return False
+
+    async def work():
+        caller, stranger = papers.theirs.issue_cert("caller"), papers.strangers.issue_cert("caller")
+        listener = Listener("The test", field="test", example="", at_once=8)
+        async with (
+            open_listener(listener, app, papers.settings(mutual=True), "127.0.0.1:0") as url,
+            asking(papers.ours, caller) as old,
+            AsyncExitStack() as stack,
+        ):
+            url = url.replace("127.0.0.1", "localhost")
+            answer = await stack.enter_async_context(old.stream("GET", f"{url}/later"))
+            assert await answers(url, papers.ours, caller)
+            assert not await answers(url, papers.ours, stranger)
+            # A key that is not the certificate's: what was in use stays.
+            key = papers.key.read_bytes()
+            papers.key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+            await until(lambda: asyncio.sleep(0, "can't be used" in caplog.text))
+            assert await answers(url, papers.ours, caller)
+            papers.key.write_bytes(key)
+            # The server's authority and that of its callers are replaced.
+            papers.issue(papers.strangers)
+            papers.strangers.cert_pem.write_to_path(papers.callers)
+            await until(lambda: answers(url, papers.strangers, stranger))
+            assert not await answers(url, papers.ours, caller)
+            assert not await answers(url, papers.strangers, caller)
+            renewed.set()
+            assert await answer.aread() == b"here"
+
+    asyncio.run(work())
+    assert "The certificate of the test has changed and is in use" in caplog.text
 
 
 HANDSHAKES = """
