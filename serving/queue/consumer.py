@@ -333,16 +333,17 @@ async def request_of(meme: QueuedMeme, fetch: Fetch, require: Callable[[str], No
         raise BadRequest("The message has no parts.", reason="MALFORMED_REQUEST")
     fields = loaded(meme.parts["request"]) if "request" in meme.parts else {}
     picture = meme.parts.get(PICTURE)
-    # Taken out: the message on the wire has no field for an address.
-    url = fields.pop("image_url", None)
-    if (picture is not None) + (url is not None) + (PICTURE in fields) > 1:
+    # Taken out: the message on the wire has no field for an address. One that is null is refused as no address, for a
+    # picture was meant.
+    by_address, url = "image_url" in fields, fields.pop("image_url", None)
+    if (picture is not None) + by_address + (PICTURE in fields) > 1:
         raise BadRequest("The picture stands in the message twice.", reason="MALFORMED_REQUEST", field=PICTURE)
     message = message_of(JUDGE.request, fields, _text_of(meme.parts))
     assert isinstance(message, wire.JudgeRequest)
     # The same for each delivery, so that the court knows the request again and tries nothing twice.
     message.request_id = message.request_id or meme.request_id
     require(message.content.namespace)
-    if url is not None:
+    if by_address:
         # Last: a message that is malformed costs no download.
         picture = await picture_at(url, fetch)
     if picture is not None:

@@ -191,6 +191,7 @@ def test_pictures_are_fetched_as_over_http():
         ({"picture": b"\x89PNG"}, "MALFORMED_REQUEST"),
         ({"image": b"", "text": "a"}, "PICTURE_EMPTY"),
         ({"text": "a", "request": '{"image": null}'}, "PICTURE_EMPTY"),
+        ({"text": "a", "request": '{"image_url": null}'}, "MALFORMED_REQUEST"),
         ({"image": b"a", "request": '{"image": "AAEC"}'}, "MALFORMED_REQUEST"),
         ({"text": b"\xff"}, "MALFORMED_REQUEST"),
         ({"text": "a", "request": '{"text": "b"}'}, "ADDRESS_CONTRADICTS"),
