@@ -40,7 +40,10 @@ function memeOf(value) {
 }
 
 function addressOf(picture) {
-  return typeof picture === 'string' ? picture : picture.url;
+  const address = typeof picture === 'string' ? picture : picture?.url;
+  // Left out, the text beside it would be judged alone.
+  if (typeof address !== 'string' || !address) throw new Error('MemeCourt was given a picture without an address.');
+  return address;
 }
 
 async function ask({ url, token, namespace }, input) {

@@ -44,6 +44,11 @@ test('an error throws, and is no low score', async () => {
   const refused = { orgId: 'org', value: { type: 'IMAGE', value: { url: 'https://not-listed.example.org/meme.png' } } };
   await assert.rejects(signals.MEMECOURT_HARM_SCORE.run(refused), /gave no verdict \([A-Z_]+\)/);
   await assert.rejects(signals.MEMECOURT_DECISION.run({ orgId: 'org', value: { type: 'VIDEO', value: {} } }), /no VIDEO/);
+  // Its text must not be judged alone.
+  for (const image of [{}, { url: '' }, { url: null }]) {
+    await assert.rejects(signals.MEMECOURT_DECISION.run(item({ body: 'the printer jams', image })), /without an address/);
+  }
+  await assert.rejects(signals.MEMECOURT_DECISION.run({ orgId: 'org', value: { type: 'IMAGE' } }), /without an address/);
 });
 
 test('without an address the signals are disabled', async () => {
