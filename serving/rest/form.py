@@ -13,6 +13,10 @@ from serving.rest.operations import PICTURE
 
 _MOST_FIELDS = 8
 _LONGEST_FIELD = 64 * 1024
+_AS_IT_IS = (b"", b"7bit", b"8bit", b"binary")
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
+_ASCII_IN_THEM = (b"iso-8859-", b"windows-125")
+"""Character sets in which ASCII is the same; some libraries name one of them whatever they send."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class FormReader:
         self._header = b""
         self._value = b""
         self._name: str | None = None
+        self._charset = b"utf-8"
         self._ended = False
         callbacks: Any = {
             "on_part_begin": self._part_begins,
@@ -74,7 +79,7 @@ class FormReader:
         self.form = Form()
 
     def _part_begins(self) -> None:
-        self._name = None
+        self._name, self._charset = None, b"utf-8"
         self._header = self._value = b""
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
@@ -88,6 +93,14 @@ class FormReader:
             name = parse_options_header(self._value)[1].get(b"name", b"")
             # A name that is no UTF-8 is none of those that are taken, and is refused by that.
             self._name = name.decode("utf-8", "replace")
+        elif self._header.lower() == b"content-type":
+            self._charset = parse_options_header(self._value)[1].get(b"charset", b"utf-8").lower()
+        # Taken as it stands, an encoded text would be judged as a text that nobody sent.
+        elif self._header.lower() == b"content-transfer-encoding" and self._value.strip().lower() not in _AS_IT_IS:
+            raise BadRequest(
+                "A part of the form has a Content-Transfer-Encoding. Send its bytes as they are.",
+                reason="MALFORMED_REQUEST",
+            )
         self._header = self._value = b""
 
     def _headers_end(self) -> None:
@@ -99,6 +112,8 @@ class FormReader:
             )
         if self._name == PICTURE:
             self.form.picture = bytearray()
+        elif self._charset not in _UTF_8 and not self._charset.startswith(_ASCII_IN_THEM):
+            raise self._not_utf_8()
         # Which names are known is checked when the form has ended: until then, number and length of the fields bound
         # what is stored.
         elif len(self.form.fields) == _MOST_FIELDS:
@@ -115,12 +130,18 @@ class FormReader:
             return
         text = self.form.fields[self._name]
         text += data[start:end]
+        if self._charset not in _UTF_8 and not data[start:end].isascii():
+            raise self._not_utf_8()
         if len(text) > _LONGEST_FIELD:
             raise BadRequest(
                 f"The part {self._name[:100]} has more than {_LONGEST_FIELD:,} bytes.",
                 reason="FIELD_TOO_LONG",
                 field=self._name[:100],
             )
+
+    def _not_utf_8(self) -> BadRequest:
+        name = (self._name or "")[:100]
+        return BadRequest(f"The part {name} is not UTF-8.", reason="MALFORMED_REQUEST", field=name)
 
     def _end(self) -> None:
         self._ended = True

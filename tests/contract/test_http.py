@@ -67,6 +67,15 @@ async def curl(*arguments, data=b""):
     return said.decode()
 
 
+def a_part(text, headers):
+    """A form whose text comes with headers of its own."""
+    head = f'--b\r\n{headers}content-disposition: form-data; name="text"\r\n\r\n'
+    return {
+        "content": head.encode() + text + b"\r\n--b--\r\n",
+        "headers": {"content-type": "multipart/form-data; boundary=b"},
+    }
+
+
 def form(**fields):
     return {"files": {"image": ("meme.png", IMAGE, "image/png")}, "data": fields}
 
@@ -201,6 +210,27 @@ REFUSED = {
     ),
     "an unknown part": (form(txt="x"), 400, "MALFORMED_REQUEST"),
     "a part that is no JSON": (form(request="x"), 400, "MALFORMED_REQUEST"),
+    "a part that is encoded": (
+        a_part(b"bXkgYmlyZA==", "content-transfer-encoding: Base64\r\n"),
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a part in UTF-16": (
+        a_part("my bird".encode("utf-16-le"), "content-type: text/plain; charset=UTF-16LE\r\n"),
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    "a part in ISO 2022": (
+        a_part("鳥".encode("iso2022_jp"), "content-type: text/plain; charset=ISO-2022-JP\r\n"),
+        400,
+        "MALFORMED_REQUEST",
+    ),
+    # By chance these bytes are UTF-8 as well, and another word.
+    "a part in Latin-1": (
+        a_part("Ã©".encode("latin-1"), "content-type: text/plain; charset=ISO-8859-1\r\n"),
+        400,
+        "MALFORMED_REQUEST",
+    ),
     "a part that is too long": (form(text="x" * 70_000), 400, "FIELD_TOO_LONG"),
     "a form without a boundary": (
         {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
@@ -275,6 +305,18 @@ def test_what_is_malformed_is_refused_and_says_what_is_wrong(tmp_path):
             answer = await client.post(**{"url": "/v1/judge", **asked})
             assert reason(answer, status) == expected, (name, answer.text)
         assert court.court.memory.bytes_in_use == 0
+
+    with_api(tmp_path, scene)
+
+
+def test_a_text_of_a_form_may_name_utf_8_or_be_ascii_in_a_set_that_has_it(tmp_path):
+    async def scene(_, client):
+        for text, headers in (
+            ("mein Vögelchen", "content-type: text/plain; charset=UTF-8\r\ncontent-transfer-encoding: 8bit\r\n"),
+            ("my bird sings", 'content-type: text/plain; charset="ISO-8859-1"\r\n'),
+        ):
+            answer = await client.post("/v1/judge", **a_part(text.encode(), headers))
+            assert answer.json()["text"]["text"] == text
 
     with_api(tmp_path, scene)
 
