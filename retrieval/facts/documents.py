@@ -46,7 +46,7 @@ class FactDocument(BaseModel):
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is empty, or a year, month or day of the calendar: 2024-02-30 has the form, and is no day."""
+    """True of no text, and of a year, month or day of the calendar: 2024-02-30 has the form, and is no day."""
     if not re.fullmatch(DATE, text):
         return False
     try:
