@@ -20,12 +20,13 @@ reproduce-demo: .venv/dev ## Reproduce the paper's tables and figures on drawn m
 	MEMECOURT_HOME=.demo $(BIN)/python scripts/reproduce_demo.py .demo/reproduce
 
 # Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share, and the
-# folders that take longest are begun first.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# folders that take longest are begun first. Compiled code is stored whatever the environment says: each process that a
+# test starts would compile all anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-# Whoever names tests wants them whichever tier they are in.
+# Whoever names tests wants them whichever tier they are in. All tests of the other folders belong to make test-slow.
 test: .venv/dev ## Install and run the tests that belong before each commit, or those of ARGS="-k library"
-	$(PYTEST) --list-overlong $(if $(ARGS),-m "slow or not slow") $(ARGS)
+	$(PYTEST) --list-overlong $(if $(ARGS),-m "slow or not slow" $(ARGS),tests/contract tests/unit)
 
 test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
 	$(PYTEST) -m slow $(ARGS)

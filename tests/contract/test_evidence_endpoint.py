@@ -1,7 +1,6 @@
 """Search endpoints and the pages that they find, over real sockets: slow, down, huge, of another type, garbage."""
 
 import asyncio
-import gzip
 import json
 import ssl
 import time
@@ -15,6 +14,7 @@ from court.backends import http_addresses, http_transport
 from court.errors import CourtError, Overrun, Unavailable
 from retrieval.facts.endpoint import Endpoint, EndpointEvidence, ResultPaths
 from retrieval.facts.pages import MAX_PAGE_BYTES, PageFetcher
+from tests.contract.test_outgoing import BOMB
 
 HOST = "news.example.org"
 PUBLIC = "93.184.215.14"
@@ -174,7 +174,7 @@ def test_a_search_that_finds_nothing_is_no_failure():
         (said(b"", "429 Slow", "Retry-After: 9"), "EVIDENCE_UNAVAILABLE"),
         (said(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
         (said(b"", "403 No"), "EVIDENCE_REFUSED"),
-        (said(gzip.compress(bytes(2**26)), "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
+        (said(BOMB, "200 OK", "Content-Encoding: gzip"), "EVIDENCE_UNAVAILABLE"),
         (endless(), "EVIDENCE_UNAVAILABLE"),
         (endless(b"", b"HTTP/1.1 103 Early\r\nX: y\r\n\r\n" * 100), "EVIDENCE_UNAVAILABLE"),
         (said(b"{}", length=1000), "EVIDENCE_UNAVAILABLE"),
@@ -280,7 +280,7 @@ def test_the_text_of_a_page_is_fetched_from_the_address_that_was_checked(monkeyp
         (said(b"a" * (MAX_PAGE_BYTES + 1), "200 OK", "Content-Type: text/plain"), "PAGE_UNREADABLE"),
         (endless(), "PAGE_UNREADABLE"),
         (
-            said(gzip.compress(bytes(2**26)), "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
+            said(BOMB, "200 OK", "Content-Type: text/html", "Content-Encoding: gzip"),
             "PAGE_UNREADABLE",
         ),
         (said(PAGE, "200 OK", "Content-Type: text/html", length=1000), "PAGE_UNREADABLE"),

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pdqhash
 import pytest
-from atproto import models
 
 from court.events import ReviewOutcome
 from court.meme import Frame, Picture, PictureFormat
@@ -71,6 +70,8 @@ class Ozone:
         self.refuses = []
 
     def __call__(self, verb, path, headers, body):
+        from atproto import models  # takes a second, and each worker collects each file
+
         if path == "/xrpc/com.atproto.server.createSession":
             models.get_or_create(body, models.ComAtprotoServerCreateSession.Data, strict_string_format=True)
             if body["password"] != "app-password":

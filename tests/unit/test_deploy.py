@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from kubernetes_validate import validate
 
 from court.guard import GuardAdapter
 from serving.cli.main import cli
@@ -50,6 +49,8 @@ def container():
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_kubernetes_takes_the_manifests(path):
+    from kubernetes_validate import validate  # takes a second, and each worker collects each file
+
     for manifest in yaml.safe_load_all(path.read_text()):
         validate(manifest, "1.37", strict=True)
     assert path.name in yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]

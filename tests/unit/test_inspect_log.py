@@ -15,9 +15,14 @@ from serving.docket.open import Docket
 from tests.support.judged import H, N, results
 from tests.support.report_runs import a_run
 
-inspect_log = pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
 KINDS = {"Described", "QuestionAsked", "AnswerGiven"}
 """Of our events, those that are a call of a model and nothing else."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inspect_log():
+    """Inspect AI's reader of logs. Imported here, since that takes a second, and each worker collects each file."""
+    return pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def log(run, tmp_path_factory):
+def log(run, inspect_log, tmp_path_factory):
     target = tmp_path_factory.mktemp("logs") / "run.eval"
     told = CliRunner().invoke(cli, ["export", str(run), "--inspect", str(target)])
     assert told.exit_code == 0, told.output
@@ -122,7 +127,7 @@ def test_predictions_from_elsewhere_have_no_transcripts(tmp_path):
         asyncio.run(export_inspect(results([True, False], [H, N]), None, tmp_path / "x.eval"))
 
 
-def test_a_run_that_is_not_finished_says_so(run, tmp_path):
+def test_a_run_that_is_not_finished_says_so(run, inspect_log, tmp_path):
     import shutil
 
     begun = tmp_path / "run"

@@ -9,15 +9,12 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import open_clip
 import pytest
-import torch
 from click.testing import CliRunner
 from PIL import Image
-from safetensors.torch import save_file
 
 from court.errors import BadLibrary, BadRequest, CourtError, NotLoaded, Unavailable
 from retrieval.build import build_library
@@ -35,6 +32,10 @@ from serving.settings import Settings
 from serving.wiring import open_court
 from tests.support.encoders import PlainPictureReader, WordEncoder, png_of
 
+if TYPE_CHECKING:
+    import torch
+
+# Where they are used, torch and open_clip are imported: that takes seconds, and each worker collects each file.
 TINY = "tiny-for-tests"
 LONG = "tiny-long-for-tests"
 CONFIG: dict[str, Any] = {
@@ -52,20 +53,33 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> None:
     (folder / f"{TINY}.json").write_text(json.dumps(CONFIG))
     longer = CONFIG | {"text_cfg": CONFIG["text_cfg"] | {"context_length": 300}}
     (folder / f"{LONG}.json").write_text(json.dumps(longer))
+    import open_clip
+
     open_clip.add_model_config(folder)
 
 
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
+    import torch
+
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
 
 
 def weights(seed: int, model: str = TINY) -> dict[str, torch.Tensor]:
+    import open_clip
+    import torch
+
     torch.manual_seed(seed)
     state: dict[str, torch.Tensor] = open_clip.create_model(model).state_dict()
     return state
+
+
+def save_file(state: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(state, path)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +162,8 @@ def test_what_is_not_there_is_said_and_no_path_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
+    import torch
+
     path = tmp_path / f"weights.{suffix}"
     save_file(weights(1), path) if suffix == "safetensors" else torch.save(weights(1), path)
     whole = path.read_bytes()
@@ -157,6 +173,8 @@ def test_damaged_weights_are_refused(tmp_path: Path, suffix: str) -> None:
 
 
 def test_no_pickle_is_run(tmp_path: Path) -> None:
+    import torch
+
     class Trap:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "sprung",)
@@ -167,6 +185,8 @@ def test_no_pickle_is_run(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    import torch
+
     state = weights(1)
     shorter = {name: tensor for name, tensor in state.items() if "ln_final" not in name}
     wider = state | {"visual.proj": torch.zeros(64, 25)}
@@ -224,6 +244,9 @@ def test_without_open_clip_the_command_to_install_it_is_named(monkeypatch: pytes
 def test_weights_by_tag_bring_their_activation_and_preprocessing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import open_clip
+    import torch
+
     save_file(weights(1), tmp_path / "w.safetensors")
     published = {
         "hf_hub": "org/name/", "quick_gelu": True, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5),
@@ -262,6 +285,9 @@ def test_a_directory_with_its_own_config(tmp_path: Path) -> None:
 
 
 def test_pictures_are_what_open_clip_makes_of_them(clip: OpenClipEncoder, checkpoint: Path) -> None:
+    import open_clip
+    import torch
+
     model, _, transform = open_clip.create_model_and_transforms(TINY, str(checkpoint))
     with torch.inference_mode():
         stacked = torch.stack([transform(Image.open(io.BytesIO(png))) for png in (RED, BLUE)])
@@ -301,6 +327,9 @@ def test_a_strip_is_read_by_its_middle(clip: OpenClipEncoder) -> None:
 
 
 def test_texts_by_clip_itself_are_cut_and_that_is_told(clip: OpenClipEncoder, checkpoint: Path) -> None:
+    import open_clip
+    import torch
+
     assert (clip.identity.text_tokens, clip.identity.texts_by, clip.identity.text_dim) == (16, "", 24)
     # Two of the tokens mark the beginning and the end.
     just, over, long = "word " * 14, "word " * 15, "word " * 40
@@ -358,6 +387,8 @@ def test_a_tokenizer_of_the_hubs_kind_tells_what_it_cuts(
 
 
 def test_identity_follows_from_what_has_a_say(clip: OpenClipEncoder, checkpoint: Path, tmp_path: Path) -> None:
+    import torch
+
     again = OpenClipEncoder.load(ClipSource(TINY, path=checkpoint), texts="clip", device="cpu")
     assert again.identity == clip.identity
     # The same tensors in another kind of file, as training saves them.
@@ -455,6 +486,8 @@ def test_a_library_of_the_builtin_encoder_brings_it_along(tmp_path: Path) -> Non
 def test_a_library_that_names_published_weights_has_them_loaded(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import open_clip
+
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, TINY, {"some_tag": {"hf_hub": "org/name/"}})
     monkeypatch.setattr("open_clip.download_pretrained", lambda known: str(checkpoint))
     for texts, by in (("clip", ""), ("auto", "builtin/all-MiniLM-L6-v2")):
@@ -551,6 +584,8 @@ def test_the_next_batch_is_decoded_while_one_is_embedded(tmp_path: Path) -> None
 
 
 def test_weights_digest_is_of_names_shapes_and_values() -> None:
+    import torch
+
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     two.load_state_dict(one.state_dict())
     assert clip_weights.weights_digest({"a": one}) == clip_weights.weights_digest({"a": two})
@@ -561,6 +596,8 @@ def test_weights_digest_is_of_names_shapes_and_values() -> None:
 
 
 def test_convolutions_are_exact_on_a_gpu_and_as_they_were_after() -> None:
+    import torch
+
     before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -573,6 +610,7 @@ def test_convolutions_are_exact_on_a_gpu_and_as_they_were_after() -> None:
 def test_pictures_are_prepared_as_open_clip_does(
     clip: OpenClipEncoder, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
+    import torch
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     assert clip.identity.preprocessing is not None
