@@ -65,13 +65,15 @@ class Ozone:
     """An account's server with Ozone behind it, where atproto's models check the events that are emitted."""
 
     def __init__(self):
+        from atproto import models  # takes a second, and each worker collects each file
+
+        self.models = models
         self.events = []
         self.sessions = 0
         self.refuses = []
 
     def __call__(self, verb, path, headers, body):
-        from atproto import models  # takes a second, and each worker collects each file
-
+        models = self.models
         if path == "/xrpc/com.atproto.server.createSession":
             models.get_or_create(body, models.ComAtprotoServerCreateSession.Data, strict_string_format=True)
             if body["password"] != "app-password":
