@@ -254,7 +254,8 @@ class Odds:
 
     Attributes:
         masses: Probability of each option among all tokens of the vocabulary, in the order asked, each in [0, 1]. They
-            need not add up to 1: what is missing went to other tokens.
+            need not add up to 1: what is missing went to other tokens. Empty where the answer had no probabilities, or
+            others than were asked for: the call has its cost all the same.
         reply: The call itself, for its figures.
     """
 
@@ -286,6 +287,8 @@ class ChatModel(Protocol):
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
         """Asks for the probability of each option as first token of a free reply; None where the server can't tell.
+
+        One of which that is known is not asked; see :class:`Odds` for one that tells none all the same.
 
         Args:
             request: Request to send; its schema and ``max_tokens`` are ignored.

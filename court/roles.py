@@ -575,7 +575,7 @@ class Judge:
         for each, harmful_first in zip(conversations, (True, False), strict=True):
             odds = await self.speaker.odds(Role.JUDGE, each, judge=self.number, progress=_JUDGMENT)
             # What is no probability says as little as none.
-            if odds is None or not all(0 <= mass <= 1 for mass in odds.masses):
+            if odds is None or not odds.masses or not all(0 <= mass <= 1 for mass in odds.masses):
                 return None
             # Models prefer the option that stands first: asked in both orders, that cancels out in the mean.
             masses = odds.masses if harmful_first else odds.masses[::-1]

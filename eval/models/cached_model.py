@@ -109,15 +109,15 @@ class CachedModel:
         async def ask(seconds: float) -> str:
             odds = await self.inner.odds(request, options, within_s=seconds)
             # Raised, so that nothing of it is stored.
-            if odds is None:
-                raise _CantSay
+            if odds is None or not odds.masses:
+                raise _CantSay(odds)
             return _ODDS.dump_json(odds).decode()
 
         key = key_of(self.name, self.server, request, options=options, seed=self.seed)
         try:
             return await self._once(key, ask, within_s, _ODDS)
-        except _CantSay:
-            return None
+        except _CantSay as said:
+            return said.odds
 
     async def _once(self, key: str, ask: Callable[[float], Awaitable[str]], within_s: float, kind: TypeAdapter[T]) -> T:
         body, stored = await self.store.once(key, self.name, ask, within_s=within_s)
@@ -130,7 +130,9 @@ class CachedModel:
 
 
 class _CantSay(Exception):
-    pass
+    def __init__(self, odds: Odds | None) -> None:
+        super().__init__()
+        self.odds = odds
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 
+from court.deadline import completed
 from court.errors import Overrun, Unavailable
 from court.meme import Frame
 from court.ports import ChatReply, ChatRequest, FinishReason, Odds
@@ -148,6 +149,10 @@ def test_that_a_server_can_not_say_is_not_kept(tmp_path):
     async def scene(store):
         model = Model(lambda: None)
         assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=60) is None
+        # An answer without probabilities has its cost, and is no more than that.
+        silent = Odds((), a_reply())
+        model.odds = lambda request, options, *, within_s: completed(silent)
+        assert await stored(model, store).odds(REQUEST, ("A", "B"), within_s=60) == silent
         return await store.count()
 
     assert with_store(tmp_path / "c.sqlite", scene) == 0

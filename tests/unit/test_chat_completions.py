@@ -556,8 +556,9 @@ def test_odds_that_the_server_leaves_out_are_no_odds():
 
     lesser = Settings(api_key=KEY, features=FEATURES - {"log_probs"})
     for how in (LogProbs.TOP, LogProbs.CHOSEN):
-        # It has said before that it gives them: the trial goes on without a harm score.
-        assert talking(steps, lesser, capabilities=Capabilities(log_probs=how)) is None
+        # It has said before that it gives them: the trial goes on without a harm score, and knows what the call cost.
+        odds = talking(steps, lesser, capabilities=Capabilities(log_probs=how))
+        assert odds.masses == () and odds.reply.tokens_in > 0
 
 
 GOOD = {

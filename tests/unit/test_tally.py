@@ -101,6 +101,7 @@ CASTS = {
     "rounds for nothing": lambda: slow_first_summary(Cast(rounds=1, delay_s=0.002)),
     "repaired": lambda: Cast(rounds=2, judge=lambda request: RULING if is_repair(request) else ""),
     "no odds in the end": lambda: Cast(rounds=2, odds=(2.0, 0.1)),
+    "an answer without odds": lambda: Cast(rounds=2, odds=()),
 }
 
 
@@ -116,10 +117,11 @@ def test_nothing_is_unused_where_everything_was_needed():
 
 
 def test_what_came_for_nothing_is_unused():
-    record = try_meme(Cast(rounds=2, odds=(2.0, 0.1)), settings=ONE)
-    assert record.last(VerdictGiven).odds is None
-    unused = record.last(VerdictGiven).unused
-    assert (unused.calls, unused.tokens_out, unused.unanswered) == (1, 1, 0)
+    for none in ((2.0, 0.1), ()):
+        record = try_meme(Cast(rounds=2, odds=none), settings=ONE)
+        assert record.last(VerdictGiven).odds is None
+        unused = record.last(VerdictGiven).unused
+        assert (unused.calls, unused.tokens_out, unused.unanswered) == (1, 1, 0)
 
 
 def test_a_summary_for_nothing_stands_in_the_record():

@@ -310,7 +310,8 @@ async def _log_probs(model: ChatCompletions, found: Capabilities, _: int, within
 
 
 async def _has_odds(model: ChatCompletions, within_s: float) -> bool:
-    return await model.odds(_HELLO, ("A", "B"), within_s=within_s) is not None
+    odds = await model.odds(_HELLO, ("A", "B"), within_s=within_s)
+    return odds is not None and bool(odds.masses)
 
 
 async def _picture_ids(model: ChatCompletions, found: Capabilities, _: int, within_s: float) -> Capabilities:

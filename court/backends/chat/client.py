@@ -167,19 +167,22 @@ class ChatCompletions:
             within_s=within_s - (time.monotonic() - began),
             extra=extra,
         )
+        candidates = answer.first_token()
+        if candidates is None:
+            masses = None
+        elif ids is None:
+            masses = wire.masses_of_words(candidates, options)
+        else:
+            masses = wire.masses_of_ids(candidates, ids)
+        if masses is None:
+            _log.warning("a model server gave no log-probabilities, or others than were asked for: no harm score")
         try:
-            candidates = answer.first_token()
-            if candidates is None:
-                masses = None
-            elif ids is None:
-                masses = wire.masses_of_words(candidates, options)
-            else:
-                masses = wire.masses_of_ids(candidates, ids)
-            if masses is None:
-                _log.warning("a model server gave no log-probabilities, or others than were asked for: no harm score")
-                return None
-            return Odds(masses=masses, reply=answer.reply(time.monotonic() - began))
+            # Also without any: the trial accounts for what the call has cost.
+            return Odds(masses=masses or (), reply=answer.reply(time.monotonic() - began))
         except Failure as failure:
+            # How it ended matters only to what there is to be read.
+            if masses is None:
+                return None
             raise failure.to_court_error() from None
 
     async def answer(
