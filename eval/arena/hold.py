@@ -346,12 +346,12 @@ class _Meme:
     ) -> None:
         # By the names in order: the same judges are drawn whichever of the two comes first in the pair.
         rng = self._random("judges", task.number, *sorted((one, other)))
-        judges = list(self._settings.judges)
-        apart = [name for name in judges if name not in (one, other)]
-        if not self._settings.own_case and len(apart) >= self._settings.judges_per_battle:
-            # Only where enough others are left: a small panel judges its own battles too, so that none lacks judges.
-            judges = apart
-        chosen = rng.sample(judges, self._settings.judges_per_battle)
+        judges, wanted = list(self._settings.judges), self._settings.judges_per_battle
+        apart = [] if self._settings.own_case else [name for name in judges if name not in (one, other)]
+        chosen = rng.sample(apart, min(wanted, len(apart)))
+        # Only for the places that no other is left for: a small panel judges its own battles too, so that none lacks
+        # judges.
+        chosen += rng.sample([name for name in judges if name not in apart], wanted - len(chosen))
         written = self._written(task)
         setting = Setting.FUSED if guideline else Setting.HUMAN if self._plan.fixed_tasks and written else Setting.NONE
         reference = guideline or (written if setting is Setting.HUMAN else None)

@@ -156,6 +156,20 @@ def test_three_meet_over_each_task_all_pairs_and_no_judge_sits_in_its_own_case(h
     assert 0.35 < first < 0.65  # who is shown first is drawn
 
 
+def test_a_judge_sits_in_its_own_case_only_where_too_few_others_are_left(tmp_path):
+    arena = Arena(tmp_path, memes=6, judges_per_battle=2)
+    arena.hold()
+    panels = {}
+    for battle in of(arena.folder.events(), Judged):
+        panels.setdefault((battle.meme, battle.task, frozenset((battle.a, battle.b))), set()).add(battle.judge)
+    few = 0
+    for (_, _, pair), judges in panels.items():
+        apart = set(arena.settings.judges) - pair
+        assert len(judges) == 2 and len(judges & apart) == min(2, len(apart))
+        few += len(apart) < 2
+    assert 0 < few < len(panels)
+
+
 def test_nobody_is_told_who_wrote_what_and_strangers_words_stand_in_fences_only(held):
     systems = {role: prompt_of(role) for role in ROLES}
     seen = set()
