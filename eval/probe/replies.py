@@ -16,11 +16,15 @@ REASON, SENTENCE, DEFINITION, TEXT, ANSWER = 500, 300, 200, 300, 1600
 """Longest reason, misbelief, definition, rewritten text and reference, in characters."""
 
 _REFUSED = "refused"
-# Decimals and three digits are matched in order to be refused: passed over, an earlier rating that the reply quotes
-# would count.
-_RATING = re.compile(r"\[\[\s*(\d{1,3}(?:\.\d+)?|refused)\s*\]\]", re.IGNORECASE)
-_PLAIN = re.compile(r"\brating\W{0,5}(\d{1,3}(?:\.\d+)?|refused)\b(?!\s*/)", re.IGNORECASE)
-"""The fallback: ``Rating: 7``, also in bold or in single brackets; not ``7/10`` or ``7 / 5``."""
+# Whatever stands where a rating belongs is matched, also what can't be one: passed over, an earlier rating that the
+# reply quotes would count.
+_RATING = re.compile(r"\[\[\s*([^\[\]\n]{0,300}?)\s*\]\]")
+_PLAIN = re.compile(
+    r"\brating\W{0,5}?([-\u2212]?(?:\d+(?:[.,]\d+)?|refused)\b(?:\s*(?:[/%]|(?:out\s+)?of\s+\d|(?:[-\u2013]|to\b)\s*\d))?)",
+    re.IGNORECASE,
+)
+"""The fallback: ``Rating: 7``, also in bold or in single brackets; not ``7/10``, ``7 out of 5``, ``7-8`` or ``-7``."""
+_SCORE = re.compile(r"\d{1,2}")
 
 
 class _Sorting(Reply):
@@ -162,6 +166,6 @@ def parse_rating(text: str) -> int:
     last = found[-1].lower()
     if last == _REFUSED:
         raise Refused
-    if not last.isdigit() or not LOWEST <= int(last) <= HIGHEST:
+    if not _SCORE.fullmatch(last) or not LOWEST <= int(last) <= HIGHEST:
         raise UnusableReply("REPLY_MALFORMED", f"its rating is no whole number from {LOWEST} to {HIGHEST}")
     return int(last)

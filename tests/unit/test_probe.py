@@ -68,6 +68,15 @@ def test_a_rating_is_the_last_one_that_is_given(text, score):
         "Rating: 100",
         "It has 5 points out of 6.",
         "",
+        # A rating that is quoted before it does not count in its place.
+        *(
+            f"The reference would have {quoted}.\n{last}"
+            for quoted, lasts in (
+                ("[[10]]", ("[[seven]]", "[[7/10]]", "[[-7]]", "[[7-8]]", "[[1000]]", "[[²]]", "[[ ]]", "[[**7**]]")),
+                ("a rating: 10", ("4/10", "-4", "4 out of 5", "3-4", "3 to 4", "1000", "40 %", "4,5")),
+            )
+            for last in (each if each.startswith("[[") else f"Rating: {each}" for each in lasts)
+        ),
     ],
 )
 def test_what_is_no_rating_is_none(text):
