@@ -90,6 +90,9 @@ def _llama_guard(reply: str, _: Policy) -> GuardOpinion:
     if first.lower() not in ("safe", "unsafe"):
         raise UnusableReply("REPLY_MALFORMED", "its first line is neither safe nor unsafe")
     codes = [code for line in others for code in re.findall(r"\bS\d{1,2}\b", line)]
+    # Which of two answers it meant can't be known; one that finds harm and names none is clear.
+    if first.lower() == "safe" and (codes or any(line.lower() == "unsafe" for line in others)):
+        raise UnusableReply("REPLY_MALFORMED", "it says safe, and then what makes it unsafe")
     named = tuple(f"{_HAZARDS[code]} ({code})" if code in _HAZARDS else code for code in dict.fromkeys(codes))
     return GuardOpinion(first.lower() == "unsafe", named)
 
@@ -99,8 +102,8 @@ def _nemotron(reply: str, _: Policy) -> GuardOpinion:
     answer = _after_thought(reply)
     # What the user sent, and not the answer to it, which there is none of here.
     safety = re.findall(r"User Safety\"?\s*:\s*\"?(safe|unsafe)\b", answer, re.IGNORECASE)
-    if not safety:
-        raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe")
+    if len({word.lower() for word in safety}) != 1:
+        raise UnusableReply("REPLY_MALFORMED", "it does not say whether what the user sent is safe, or says both")
     listed = re.search(r"Safety Categories\"?\s*:\s*\"?([^\"\n}]*)", answer, re.IGNORECASE)
     named = (name.strip() for name in listed[1].split(",")) if listed else ()
     return GuardOpinion(safety[0].lower() == "unsafe", tuple(name for name in named if name))

@@ -100,6 +100,20 @@ def test_what_is_in_no_form_of_its_family_is_no_opinion(adapter, reply):
         parse_opinion(adapter, reply, DEFAULT_POLICY)
 
 
+@pytest.mark.parametrize(
+    ("adapter", "reply"),
+    [
+        (GuardAdapter.LLAMA_GUARD_4, "safe\nS10"),
+        (GuardAdapter.LLAMA_GUARD_4, "safe\nunsafe"),
+        (GuardAdapter.NEMOTRON, "User Safety: safe\nUser Safety: unsafe\nSafety Categories: Hate/Identity Hate"),
+        (GuardAdapter.NEMOTRON, '{"User Safety": "safe", "User Safety": "unsafe"}'),
+    ],
+)
+def test_an_answer_that_says_both_is_no_opinion(adapter, reply):
+    with pytest.raises(UnusableReply):
+        parse_opinion(adapter, reply, DEFAULT_POLICY)
+
+
 def test_a_guard_s_thought_is_no_answer():
     adapter = GuardAdapter.GUARDREASONER
     with pytest.raises(UnusableReply):
