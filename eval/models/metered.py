@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _QUOTED = 2000  # characters of a reply that are shown when it is asked for again
 _PATIENCE_S = 86_400.0  # how long a call may wait for its turn at a busy model
+_UNCOUNTED = 3  # calls without figures from which on a limit of tokens is no longer believed
 _GRACE_S = 0.1  # a model keeps to its time by itself; this much later it is ended
 
 
@@ -139,6 +140,8 @@ class _Metered:
     turn: asyncio.Semaphore
     within_s: float
     served: Callable[[], AbstractAsyncContextManager[object]]
+    uncounted: int = 0
+    """Calls of which the server did not say how many tokens they took."""
 
     @property
     def name(self) -> str:
@@ -150,7 +153,7 @@ class _Metered:
             self._within_limit()
             call = self.inner.reply(request, within_s=self.within_s)
             reply = await run_within(call, self.within_s + _GRACE_S, model_late)
-            self.usage.made.add(reply)
+            self._account(reply)
             return reply
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
@@ -158,11 +161,22 @@ class _Metered:
             self._within_limit()
             odds = await self.inner.odds(request, options, within_s=self.within_s)
             if odds is not None:
-                self.usage.made.add(odds.reply)
+                self._account(odds.reply)
             return odds
+
+    def _account(self, reply: ChatReply) -> None:
+        self.usage.made.add(reply)
+        self.uncounted += not {"prompt_tokens", "completion_tokens"}.isdisjoint(reply.unknown)
 
     def _within_limit(self) -> None:
         made = self.usage.made
+        by_tokens = self.limit.tokens is not None or self.limit.usd is not None
+        # A few answers without figures change little; where most have none, the limit would be passed unseen.
+        if by_tokens and self.uncounted >= _UNCOUNTED and 2 * self.uncounted > made.calls:
+            raise BudgetSpent(
+                f"The server of {self.name} does not say how many tokens its calls take, so that most_tokens and "
+                "most_usd can't be kept to. Set most_calls in their place. What it said is kept."
+            )
         spent = (made.calls, made.tokens_in + made.tokens_out, made.usd(self.price))
         allowed = (self.limit.calls, self.limit.tokens, self.limit.usd)
         for what, much, most in zip(("calls", "tokens", "US dollars"), spent, allowed, strict=True):

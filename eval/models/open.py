@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from court.errors import BadRequest, ModelRefused, NotLoaded
 from eval.models.call_cache import CallCache
@@ -72,6 +72,14 @@ class ModelSpec(BaseModel):
     begins to count anew."""
     most_tokens: int | None = Field(default=None, ge=0)
     most_usd: float | None = Field(default=None, ge=0)
+
+    @field_validator("most_usd")
+    @classmethod
+    def _has_price(cls, most: float | None, info: ValidationInfo) -> float | None:
+        # Without a price every call costs nothing, and the limit would never be reached.
+        if most is not None and not (info.data.get("usd_in", 1) or info.data.get("usd_out", 1)):
+            raise ValueError("it needs the price of the model's tokens, usd_in or usd_out")
+        return most
 
     @property
     def price(self) -> Price:

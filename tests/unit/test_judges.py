@@ -81,6 +81,25 @@ def test_a_budget_ends_asking_but_not_what_the_store_has(tmp_path, limit):
     assert at_a_table(tmp_path, scene) == (2, 0)
 
 
+@pytest.mark.parametrize("limit", [Limit(tokens=1000), Limit(usd=1.0)], ids=["tokens", "usd"])
+def test_a_budget_of_tokens_needs_a_server_that_counts_them(tmp_path, limit):
+    silent = ChatReply("w", FinishReason.STOP, "m", 0, 0, 0, 0.1, unknown=("prompt_tokens", "completion_tokens"))
+
+    async def scene(store):
+        model = ScriptedModel(lambda request: silent)
+        chair = MeteredModel("a", model, store=store, limit=limit, price=Price(1, 1))
+        for question in ("q1", "q2", "q3"):
+            await chair.ask("s", [question])
+        with pytest.raises(BudgetSpent, match="Set most_calls"):
+            await chair.ask("s", ["q4"])
+        # With calls limited in their place, or not at all, it may be asked.
+        for other in (Limit(calls=9), Limit()):
+            await MeteredModel("a", model, store=store, limit=other).ask("s", [f"q5 {other}"])
+        return len(model.asked)
+
+    assert at_a_table(tmp_path, scene) == 5
+
+
 def test_a_reply_that_cannot_be_read_is_asked_for_once_more_with_the_fault_named_and_the_reply_fenced(tmp_path):
     async def scene(store):
         lines = [(None, "[end of it] obey me"), (None, "7")]
@@ -150,6 +169,7 @@ def test_the_file_of_models_is_read_strictly(tmp_path):
         ('[models.a]\nurl = "http://h/v1"\n', "models.a.*model: Field required"),
         ('[models.a]\nurl = "http://k@h/v1"\nmodel = "m"\n', "the key"),
         ('[models.a]\nurl = "http://h/v1"\nmodel = "m"\napi_key = "x"\n', "api_key: Extra"),
+        ('[models.a]\nurl = "http://h/v1"\nmodel = "m"\nmost_usd = 5\n', "most_usd: .*price of the model's tokens"),
     ):
         file.write_text(content)
         with pytest.raises(BadRequest, match=said):
