@@ -203,6 +203,12 @@ class EndpointEvidence:
         if not isinstance(results, list):
             # Never taken for a search that found nothing, by which a claim would pass for checked.
             raise _garbled(f"has no list at {self._paths.results or 'its top'}")
+        # SearXNG answers all the same where the engines that it asks block it or are slow, and names them.
+        if not results and self._endpoint.shape == "searxng" and _at(answer, "unresponsive_engines"):
+            raise Unavailable(
+                "The search endpoint found nothing, and engines that it asks gave it no answer: see its settings.",
+                reason="EVIDENCE_UNAVAILABLE",
+            )
         hits = [hit for one in results if (hit := self._hit(one)) is not None]
         if results and not hits:
             raise _garbled(f"has no result with an address at {self._paths.url}")

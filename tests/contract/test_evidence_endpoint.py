@@ -157,8 +157,12 @@ def test_without_fetching_a_result_is_read_by_its_snippet():
 
 
 def test_a_search_that_finds_nothing_is_no_failure():
-    hits, _ = searched(said({"results": []}))
-    assert hits == []
+    for engines in ({}, {"unresponsive_engines": []}):
+        hits, _ = searched(said({"results": [], **engines}))
+        assert hits == []
+    # Of those that found something, some may have failed.
+    hits, _ = searched(said({**RESULTS["searxng"], "unresponsive_engines": [["one", "timeout"]]}))
+    assert hits
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,7 @@ def test_a_search_that_finds_nothing_is_no_failure():
         (said([1, 2]), "EVIDENCE_GARBLED"),
         (said({"results": {"a": 1}}), "EVIDENCE_GARBLED"),
         (said({"results": [{"url": 7}, "x", None]}), "EVIDENCE_GARBLED"),
+        (said({"results": [], "unresponsive_engines": [["one", "CAPTCHA"]]}), "EVIDENCE_UNAVAILABLE"),
         (said(b"", "500 Oh"), "EVIDENCE_UNAVAILABLE"),
         (said(b"", "429 Slow", "Retry-After: 9"), "EVIDENCE_UNAVAILABLE"),
         (said(b"", "302 Elsewhere", "Location: http://127.0.0.1:1/"), "EVIDENCE_UNAVAILABLE"),
