@@ -18,7 +18,7 @@ from eval.arena.events import Event, Judged
 from eval.arena.joint import joint_scores
 from eval.arena.panels import panels_of_size
 from eval.arena.ranking.battles import Floats, battles, win_rates, wins
-from eval.arena.ranking.bootstrap import draw_memes, tails
+from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.words import OVERALL, Setting
 
 _PANELS = 60
@@ -343,8 +343,8 @@ def _own_case(judge: str, own: Sequence[Judged], others: Sequence[Judged], resam
 
     total = sums.sum(axis=0)
     low = high = None
-    # One meme can't be resampled.
-    if len(memes) > 1:
+    # Of fewer, an accusation would too often rest on chance.
+    if len(memes) >= LEAST_MEMES:
         drawn = draw_memes(len(memes), resamples, seed) @ sums
         # A resample may leave out all battles of one side.
         with np.errstate(invalid="ignore"):

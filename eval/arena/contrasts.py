@@ -15,7 +15,7 @@ import numpy as np
 
 from eval.arena.events import Event, Judged
 from eval.arena.ranking.battles import MIDDLE, SCALE, Floats
-from eval.arena.ranking.bootstrap import draw_memes, tails
+from eval.arena.ranking.bootstrap import LEAST_MEMES, draw_memes, tails
 from eval.arena.ranking.bradley_terry import fit, quarter_ties
 from eval.arena.words import OVERALL, SETTING_WORDS, Setting
 from eval.reports.sections import Section
@@ -36,6 +36,7 @@ class Shift:
         own_family: True if both are of one maker, or the same model.
         ratings: Its rating under the one setting and under the other.
         points: Difference of the two, with its interval over memes.
+        memes: Number of memes.
     """
 
     judge: str
@@ -43,11 +44,12 @@ class Shift:
     own_family: bool
     ratings: tuple[float, float]
     points: Figure
+    memes: int
 
     @property
     def sure(self) -> bool:
-        """True if the interval does not hold 0."""
-        return self.points.low > 0 or self.points.high < 0
+        """True if the interval does not hold 0, over enough memes."""
+        return self.memes >= LEAST_MEMES and (self.points.low > 0 or self.points.high < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def _contrast(
             own_family=bool(own[j, t]),
             ratings=(float(rated[0, j, 0, t]), float(rated[1, j, 0, t])),
             points=_figure(moved[j, :, t], ends),
+            memes=len(memes),
         )
         for (j, judge), (t, model) in itertools.product(enumerate(judges), enumerate(models))
     ]
@@ -216,7 +219,8 @@ def _section(contrast: SettingContrast, models: Sequence[str]) -> Section:
     notes = [
         f"Points that a target's rating is higher by a judge's verdicts with {one} than with {other}, over the same "
         f"{contrast.battles:,} judgements in the same order; 95 % intervals by bootstrap over memes. * the interval "
-        "does not hold 0; ° of the judge's own family. Each interval is by itself: of twenty, one misses by chance.",
+        f"does not hold 0, over {LEAST_MEMES} memes or more; ° of the judge's own family. Each interval is by itself: "
+        "of twenty, one misses by chance.",
         f"Ratings are spread by {contrast.spread:.0f} points with {one} and {contrast.other_spread:.0f} with {other} "
         f"(standard deviation, mean over judges): {figure(contrast.wider, '+.0f')}.",
     ]

@@ -99,7 +99,7 @@ def test_the_order_of_known_strengths_comes_out_and_the_intervals_hold_them(held
 
 def test_what_the_terminal_is_told(tmp_path, request):
     voices = {"beech": Voice("beech", STRENGTHS, favours=4.0), "fir": Voice("fir", STRENGTHS, refuses={"2"})}
-    arena = Arena(tmp_path, memes=6, voices=voices, bias=True, bias_tasks=6, swapped=True)
+    arena = Arena(tmp_path, memes=6, voices=voices, bias=True, bias_tasks=18, swapped=True)
     arena.hold()
     told = as_text(leaderboard(tmp_path)) + "\n"
     if request.config.getoption("--write-golden"):

@@ -51,6 +51,10 @@ def test_a_judge_that_favours_its_family_under_its_own_answer_is_found_and_no_ot
     assert 0.5 * 2 * SCALE < a < 1.7 * 2 * SCALE
     (section,) = contrast_sections([found], MODELS)
     assert section.rows[1][1].endswith("*°") and "Surely moved: a by a" in section.notes[-1]
+    # Few memes may all point one way by chance.
+    few, _ = contrasted([event for event in study(2.0) if int(event.meme[1:]) < 5])
+    (section,) = contrast_sections([few], MODELS)
+    assert "*" not in str(section.rows) and "Surely moved" not in str(section.notes)
 
 
 def test_pairing_makes_equal_verdicts_no_difference_and_spreads_are_those_of_the_ratings():

@@ -153,6 +153,11 @@ def test_a_judge_s_own_case_is_measured_by_those_who_have_no_part_in_it():
     assert cases["b"].favours_itself and cases["b"].low > 0.2
     assert cases["a"].lift == cases["c"].lift == 0.0
     assert not cases["a"].favours_itself and not cases["c"].favours_itself
+    for memes, enough in ((2, False), (5, False), (6, True)):
+        few = [event for event in events if int(event.meme[1:]) < memes]
+        (fused,) = bias_report(few, "abc", "abc", resamples=200, seed=0).settings
+        partial = next(case for case in fused.own_cases if case.judge == "b")
+        assert partial.lift > 0.2 and (partial.low is not None) == partial.favours_itself == enough
     assert bias_report([e for e in events if e.study == "arena"], "abc", "abc", resamples=100, seed=0) is None
 
 

@@ -18,6 +18,9 @@ from eval.arena.ranking.bradley_terry import NoMaximum, fit, ratings, styled
 from eval.arena.ranking.elo import K, elo_of_orders
 
 RESAMPLES = 1000
+LEAST_MEMES = 6
+"""Memes from which on an interval on one side of 0 says something: that of fewer lies there wherever all of them point
+the same way, which five do by chance in more than 2.5 % of cases, and two in every fourth."""
 _MOST_WITHOUT = 0.05
 """Share of resamples without finite ratings from which on there is no telling where 95 % end."""
 _AT_ONCE = 1 << 22
