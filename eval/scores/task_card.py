@@ -264,10 +264,10 @@ def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str
 def _counts_of(arrays: TaskArrays) -> dict[str, int]:
     """Memes that a figure rests on, by its name, where they are not all: those that have a label, or were given it."""
     found: dict[str, int] = {}
-    there, given = arrays.gold.sum(axis=0), arrays.predicted.sum(axis=0)
+    there, chosen = arrays.gold.sum(axis=0), arrays.predicted.sum(axis=0)
     # The area under a curve rests on the rarer of yes and no.
     rarer = np.minimum(there, len(arrays.gold) - there)
-    for label, of, to, least in zip(arrays.labels, map(int, there), map(int, given), map(int, rarer), strict=True):
+    for label, of, to, least in zip(arrays.labels, map(int, there), map(int, chosen), map(int, rarer), strict=True):
         found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
     return found | {"auroc": int(rarer.min())}
 
