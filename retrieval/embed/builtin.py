@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from court.backends.onnx import import_onnxruntime
 from court.digests import digest, sha256_of
 from court.errors import BadRequest, NotLoaded
 from court.precedents import MinSimilarity
@@ -147,7 +148,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
     """
     try:
         # By name: they say little of their types, and are loaded only where this encoder is.
-        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
         import_module("safetensors")
     except ImportError as error:
         raise NotLoaded(

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from court.backends.onnx import import_onnxruntime
 from court.digests import sha256_of
 from court.errors import BadRequest, NotLoaded
 
@@ -81,7 +82,7 @@ def open_folder(folder: Path, kind: ModelKind) -> OnnxModel:
             field=kind.field,
         )
     try:
-        onnxruntime, tokenizers = import_module("onnxruntime"), import_module("tokenizers")
+        onnxruntime, tokenizers = import_onnxruntime(), import_module("tokenizers")
     except ImportError as error:
         raise NotLoaded(
             f"An {kind.name} needs {error.name}. Install it with `pip install 'memecourt[server]'`.",

@@ -108,6 +108,7 @@ def test_compose_mounts_what_there_is_and_starts_vllm_as_we_do():
         if value:
             given = ours[ours.index(name) + 1]
             assert (json.loads(value) == json.loads(given)) if value.startswith("{") else value == given, name
+    assert COMPOSE["services"]["vllm"]["environment"] == {"VLLM_NO_USAGE_STATS": "1"}, "as VllmServer has it"
     # One that is started beside us is found on loopback, by a key, and ended by us.
     left_out = {"--served-model-name", "--host", "--port", "--max-num-queued-reqs", "--shutdown-timeout"}
     assert {word for word in ours if word.startswith("--")} - set(flags) == left_out | {"--disable-uvicorn-access-log"}

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from court.backends.ocr.reading_order import in_reading_order
+from court.backends.onnx import NO_REPORTS
 from court.backends.sandbox.pool import GuardedWorkers, JobFailed
 from court.backends.sandbox.process import Death, Guard, Reply, WorkerDied
 from court.errors import Unavailable
@@ -97,6 +98,7 @@ class WorkerTextReader:
             open_files=64,
             # Lines come in the header; a reply with payloads is not one of the engine's.
             max_reply_bytes=0,
+            environment=NO_REPORTS,
             settings=settings,
         )
         self._workers = GuardedWorkers(module, guard, name="text reader", workers=workers, watch=watch)

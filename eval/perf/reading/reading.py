@@ -19,6 +19,7 @@ from rapidocr.utils.output import RapidOCROutput
 
 from court.backends.ocr.reader import rapidocr_reader
 from court.backends.ocr.reading_order import in_reading_order
+from court.backends.onnx import import_onnxruntime
 from court.backends.pictures.reader import GuardedPictureReader
 from court.events import TextLine
 from court.ports import Reading
@@ -108,6 +109,8 @@ def _ours() -> Iterator[Callable[[Sequence[DrawnMeme]], _Read]]:
 def _bare() -> Callable[[Sequence[DrawnMeme]], _Read]:
     """RapidOCR with its defaults in this process; its lines are brought into reading order as ours are."""
     models = Path(rapidocr.__file__).parent / "models"
+    # Before RapidOCR does it, and with it what keeps it from reporting to its makers.
+    import_onnxruntime()
     engine = rapidocr.RapidOCR(
         params={
             "Global.log_level": "critical",
