@@ -21,7 +21,7 @@ from court.errors import BadRequest, CourtError, NotLoaded, Unavailable
 from retrieval.open import require_library
 from retrieval.precedents.finder import LibraryFinder
 from retrieval.precedents.postgres_finder import PgvectorFinder
-from serving.access.exposure import only_here, require_guarded
+from serving.access.exposure import is_port, only_here, require_guarded
 from serving.access.reload import follow_files
 from serving.access.tls import WHAT as CERTIFICATES
 from serving.access.tls import Certificates
@@ -93,7 +93,10 @@ async def serve(
     give_memory_back()
     allow_open_files()
     async with AsyncExitStack() as stack:
-        host = address.rpartition(":")[0]
+        host, colon, port_text = address.rpartition(":")
+        if not address.startswith("unix") and not (colon and is_port(port_text)):
+            # gRPC would take ports modulo 65,536, and listen where nobody looks.
+            raise _unusable(address, "its port is no number from 0 to 65535")
         # BO-4: before anything listens.
         require_guarded("The server", host, settings, field="address")
         # Certificates and tokens are read before anything listens: a server that can't enforce them never serves.
@@ -381,13 +384,16 @@ def _listen(server: grpc.aio.Server, address: str, certificates: Certificates | 
     except RuntimeError:
         port = 0
     if not port:
-        raise BadRequest(
-            f"Can't listen on {address}: it is taken, or no address of this machine. Give host:port, port 0 for a "
-            "free one.",
-            reason="ADDRESS_UNUSABLE",
-            field="address",
-        )
+        raise _unusable(address, "it is taken, or no address of this machine")
     return port
+
+
+def _unusable(address: str, why: str) -> BadRequest:
+    return BadRequest(
+        f"Can't listen on {address}: {why}. Give host:port, port 0 for a free one.",
+        reason="ADDRESS_UNUSABLE",
+        field="address",
+    )
 
 
 def stop_signals() -> asyncio.Event:

@@ -21,6 +21,7 @@ from pydantic import (
     InstanceOf,
     PlainSerializer,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -37,7 +38,7 @@ from court.events import Procedure, Role
 from court.guard import GuardAdapter
 from court.roles import fewest_tokens
 from court.settings import TrialSettings
-from retrieval.library.postgres.address import Address
+from retrieval.library.postgres.address import Address, place_of
 
 CONFIG = "MEMECOURT_CONFIG"
 """Names the TOML file. Not a setting itself: it says where they are."""
@@ -103,9 +104,39 @@ def _hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _place(value: Any) -> Any:
+def _home() -> Path:
+    """The user's data folder."""
+    try:
+        return user_data_path("memecourt")
+    except RuntimeError:
+        # A user that the system does not know, as in a container, without HOME.
+        raise BadRequest(
+            "This user has no home folder: name a folder for records in MEMECOURT_HOME.",
+            reason="HOME_UNKNOWN",
+            field="home",
+        ) from None
+
+
+def _named_path(value: Any) -> Any:
+    """Refuses an empty path, which would be the current folder."""
+    if value == "":
+        raise ValueError("it is empty: give the path, or leave the setting out")
+    return value
+
+
+OwnPath = Annotated[Path, BeforeValidator(_named_path)]
+"""A path that a setting names."""
+
+
+def _place(value: Any, info: ValidationInfo) -> Any:
     """The address of a database, where that is what it looks like."""
-    return Address(value) if Address.named_by(value) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return place_of(_named_path(value))
+    except BadRequest as error:
+        # No ValueError, of which pydantic would show the value, and so a password.
+        raise BadRequest(f"{info.field_name}: {error.message}", reason=error.reason, field=info.field_name) from None
 
 
 Place = Annotated[
@@ -239,13 +270,13 @@ class WebhookSettings(BaseModel):
     namespaces: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Namespaces of the content that it is told of; all if not given. Where some are given it is told of no precedents,
     which have none."""
-    secret_file: Path
+    secret_file: OwnPath
     """File of the secret that messages are signed with: ``whsec_…`` (HMAC, ``v1``) or ``whsk_…`` (Ed25519, ``v1a``)."""
-    old_secret_file: Path | None = None
+    old_secret_file: OwnPath | None = None
     """File of the secret before it, with which messages are signed as well while receivers go over."""
     allow_private: bool = False
     """Whether it may be an address inside a network, be reached by http, or at any port."""
-    ca_file: Path | None = None
+    ca_file: OwnPath | None = None
     """Certificate authorities of its certificate, PEM; the usual ones if not given."""
     timeout: float = Field(default=15.0, ge=1, le=30)
     """Seconds in which it must have answered."""
@@ -293,7 +324,7 @@ class EvidenceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    corpus: Path | None = None
+    corpus: OwnPath | None = None
     """The folder of a corpus that ``memecourt facts build`` made."""
     encoder: str | None = None
     """What the corpus was built with, where that is not the built-in encoder: ``onnx:FOLDER``."""
@@ -347,7 +378,7 @@ class ShadowSettings(BaseModel):
     """How it tries; as the court did, if not given."""
     library: Place | None = None
     """Its library of precedents, made with the same encoder; the court's, if not given."""
-    policy: Path | None = None
+    policy: OwnPath | None = None
     """The file of its policy; the court's, if not given."""
     prompts: str | None = Field(default=None, min_length=1, max_length=4096)
     """Words in which its models are asked; the court's, if not given."""
@@ -363,7 +394,7 @@ class NamespaceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: Path | None = None
+    policy: OwnPath | None = None
     """The file of the policy that it is judged by."""
     library: Place | None = None
     """The library of precedents that are cited for it, made with the encoder of the court's own."""
@@ -384,12 +415,12 @@ class Settings(BaseSettings):
     # extra="forbid": a setting with a typing error in its name must not pass without any effect.
     model_config = SettingsConfigDict(env_prefix="MEMECOURT_", env_nested_delimiter="__", frozen=True, extra="forbid")
 
-    home: Path = Field(default_factory=lambda: user_data_path("memecourt"))
+    home: OwnPath = Field(default_factory=_home)
     """Where docket and libraries are kept unless they are named."""
     docket: Place | None = None
     """The file of the docket, or the address of a PostgreSQL database that several servers share;
     ``home/docket.sqlite`` if not given."""
-    docket_key: Path | None = None
+    docket_key: OwnPath | None = None
     """The file of the private key that the docket's checkpoints are signed with, made when the first is signed. If not
     given, it lies beside a docket that is a file (``docket.key`` beside ``docket.sqlite``), and in ``home`` for one in
     a database: servers that share a docket need the same."""
@@ -430,16 +461,16 @@ class Settings(BaseSettings):
     text_alone: bool = True
     """Whether a text is tried that comes without a picture. Off where all content has one: then a picture that got lost
     on its way is refused, and its caption not judged in its place."""
-    tls_certificate: Path | None = None
+    tls_certificate: OwnPath | None = None
     """The server's certificate chain, PEM; with it and its key, callers must speak TLS."""
-    tls_key: Path | None = None
+    tls_key: OwnPath | None = None
     """The private key of the certificate, PEM."""
-    tls_client_ca: Path | None = None
+    tls_client_ca: OwnPath | None = None
     """Certificate authorities of callers, PEM: with it, a caller must show a certificate of theirs (mTLS)."""
     insecure: tuple[Literal["tls", "auth"], ...] = ()
     """Lifted for listeners that others than this machine can reach: ``tls`` (something in front encrypts), ``auth``
     (something in front knows the callers)."""
-    tokens: Path | None = None
+    tokens: OwnPath | None = None
     """The file of the callers' tokens, by hash, with what each may do; without it, whoever can connect may do all."""
     http: str | None = None
     """``host:port`` where HTTP and JSON are served beside gRPC; not at all if not given."""
@@ -459,7 +490,7 @@ class Settings(BaseSettings):
     """Share of all verdicts that chance brings to the desk: by these it is known how good verdicts are."""
     retention_days: Days | None = None
     """Days after which a trial is erased, from when it was opened; never if not given."""
-    fonts: tuple[Path, ...] = ()
+    fonts: tuple[OwnPath, ...] = ()
     """Font files for records as PDF, of scripts that the packaged fonts lack: Chinese, Japanese, Korean and others."""
     reflection: bool = True
     """Whether the server tells what calls there are."""
@@ -479,7 +510,7 @@ class Settings(BaseSettings):
     entailment: str | None = Field(default=None, pattern=r"^onnx:.")
     """A model of natural-language inference, ``onnx:FOLDER``: by it the expert witness settles claims in the summary
     procedure, where no model is asked to write (docs/expert.md). Without one, it finds passages and settles nothing."""
-    policy: Path | None = None
+    policy: OwnPath | None = None
     """The file of the policy; MemeCourt's own if not given."""
     llm: ModelSettings = Field(default_factory=ModelSettings)
     trial: TrialSettings = Field(default_factory=TrialSettings)

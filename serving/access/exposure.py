@@ -17,6 +17,12 @@ def only_here(host: str) -> bool:
         return host == "localhost" or host.startswith("unix")
 
 
+def is_port(text: str) -> bool:
+    """True if a text is the number of a port, 0 included."""
+    # isdecimal() alone lets digits of all scripts pass.
+    return text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= 65535
+
+
 def require_guarded(listener: str, host: str, settings: Settings, *, field: str) -> None:
     """Refuses a listener that strangers could use or listen in on.
 
@@ -49,7 +55,7 @@ def require_guarded(listener: str, host: str, settings: Settings, *, field: str)
         )
     if lacks:
         raise BadRequest(
-            f"{listener} would listen on {host}, where others than this machine can reach it, and "
+            f"{listener} would listen on {host or 'all addresses'}, where others than this machine can reach it, and "
             f"{'; and '.join(lacks)}. Or listen on 127.0.0.1.",
             reason="LISTENER_UNGUARDED",
             field=field,

@@ -44,22 +44,20 @@ class FiniteRange(click.FloatRange):
         return float(super().convert(number, param, ctx))
 
 
-def _library_place(_: click.Context, __: click.Parameter, value: str | None) -> Any:
+def _library_place(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
     """The address of a database stays as it is: as a path two of its slashes would become one."""
     from retrieval.library.postgres.address import Address
 
-    return value if value is None or Address.named_by(value) else Path(value)
+    return value if value is None or Address.named_by(value) else changed_place(context, parameter, value)
 
 
 def changed_place(_: click.Context, __: click.Parameter, value: str) -> Path | Address:
     """A place on disk, or the address of a database: of a library that is to be changed, or of a docket."""
     from court.errors import BadRequest
-    from retrieval.library.postgres.address import Address
+    from retrieval.library.postgres.address import place_of
 
-    if not Address.named_by(value):
-        return Path(value)
     try:
-        return Address(value)
+        return place_of(value)
     except BadRequest as error:
         raise click.ClickException(error.message) from None
 
@@ -263,6 +261,7 @@ def settings_of(**values: Any) -> Settings:
     from court.errors import BadRequest
     from serving.settings import Settings
 
+    _warn_of_misspelled()
     try:
         return Settings(**{name: value for name, value in values.items() if value is not None})
     except BadRequest as error:
@@ -281,6 +280,18 @@ def settings_of(**values: Any) -> Settings:
             for e in error.errors(include_input=False)
         )
         raise click.ClickException(f"Settings can't be used: {faults}") from None
+
+
+@functools.cache
+def _warn_of_misspelled() -> None:
+    """Says, once in a process, which variables were probably meant as settings.
+
+    It is no error, for the variables may be there for something else.
+    """
+    from serving.cli.misspelled import misspelled_variables
+
+    for variable, setting in misspelled_variables().items():
+        tell(f"{variable} is no setting and has no effect. Did you mean {setting}?")
 
 
 @asynccontextmanager

@@ -21,6 +21,9 @@ _CLIENT_ONLY = (
     "Install it with: pip install 'memecourt[server]'"
 )
 
+_NO_THREAD = "can't start new thread"
+"""What Python says, as a RuntimeError without a kind of its own, where the system gives it no thread."""
+
 
 class CommandTable(click.Group):
     """Commands by name, each in a module that is imported when the command is called."""
@@ -97,6 +100,13 @@ def run_command(command: click.Group) -> None:
     except Exception as error:
         if os.environ.get("MEMECOURT_TRACEBACK"):
             raise
+        if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
+            click.echo(
+                "Error: The system gives this process no more memory or threads. Raise what limits it: `ulimit -v`, "
+                "`ulimit -u`, or the container's limits of memory and processes.",
+                err=True,
+            )
+            sys.exit(1)
         click.echo(
             f"Error: MemeCourt made a mistake ({type(error).__name__}). Please report it, with what the same command "
             "prints where MEMECOURT_TRACEBACK=1 is set.",

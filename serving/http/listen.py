@@ -14,7 +14,7 @@ import uvicorn
 from typing_extensions import override
 
 from court.errors import BadRequest
-from serving.access.exposure import require_guarded
+from serving.access.exposure import is_port, require_guarded
 from serving.access.reload import Contents, follow_files, read_all
 from serving.http.connections import BODY_S, HEAD_S, GuardedConnection
 from serving.settings import Settings
@@ -236,9 +236,8 @@ def _listening(listener: Listener, host: str, port: int) -> Iterator[socket.sock
 
 def split_address(listener: Listener, address: str) -> tuple[str, int]:
     """Splits an address into host and port. Raises BadRequest where it is none."""
-    host, colon, port = address.rpartition(":")
-    # isdecimal() alone lets digits of all scripts pass.
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+    host, _, port = address.rpartition(":")
+    if not host or not is_port(port):
         raise BadRequest(
             f"The address of {listener.name[0].lower()}{listener.name[1:]} is host:port, port 0 for a free one: "
             f"{listener.example}.",

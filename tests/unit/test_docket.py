@@ -3,6 +3,8 @@
 import asyncio
 import random
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -56,6 +58,38 @@ def test_what_is_no_docket_is_refused_and_left_as_it_is(tmp_path):
     connection.close()
     with pytest.raises(DocketError, match="no docket"):
         Docket.open(other)
+
+
+def test_a_docket_that_another_process_locks_is_not_called_damaged(tmp_path):
+    path = tmp_path / "d.sqlite"
+    with_docket(path, lambda docket: append_all(docket, events_of()))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(
+            DocketError, match=r"can't be opened now: another process is writing .* may be whole"
+        ) as found:
+            SqliteDatabase.open(path, create=False, patience=0.05)
+    finally:
+        connection.close()
+    assert found.value.reason == "DOCKET_UNAVAILABLE"
+    assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
+
+
+def test_nor_is_one_whose_disk_is_full(tmp_path):
+    # No file of the process can grow: SQLite makes one beside the docket as it opens it.
+    program = (
+        "import resource, sys\nfrom pathlib import Path\nfrom serving.docket.store.sqlite import open_sqlite\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
+        "open_sqlite(Path(sys.argv[1]), create=False, patience=0.1)"
+    )
+    path = tmp_path / "d.sqlite"
+    with_docket(path, lambda docket: append_all(docket, events_of()))
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1 and "as when a disk is full or failing. Its records may be whole" in done.stderr
+    assert "damaged" not in done.stderr.splitlines()[-1]
+    assert with_docket(path, lambda docket: docket.index.list(limit=9), create=False)
 
 
 def test_a_later_format_is_refused(tmp_path):

@@ -26,6 +26,9 @@ RAISES = "@click.command()\ndef it():\n    raise {error}\nrun_command(it)"
         ("NotADirectoryError(20, 'Not a directory', '/a/b')", "Error: /a/b: Not a directory."),
         ("OSError('odd')", "Error: the system refused."),
         ("KeyError('secret words of a meme')", "made a mistake (KeyError)"),
+        ("MemoryError()", "no more memory or threads. Raise what limits it"),
+        ('RuntimeError("can\'t start new thread")', "no more memory or threads. Raise what limits it"),
+        ("RuntimeError('secret words of a meme')", "made a mistake (RuntimeError)"),
     ],
 )
 def test_an_error_is_a_message_without_a_traceback(error, said):

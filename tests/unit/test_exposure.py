@@ -1,5 +1,6 @@
 """Listeners beyond this machine need to know who calls, and to encrypt."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from click.testing import CliRunner
 
 from court.errors import BadRequest
 from serving.access.exposure import only_here, require_guarded
+from serving.app import serve
 from serving.cli.main import cli
 from serving.settings import Settings
 
@@ -49,3 +51,15 @@ def test_serve_refuses_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path))
     said = CliRunner().invoke(cli, ["serve", "--address", "0.0.0.0:0"])
     assert said.exit_code == 1 and "tokens" in said.output and "Traceback" not in said.output
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:٣", "50051", ""])
+def test_a_port_that_is_none_is_refused_before_anything_listens(address):
+    """By itself gRPC takes 70000 for 4464."""
+    with pytest.raises(BadRequest, match=r"its port is no number from 0 to 65535\. Give host:port") as found:
+        asyncio.run(serve(Settings(), address))
+    assert (found.value.reason, found.value.field) == ("ADDRESS_UNUSABLE", "address")
+
+
+def test_a_listener_on_all_addresses_is_called_so():
+    assert "would listen on all addresses, where" in guarded("")

@@ -9,8 +9,9 @@ from court.errors import BadRequest
 from court.events import Procedure
 from court.policy import DEFAULT_POLICY, Policy
 from court.settings import TrialSettings
-from serving.cli.common import trial_settings
+from serving.cli.common import _warn_of_misspelled, trial_settings
 from serving.cli.main import cli
+from serving.cli.misspelled import misspelled_variables
 from serving.settings import ModelSettings, Settings
 
 FILE = """
@@ -317,3 +318,91 @@ def test_an_empty_path_is_not_the_current_folder(monkeypatch, name):
     monkeypatch.setenv(f"MEMECOURT_{name}", "")
     result = CliRunner().invoke(cli, ["settings"])
     assert result.exit_code == 1 and f"MEMECOURT_{name} is empty. Unset it, or give the path." in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ('library = ""', "library"),
+        ('docket = ""', "docket"),
+        ('tokens = ""', "tokens"),
+        ('home = ""', "home"),
+        ('fonts = ["a.ttf", ""]', "fonts.1"),
+        ('[expert]\ncorpus = ""', "expert.corpus"),
+        ('[shadow]\ndocket = ""', "shadow.docket"),
+        ('[namespaces.forum]\npolicy = ""', "namespaces.forum.policy"),
+    ],
+)
+def test_an_empty_path_in_the_file_is_refused_by_name(text, setting, tmp_path):
+    result = settings_with(tmp_path, text)
+    assert result.exit_code == 1
+    assert f"{setting}: " in result.output.replace(".function-before[_place(), union[Path,Address]]", "")
+    assert "it is empty: give the path, or leave the setting out" in result.output
+
+
+@pytest.mark.parametrize("text", ['docket = "mysql://court:geheim@db/records"', '[shadow]\nlibrary = "sqlite:///x.db"'])
+def test_an_address_of_another_kind_is_no_path(text, tmp_path):
+    result = settings_with(tmp_path, text)
+    assert result.exit_code == 1 and "postgresql://USER@HOST:PORT/DATABASE" in result.output
+    assert "geheim" not in result.output
+    assert result.output.startswith("Error: library: " if "shadow" in text else "Error: docket: ")
+
+
+@pytest.mark.parametrize("option", ["--docket", "--library"])
+def test_nor_is_one_in_an_option(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["judge", "--text", "x", option, "mysql://court@db/records"])
+    assert result.exit_code == 1 and "postgresql://USER@HOST:PORT/DATABASE" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def settings_with(folder, text):
+    """What `memecourt settings` says with this text in its file."""
+    (folder / "s.toml").write_text(text)
+    # Through the environment of this call alone: --config would set it for other tests too.
+    return CliRunner().invoke(cli, ["settings"], env={"MEMECOURT_CONFIG": str(folder / "s.toml")})
+
+
+def test_a_user_without_home_is_asked_to_name_one(monkeypatch):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MEMECOURT_HOME", raising=False)
+    monkeypatch.setattr("serving.settings.user_data_path", homeless)
+    result = CliRunner().invoke(cli, ["settings"])
+    assert result.exit_code == 1 and "name a folder for records in MEMECOURT_HOME" in result.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("CONCURENT_TRIALS", "CONCURRENT_TRIALS"),
+        ("RETENTION_DAY", "RETENTION_DAYS"),
+        ("LLM_URL", "LLM__URL"),
+        ("TRIAL_REVIEW_RATE", "TRIAL__REVIEW_RATE"),
+        ("TLS_CERTIFICAT", "TLS_CERTIFICATE"),
+        # Others of ours, and what Kubernetes puts there for a service of this name.
+        ("TOKEN", None),
+        ("QUEUE_METRICS", None),
+        ("ENCODER_WEIGHTS", None),
+        ("VLLM_PYTHON", None),
+        ("SERVICE_HOST", None),
+        ("PORT", None),
+        ("PORT_50051_TCP_ADDR", None),
+        ("NAMESPACES__Forum__POLICY", None),
+        ("LLM__ROLES__JUDGE__MODEL", None),
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_named(variable, meant, monkeypatch):
+    monkeypatch.setenv(f"MEMECOURT_{variable}", "1")
+    found = misspelled_variables()
+    assert found.get(f"MEMECOURT_{variable}") == (meant and f"MEMECOURT_{meant}")
+
+
+def test_it_is_said_once_and_does_not_stop_a_command(monkeypatch):
+    monkeypatch.setenv("MEMECOURT_RETENTION_DAY", "30")
+    _warn_of_misspelled.cache_clear()
+    said = [CliRunner().invoke(cli, ["settings", "--json"]) for _ in range(2)]
+    assert [result.exit_code for result in said] == [0, 0]
+    words = "MEMECOURT_RETENTION_DAY is no setting and has no effect. Did you mean MEMECOURT_RETENTION_DAYS?\n"
+    assert [result.stderr for result in said] == [words, ""]

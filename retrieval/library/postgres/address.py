@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -75,6 +76,25 @@ class Address:
 
     def __hash__(self) -> int:
         return hash(self._url)
+
+
+def place_of(value: str) -> Path | Address:
+    """Reads the place of a library or a docket: a path, or the address of a database.
+
+    Raises:
+        BadRequest: An address of another kind, which as a path would make a folder named ``mysql:``; or a database's
+            address that can't be used.
+    """
+    if Address.named_by(value):
+        return Address(value)
+    if "://" in value:
+        raise BadRequest(
+            "A library or a docket is on disk, named by its path, or in PostgreSQL: "
+            "postgresql://USER@HOST:PORT/DATABASE.",
+            reason="ADDRESS_UNUSABLE",
+            field="library",
+        )
+    return Path(value)
 
 
 def _shown(url: str) -> str:

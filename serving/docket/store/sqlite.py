@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from typing_extensions import override
 
 from court.errors import CourtError
@@ -151,7 +151,7 @@ class SqliteDatabase(Database):
                 _check_or_create(connection)
         except SQLAlchemyError as error:
             database.close()
-            raise _no_docket(path) from error
+            raise _no_docket(path, error) from error
         except DocketError as error:
             database.close()
             raise DocketError(f"{path}: {error.message}", reason=error.reason) from None
@@ -250,7 +250,7 @@ class ReadOnlySqliteDatabase(Database):
                 found = connection.execute(text("PRAGMA user_version")).scalar_one()
         except SQLAlchemyError as error:
             database.close()
-            raise _no_docket(path) from error
+            raise _no_docket(path, error) from error
         if found != t.FORMAT:
             database.close()
             raise (
@@ -306,7 +306,7 @@ def copy_sqlite(path: Path, to: Path) -> None:
         # Nothing is wrong with the docket then. The higher bits of the code tell of which kind a failure is.
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to)) from error
-        raise _no_docket(path) from error
+        raise _no_docket(path, error) from error
     finally:
         source.close()
 
@@ -319,7 +319,7 @@ def stored_format(path: Path) -> int | None:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             (found,) = connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:
-        raise _no_docket(path) from error
+        raise _no_docket(path, error) from error
     # Every docket has a format: 0 is what SQLite says where nobody has set one.
     if not found:
         raise _no_docket(path)
@@ -368,7 +368,24 @@ def _writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
-def _no_docket(path: Path) -> DocketError:
+def _passing(error: BaseException | None) -> str | None:
+    """Why SQLite could not open a file that may be whole; None where that is not known."""
+    name = getattr(error, "sqlite_errorname", None) or ""
+    # A full disk is one of these where SQLite can't enlarge a file that it has mapped.
+    if name.startswith("SQLITE_IOERR"):
+        return "the system could not read or write its files, as when a disk is full or failing"
+    passing = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL")
+    return next((_WHY[code] for code in passing if name.startswith(code)), None)
+
+
+def _no_docket(path: Path, error: Exception | None = None) -> DocketError:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if error is not None and (why := _passing(cause)):
+        # Whoever was to restore it from a copy here would lose what was recorded since.
+        return DocketError(
+            f"The docket {path} can't be opened now: {why}. Its records may be whole: remove the cause, and try again.",
+            reason="DOCKET_UNAVAILABLE",
+        )
     return DocketError(
         f"The file {path} can't be opened as a docket: it is damaged, locked, or something else. Restore it from a "
         "copy, or name another with --docket or MEMECOURT_DOCKET.",
