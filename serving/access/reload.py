@@ -28,6 +28,14 @@ def read_all(paths: Sequence[Path], what: str) -> Contents:
         BadRequest: One of them can't be read.
     """
     try:
+        # A pipe, such as the shell's <(command), would hold everything up, or be empty the second time: then no token
+        # would be valid any more.
+        if any(path.exists() and not path.is_file() and not path.is_dir() for path in paths):
+            raise BadRequest(
+                f"{what} can't be read: a pipe or a device is no file. Give a file: it is read again while the server "
+                "runs.",
+                reason="FILE_UNREADABLE",
+            )
         return tuple(path.read_bytes() for path in paths)
     except OSError as error:
         raise BadRequest(f"{what} can't be read: {error.strerror}.", reason="FILE_UNREADABLE") from None

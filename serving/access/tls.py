@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -22,6 +23,8 @@ _TO_BEGIN_S = 0.1
 _credentials: list[grpc.ServerCredentials] = []
 """To ports. The library keeps a bare pointer to them, and asks by it also where a server has gone and a handshake has
 not."""
+
+_log = logging.getLogger("memecourt.server")
 
 WHAT = "The files of the server's certificate"
 
@@ -59,7 +62,11 @@ class Certificates:
         paths = [certificate, key] if authorities is None else [certificate, key, authorities]
         contents = read_all(paths, WHAT)
         _check(contents, paths)
-        return cls(paths, contents)
+        certificates = cls(paths, contents)
+        if certificates.expires < datetime.now(UTC):
+            # No reason not to serve: a new file is in use within seconds.
+            _log.warning("the server's certificate has expired, and callers refuse it: replace its file")
+        return certificates
 
     @property
     def expires(self) -> datetime:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import os
 import ssl
 import subprocess
 import sys
@@ -763,6 +764,27 @@ def test_certificates_that_can_not_be_used_are_told_at_start(papers, spoil, fiel
         Certificates.of(Settings(**{**named, **spoil(papers)}))
     assert caught.value.field == field and str(papers.folder) not in caught.value.message
     assert Certificates.of(Settings()) is None
+
+
+def test_a_server_whose_certificate_has_expired_says_so_in_its_log(papers, caplog):
+    assert Certificates.of(papers.settings()) is not None and not caplog.records
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    expired = papers.ours.issue_cert("127.0.0.1", not_after=yesterday)
+    papers.certificate.write_bytes(b"".join(each.bytes() for each in expired.cert_chain_pems))
+    papers.key.write_bytes(expired.private_key_pem.bytes())
+    assert Certificates.of(papers.settings()) is not None
+    assert [(record.levelname, record.name) for record in caplog.records] == [("WARNING", "memecourt.server")]
+    assert "has expired, and callers refuse it: replace its file" in caplog.text
+
+
+def test_a_pipe_is_refused_for_tokens_and_certificates_and_not_waited_for(papers, tmp_path):
+    """Read again, it would be empty, and no token valid; and one that nobody writes to holds the server up for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read in (lambda: Tokens.of(pipe), lambda: Certificates.of(Settings(tls_certificate=pipe, tls_key=papers.key))):
+        with pytest.raises(BadRequest, match=r"a pipe or a device is no file\. Give a file") as caught:
+            read()
+        assert caught.value.reason == "FILE_UNREADABLE" and str(tmp_path) not in caught.value.message
 
 
 def test_a_key_with_a_password_is_refused_and_not_asked_for_at_the_terminal(papers):
