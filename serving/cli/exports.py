@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell
+from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell, words
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 @click.command("export")
-@click.argument("trial_id", metavar="[ID]", required=False)
+@click.argument("trial_id", metavar="[ID]", required=False, callback=words(200))
 @click.option(
     "--as",
     "form",
