@@ -222,10 +222,12 @@ def _filled(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         own = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        # JSON may escape half a pair of surrogates, which no file can hold as text.
+        json.dumps(own, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError):
         own = None
     if not isinstance(own, dict):
-        raise BadRequest("What was filled in is no JSON object.", reason="BAD_STATEMENT", field="filled")
+        raise BadRequest("What was filled in is no JSON object in UTF-8.", reason="BAD_STATEMENT", field="filled")
     return own
 
 

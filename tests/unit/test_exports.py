@@ -196,7 +196,15 @@ def test_a_document_gives_the_same_record_back(hostile):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "memecourt-trial/1"}', '{"format": "memecourt-trial/1", "events": [{}]}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "memecourt-trial/1"}',
+        '{"format": "memecourt-trial/1", "events": [{}]}',
+        pytest.param("[" * 100_000, id="nested"),
+    ],
 )
 def test_what_is_no_document_is_refused(text):
     with pytest.raises(BadRequest, match="no trial in the form"):
