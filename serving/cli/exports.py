@@ -251,7 +251,11 @@ async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) ->
 
 @contextmanager
 def _output(out: Path) -> Iterator[BinaryIO]:
-    """A file that has its name once it is whole, or standard output."""
+    """A file that has its name once it is whole, standard output, or what is no file, such as a pipe or a device."""
+    if not out.name:
+        raise click.ClickException("The file to write has no name.")
+    # Behind a link it is the file that is replaced, and not the link.
+    out = out if str(out) == "-" else out.resolve()
     # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -259,6 +263,11 @@ def _output(out: Path) -> Iterator[BinaryIO]:
             yield sys.stdout.buffer
             # Here, where an error of the pipe still becomes a message.
             sys.stdout.buffer.flush()
+            return
+        # Written to as it stands: to rename a file to /dev/null would, for root, leave all programs without it.
+        if out.exists() and not out.is_file():
+            with out.open("wb") as file:
+                yield file
             return
         with beside.open("wb") as file:
             yield file

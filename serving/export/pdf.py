@@ -93,7 +93,15 @@ def _open(main: Path, bold: Path, others: Sequence[Path], *, title: str, now: da
     made.add_font(FAMILY, "", main)
     made.add_font(FAMILY, "B", bold)
     for number, path in enumerate(others):
-        made.add_font(f"more{number}", "", path)
+        # Whatever a file is that is no font, each of the libraries below has an error of its own for it.
+        try:
+            made.add_font(f"more{number}", "", path)
+        except Exception as error:
+            raise BadRequest(
+                f"The file {path.name} is no font: name one that ends in .ttf, .otf or .ttc.",
+                reason="FONT_UNREADABLE",
+                field="fonts",
+            ) from error
     # Not the exact style: the further fonts have no bold, and a letter in regular is better than none.
     made.set_fallback_fonts([f"more{number}" for number in range(len(others))], exact_match=False)
     made.set_title(f"Trial {title}")
