@@ -179,14 +179,14 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def words(most: int, *, needed: bool = True) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Builds a check of what goes into a record: text of at most ``most`` characters, not empty if ``needed``."""
 
-    def callback(_: click.Context, __: click.Parameter, given: Any) -> Any:
-        for text in given if isinstance(given, tuple) else () if given is None else (given,):
+    def callback(_: click.Context, __: click.Parameter, value: Any) -> Any:
+        for text in value if isinstance(value, tuple) else () if value is None else (value,):
             # What the shell could not decode arrives as surrogates, which no database takes.
             if (needed and not text.strip()) or any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise click.BadParameter("it is empty, or no text.")
             if len(text) > most:
                 raise click.BadParameter(f"it has {len(text):,} characters; at most {most:,} are taken.")
-        return given
+        return value
 
     return callback
 

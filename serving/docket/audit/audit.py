@@ -116,7 +116,7 @@ def _whatever_stands(connection: Connection) -> Iterator[None]:
 
 
 def _faults_of_indexes(connection: Connection) -> Iterator[str]:
-    """What is wrong with the indexes of the tables that are checked, in a SQLite file.
+    """Finds the faults of the indexes of the tables that are checked, in a SQLite file.
 
     The check itself reads whole tables and would not see it; but whoever lists trials or reads one goes by an index,
     and does not find a row that was taken out of it. PostgreSQL checks its own with an extension (amcheck).
