@@ -19,6 +19,10 @@ M = TypeVar("M", bound=BaseModel)
 def replace_file(path: Path, content: str) -> None:
     """Writes a file in one step, in place of one that is there: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A pipe or a device is written to as it stands: for root, a rename would take /dev/null from all programs.
+    if path.exists() and not path.is_file():
+        path.write_text(content, encoding="utf-8")
+        return
     # In the same folder: only within one file system is a rename a single step.
     new = path.with_name(f"{path.name}.new")
     with new.open("w", encoding="utf-8") as file:

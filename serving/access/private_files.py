@@ -28,7 +28,8 @@ def make_files_private() -> None:
 
 def hand_on(path: Path) -> None:
     """Gives a file the mode that it would have had by the caller's umask."""
-    if _callers_umask is not None:
+    # Of a device or a pipe, such as /dev/null, nobody asked for another mode, and all programs share it.
+    if _callers_umask is not None and path.is_file():
         path.chmod(0o666 & ~_callers_umask)
 
 

@@ -174,6 +174,26 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(*options)(with_tls)
 
 
+def words(most: int, *, needed: bool = True) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Builds a check of what goes into a record: text of at most ``most`` characters, not empty if ``needed``."""
+
+    def callback(_: click.Context, __: click.Parameter, value: Any) -> Any:
+        for text in value if isinstance(value, tuple) else () if value is None else (value,):
+            # What the shell could not decode arrives as surrogates, which no database takes.
+            if (needed and not text.strip()) or any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise click.BadParameter("it is empty, or no text.")
+            if len(text) > most:
+                raise click.BadParameter(f"it has {len(text):,} characters; at most {most:,} are taken.")
+        return value
+
+    return callback
+
+
+# As over gRPC (serving/rpc/convert.py), so that what a command writes every other way in would have taken.
+MOST_WHO, MOST_WHY = 200, 2000
+trial_argument = click.argument("trial_id", metavar="ID", callback=words(200))
+
+
 def trial_options(command: F) -> F:
     """Options that say how a trial is held, and by which models."""
     how = click.option("--procedure", type=click.Choice(["summary", "full", "cascade"]), help="Procedure of the trial.")

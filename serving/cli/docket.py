@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import docket_in, docket_option, library_option, printable, run, settings_of, tell, with_options
+from serving.cli.common import (
+    MOST_WHO,
+    MOST_WHY,
+    docket_in,
+    docket_option,
+    library_option,
+    printable,
+    run,
+    settings_of,
+    tell,
+    trial_argument,
+    with_options,
+    words,
+)
 from serving.cli.hashes import hashes
 from serving.cli.retention import expire
 from serving.cli.rotation import rotate_key
@@ -28,11 +41,20 @@ EXIT_UNCHECKED = 2
 
 _MOST_LISTED = 20
 _PROGRESS_EVERY = 100_000
+_LONGEST_ID = 10_000
+"""Characters in the id of a precedent or a document, which their owners choose: addresses among them."""
 
 
 _erasure = with_options(
-    click.option("--who", required=True, help="Person who erases it; stays in the log permanently."),
-    click.option("--why", required=True, help="Reason; stays in the log permanently, so name no person."),
+    click.option(
+        "--who", required=True, callback=words(MOST_WHO), help="Person who erases it; stays in the log permanently."
+    ),
+    click.option(
+        "--why",
+        required=True,
+        callback=words(MOST_WHY),
+        help="Reason; stays in the log permanently, so name no person.",
+    ),
     click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
 )
 
@@ -92,7 +114,7 @@ def verify(
 
 
 @docket.command()
-@click.argument("trial_id", metavar="ID")
+@trial_argument
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: ID.bundle.json]"
 )
@@ -159,7 +181,7 @@ def _new_key(path: Path) -> str:
 
 
 @docket.command()
-@click.argument("trial_id", metavar="ID")
+@trial_argument
 @_erasure
 @docket_option
 @library_option
@@ -183,7 +205,7 @@ docket.add_command(expire)
 
 
 @docket.command("erase-precedent")
-@click.argument("precedent_id", metavar="ID")
+@click.argument("precedent_id", metavar="ID", callback=words(_LONGEST_ID))
 @_erasure
 @docket_option
 @library_option
@@ -202,7 +224,7 @@ def erase_precedent(
 
 
 @docket.command("erase-document")
-@click.argument("document_id", metavar="ID")
+@click.argument("document_id", metavar="ID", callback=words(_LONGEST_ID))
 @_erasure
 @docket_option
 def erase_document(document_id: str, who: str, why: str, docket: Path | Address | None, *, yes: bool) -> None:

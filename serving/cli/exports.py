@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell
+from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell, words
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 @click.command("export")
-@click.argument("trial_id", metavar="[ID]", required=False)
+@click.argument("trial_id", metavar="[ID]", required=False, callback=words(200))
 @click.option(
     "--as",
     "form",
@@ -222,10 +222,12 @@ def _filled(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         own = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        # JSON may escape half a pair of surrogates, which no file can hold as text.
+        json.dumps(own, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError):
         own = None
     if not isinstance(own, dict):
-        raise BadRequest("What was filled in is no JSON object.", reason="BAD_STATEMENT", field="filled")
+        raise BadRequest("What was filled in is no JSON object in UTF-8.", reason="BAD_STATEMENT", field="filled")
     return own
 
 
@@ -249,7 +251,11 @@ async def _many(settings: Settings, form: str, which: TrialFilter, out: Path) ->
 
 @contextmanager
 def _output(out: Path) -> Iterator[BinaryIO]:
-    """A file that has its name once it is whole, or standard output."""
+    """A file that has its name once it is whole, standard output, or what is no file, such as a pipe or a device."""
+    if not out.name:
+        raise click.ClickException("The file to write has no name.")
+    # Behind a link it is the file that is replaced, and not the link.
+    out = out if str(out) == "-" else out.resolve()
     # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -257,6 +263,11 @@ def _output(out: Path) -> Iterator[BinaryIO]:
             yield sys.stdout.buffer
             # Here, where an error of the pipe still becomes a message.
             sys.stdout.buffer.flush()
+            return
+        # Written to as it stands: to rename a file to /dev/null would, for root, leave all programs without it.
+        if out.exists() and not out.is_file():
+            with out.open("wb") as file:
+                yield file
             return
         with beside.open("wb") as file:
             yield file

@@ -13,6 +13,8 @@ import click
 
 from court.display import word
 from serving.cli.common import (
+    MOST_WHO,
+    MOST_WHY,
     docket_in,
     docket_option,
     excerpt,
@@ -23,7 +25,9 @@ from serving.cli.common import (
     settings_of,
     settled_trial_options,
     tell,
+    trial_argument,
     trial_settings,
+    words,
 )
 from serving.cli.exports import export
 from serving.cli.replay import replay_records
@@ -79,7 +83,7 @@ def list_records(limit: int, as_json: bool, docket: Path | Address | None) -> No
 
 
 @records.command("show")
-@click.argument("trial_id", metavar="ID")
+@trial_argument
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON: every event as stored.")
 @docket_option
 def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> None:
@@ -93,7 +97,7 @@ def show_record(trial_id: str, as_json: bool, docket: Path | Address | None) -> 
 
 
 @records.command("resume")
-@click.argument("trial_id", metavar="ID")
+@trial_argument
 @click.option("--watch", is_flag=True, help="Show every event as it happens.")
 @_procedure_option
 @settled_trial_options
@@ -116,7 +120,7 @@ def resume_record(
 
 
 @records.command("ask")
-@click.argument("trial_id", metavar="ID")
+@trial_argument
 @click.option(
     "--question",
     "file",
@@ -160,11 +164,12 @@ def ask_record(
 
 
 @records.command("appeal")
-@click.argument("trial_id", metavar="ID")
-@click.option("--by", required=True, help="Person who files the appeal; recorded.")
-@click.option("--statement", required=True, help="Statement of the appellant.")
+@trial_argument
+@click.option("--by", required=True, callback=words(MOST_WHO), help="Person who files the appeal; recorded.")
+@click.option("--statement", required=True, callback=words(MOST_WHY), help="Statement of the appellant.")
 @click.option(
     "--reference",
+    callback=words(200, needed=False),
     default="",
     help="Your reference for the appeal; opening it again with the same reference has no effect.",
 )
@@ -213,7 +218,7 @@ def _event_lines(event: AnyEvent) -> Iterator[str]:
             case Fact(name=name, value=value):
                 # What strangers wrote is made safe for a terminal: escape sequences would act on it (excerpt,
                 # paragraph, printable).
-                yield f"{_INDENT}{name:<12}{excerpt(value, 160) or '-'}"
+                yield f"{_INDENT}{name:<11} {excerpt(value, 160) or '-'}"
             case Speech(text=text):
                 yield paragraph(text, _INDENT)
             case Precedent():
@@ -288,11 +293,6 @@ def _require_procedure(record: TrialRecord, procedure: str | None) -> None:
 async def _appealed(
     docket: Path | Address | None, trial_id: str, *, by: str, statement: str, reference: str
 ) -> AppealOpened:
-    # Before the docket is opened, which may upgrade it.
-    for what, value in (("ID", trial_id), ("--by", by), ("--statement", statement)):
-        # What the shell could not decode has no place in a record.
-        if not value.strip() or (not value.isprintable() and any("\ud800" <= c <= "\udfff" for c in value)):
-            raise click.UsageError(f"{what} is empty, or no text.")
     async with docket_in(settings_of(docket=docket)) as store:
         at = datetime.now(UTC)
         return await store.reviews.open_appeal(trial_id, by=by, statement=statement, reference=reference, at=at)
@@ -305,4 +305,5 @@ async def _record(docket: Path | Address | None, trial_id: str) -> TrialRecord:
 
 async def _lines(docket: Path | Address | None, limit: int) -> list[DocketLine]:
     async with docket_in(settings_of(docket=docket)) as store:
-        return list(await store.index.list(limit=limit))
+        # No docket holds more, and no database takes a larger number.
+        return list(await store.index.list(limit=min(limit, sys.maxsize)))

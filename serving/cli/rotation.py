@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell
+from serving.cli.common import MOST_WHO, MOST_WHY, docket_in, docket_option, printable, run, settings_of, tell, words
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -25,8 +25,8 @@ EXIT_ONLY_FINISHED = 3
 
 
 @click.command("rotate-key")
-@click.option("--who", help="Person who rotates the key; stays in the log permanently.")
-@click.option("--why", help="Reason; stays in the log permanently, so name no person.")
+@click.option("--who", callback=words(MOST_WHO), help="Person who rotates the key; stays in the log permanently.")
+@click.option("--why", callback=words(MOST_WHY), help="Reason; stays in the log permanently, so name no person.")
 @click.option("--compromised", is_flag=True, help="Record in the log that others may have the old key.")
 @click.option(
     "--prepare",

@@ -93,7 +93,7 @@ def read_document(text: str | bytes) -> TrialRecord:
             raise ValueError("no document")
         return TrialRecord.of(parse_event(json.dumps(event)) for event in content["events"])
     # The file may be anybody's: whatever is wrong with it is one and the same refusal.
-    except (ValueError, KeyError, TypeError, ValidationError):
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError):
         raise BadRequest(f"This is no trial in the form {FORMAT}.", reason="NOT_A_TRIAL") from None
 
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _MARGIN = 18.0  # millimetres
 _LINE = 5.2
+# Those that fpdf2 takes. A file is looked at before: one that is no font makes it leave other files open.
+_FONT_ENDINGS = (".ttf", ".otf", ".ttc", ".otc", ".otb", ".woff", ".woff2")
+_FONT_BEGINNINGS = (b"\x00\x01\x00\x00", b"true", b"OTTO", b"ttcf", b"wOFF", b"wOF2")
 _SHAPED = "\u0300"
 """Below it, in Unicode, every letter stands for itself."""
 _INK, _SOFT, _MARK = (29, 27, 25), (93, 88, 82), (150, 90, 0)
@@ -346,12 +349,18 @@ def font_files(more: Sequence[Path] = ()) -> Iterator[tuple[Path, Path, Sequence
 
     Raises:
         NotLoaded: The packaged fonts are not installed.
-        BadRequest: A font file is not there.
+        BadRequest: A font file is not there, or is none.
     """
     # Here and not when the file is put out: a wrong path is told by name, before any work is done.
     for path in more:
         if not path.is_file():
             raise BadRequest(f"There is no font file {path.name} at that place.", reason="FONT_MISSING", field="fonts")
+        if path.suffix.lower() not in _FONT_ENDINGS or _begin(path) not in _FONT_BEGINNINGS:
+            raise BadRequest(
+                f"The file {path.name} is no font in TTF, OTF or TTC, or has another ending, or can't be read.",
+                reason="FONT_UNREADABLE",
+                field="fonts",
+            )
     try:
         from pymupdf_fonts import fontbuffers
     except ModuleNotFoundError:
@@ -365,6 +374,15 @@ def font_files(more: Sequence[Path] = ()) -> Iterator[tuple[Path, Path, Sequence
             written.append(Path(folder) / f"{name}.ttf")
             written[-1].write_bytes(fontbuffers[name]())
         yield written[0], written[1], (*more, *written[2:])
+
+
+def _begin(path: Path) -> bytes:
+    """The first four bytes of a file, by which its kind is known; none where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError:
+        return b""
 
 
 def printed(text: str, pdf: FPDF) -> Iterator[tuple[str, bool]]:

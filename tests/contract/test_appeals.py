@@ -176,3 +176,6 @@ def test_the_command_opens_one(tmp_path, monkeypatch):
     assert shown.count("AppealOpened") == 1 and WHY in shown
     assert invoke("appeal", "none", "--by", "forum", "--statement", WHY).exit_code == 1
     assert invoke("appeal", "t", "--by", " ", "--statement", WHY).exit_code == 2
+    assert invoke("appeal", "t", "--by", "forum", "--statement", "x" * 2001).exit_code == 2
+    assert invoke("appeal", "t", "--by", "forum", "--statement", WHY, "--reference", "\udcff").exit_code == 2
+    assert "handed in by forum" in shown

@@ -75,7 +75,8 @@ def test_agreement_of_reviewers_and_of_the_court():
         4: {"cy": "H"},
         5: {"ada": "H"},
     }
-    court = {1: "H", 2: "H", 3: "N", 4: "H", 5: "U"}
+    verdicts = {1: "H", 2: "H", 3: "N", 4: "H", 5: "U"}
+    court = {meme: dict.fromkeys(words, verdicts[meme]) for meme, words in said.items()}
     found = agreement(said, court, undecided="U")
     assert (found.reviewed, found.judgements, found.undecided) == (5, 9, 1)
     assert set(found.pairs) == {("ada", "bea"), ("ada", "cy"), ("bea", "cy")}

@@ -94,6 +94,7 @@ def test_records_are_listed_and_shown(tmp_path):
     with_docket(path, lambda docket: append_all(docket, notes.events))
     listed = invoke("records", "list", "--docket", path)
     assert listed.exit_code == 0 and "HARMFUL" in listed.output
+    assert invoke("records", "list", "--docket", path, "--limit", 10**20).output == listed.output
     (line,) = invoke("records", "list", "--docket", path, "--json").output.splitlines()
     assert json.loads(line)["label"] == "HARMFUL"
     shown = invoke("records", "show", "t", "--docket", path, "--json")

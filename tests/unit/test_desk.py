@@ -655,6 +655,26 @@ def test_a_person_counts_once_a_trial_whichever_way_they_review_and_not_for_what
     assert reviewers == ["ada"]
 
 
+def test_a_meme_that_was_tried_again_is_one_meme_of_which_the_first_finding_counts(at):
+    """Else a meme that is posted often would make the figures, and their intervals, by itself."""
+
+    async def work(it):
+        for name, label in (("a", H), ("b", N), ("c", H)):
+            await it.tried(name, verdict(label), words="other words" if name == "c" else "the same words")
+        for name, found in (("a", H), ("b", N), ("c", N)):
+            await it.reviewed(name, "ada", found, again=True)
+        await it.reviewed("b", "bea", N, again=True)
+        return await it.desk.agreement()
+
+    found = play(at, work)
+    # Ada: harmful of the first meme, as the court in that trial; her word on it in "b" counts no more.
+    assert (found.reviewed, found.judgements) == (2, 3)
+    assert (found.court["ada"].n, found.court["ada"].observed) == (2, 0.5)
+    # Bea saw it in another trial, and is compared with the verdict of that one, and with Ada all the same.
+    assert (found.court["bea"].n, found.court["bea"].observed) == (1, 1.0)
+    assert (found.pairs["ada", "bea"].n, found.pairs["ada", "bea"].observed) == (1, 0.0)
+
+
 def test_what_is_erased_is_gone_from_the_desk_and_does_not_come_back(at):
     async def work(it):
         await it.tried("a", verdict(U), words="a very particular text", namespace="forum")

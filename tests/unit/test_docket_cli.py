@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from retrieval.library.writer import LibraryWriter
 from serving.cli.main import cli
 from serving.docket.log.notes import SigningKey, VerifierKey, open_checkpoint, sign_checkpoint
 from serving.docket.open import Docket
+from serving.docket.ports import TrialUnknown
 from serving.docket.store.keys import read_key
 from tests.support.dockets import with_docket
 from tests.support.tampering import scene_of
@@ -94,6 +96,75 @@ def test_a_violated_docket_ends_with_1_and_says_where(folder: Path, invoke: Invo
     assert "is listed with another label than its entries give it." in told.output
     value = json.loads(invoke("verify", "--key", folder / "key", "--json").output)
     assert value["outcome"] == "violated" and value["faults"]["BODY_ALTERED"] == 1
+
+
+@pytest.mark.parametrize("index", ["trials_by_time", "trials_by_outcome", "entries_of_trial", "entries_of_kind"])
+def test_a_row_that_an_index_leaves_out_is_found(folder: Path, invoke: Invoke, index: str) -> None:
+    """The rows stand as they were, but whoever lists trials, or reads one, does not come by one of them."""
+    import sqlite3
+
+    with sqlite3.connect(folder / "docket.sqlite") as connection:
+        named = "FROM sqlite_master WHERE name = ?"
+        (sql,), (table,) = (
+            connection.execute(f"SELECT {what} {named}", (index,)).fetchone() for what in ("sql", "tbl_name")
+        )
+        first = connection.execute(f"SELECT rowid FROM {table} WHERE trial_id <> ''").fetchone()[0]
+        connection.execute(f"DROP INDEX {index}")
+        connection.execute(f"{sql} {'AND' if 'WHERE' in sql else 'WHERE'} rowid <> {first}")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (sql, index))
+    connection.close()
+    told = invoke("verify", "--key", folder / "key")
+    assert told.exit_code == 1 and f"from index {index}." in told.output, told.output
+    assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["faults"].keys() == {"INDEX_DIFFERS"}
+
+
+def test_a_damaged_file_is_said_to_be_damaged(folder: Path, invoke: Invoke) -> None:
+    import sqlite3
+
+    place = folder / "docket.sqlite"
+    with sqlite3.connect(place) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with place.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 8)
+    told = invoke("verify", "--key", folder / "key")
+    assert told.exit_code == 2 and "file is damaged. Restore it from a backup" in told.output, told.output
+
+
+def test_what_is_no_id_or_no_name_is_refused_and_changes_nothing(folder: Path, invoke: Invoke) -> None:
+    entries = json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"]
+    signed = ("--who", "ada", "--why", "asked to", "--yes")
+    for bad in ("", "  ", "undecoded \udcff"):
+        for command in (("bundle",), ("erase", *signed), ("erase-precedent", *signed), ("erase-document", *signed)):
+            told = invoke(*command, "--", bad)
+            assert told.exit_code == 2 and "'ID': it is empty, or no text." in told.output, (command, told.output)
+        for command in (("erase", "t"), ("erase-precedent", "t"), ("rotate-key",)):
+            for who, why in ((bad, "asked to"), ("ada", bad)):
+                told = invoke(*command, "--who", who, "--why", why, "--yes")
+                assert told.exit_code == 2 and "it is empty, or no text." in told.output, (command, told.output)
+    told = invoke("erase", "t", "--who", "a" * 201, "--why", "asked to", "--yes")
+    assert told.exit_code == 2 and "'--who': it has 201 characters; at most 200 are taken." in told.output
+    assert not list(folder.rglob("*.next")), "no rotation was begun"
+    assert json.loads(invoke("verify", "--key", folder / "key", "--json").output)["entries"] == entries
+
+
+def test_an_empty_id_does_not_stand_for_the_entries_of_no_trial(folder: Path) -> None:
+    """They are the texts that all trials quote: none is handed over, or said to be erased, as if it were a trial's."""
+
+    async def work(docket: Docket) -> None:
+        size = (await docket.log.checkpoint()).split("\n")[1]
+        for attempt in (
+            docket.auditor.bundle(""),
+            docket.eraser.erase("", who="ada", why="asked to", at=datetime(2026, 1, 2, tzinfo=UTC)),
+        ):
+            with pytest.raises(TrialUnknown, match="no trial with an empty id"):
+                await attempt
+        assert (await docket.log.checkpoint()).split("\n")[1] == size
+
+    with_docket(folder / "docket.sqlite", work)
 
 
 UNLIKE = "CAST(x'FF7B' AS TEXT)"

@@ -222,4 +222,7 @@ def test_the_command_fills_in_what_a_file_says(tmp_path):
 
     assert json.loads(export().stdout)["faults"]
     assert json.loads(export("--filled", tmp_path / "own.json").stdout)["faults"] == []
-    assert "no JSON object" in export("--filled", tmp_path / "bad.json").output
+    for bad in ("[]", '{"incompatible_content_explanation": "\\ud800"}', '{"a":' * 100_000, "\xff"):
+        (tmp_path / "bad.json").write_text(bad, "latin-1")
+        told = export("--filled", tmp_path / "bad.json")
+        assert told.exit_code == 1 and "no JSON object" in told.output, bad[:50]

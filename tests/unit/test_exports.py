@@ -6,8 +6,10 @@ import hashlib
 import io
 import json
 import logging
+import os
 import random
 import re
+import stat
 import tracemalloc
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -19,7 +21,9 @@ from click.testing import CliRunner
 from court.errors import BadRequest
 from court.events import PrecedentsCited, QuestionAsked, Side, Summarised, TextRead, VerdictGiven, VerdictReviewed
 from court.record import TrialRecord
+from eval.datasets.stored_files import replace_file
 from memecourt import verify
+from serving.access import private_files
 from serving.cli.main import cli
 from serving.docket.ports import DocketError, DocketLine, TrialErased, TrialFilter, TrialUnknown
 from serving.export import tables
@@ -196,7 +200,15 @@ def test_a_document_gives_the_same_record_back(hostile):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "memecourt-trial/1"}', '{"format": "memecourt-trial/1", "events": [{}]}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "memecourt-trial/1"}',
+        '{"format": "memecourt-trial/1", "events": [{}]}',
+        pytest.param("[" * 100_000, id="nested"),
+    ],
 )
 def test_what_is_no_document_is_refused(text):
     with pytest.raises(BadRequest, match="no trial in the form"):
@@ -396,6 +408,10 @@ def test_a_pdf_is_made_of_whatever_was_said(monkeypatch):
 def test_a_font_of_one_s_own_has_what_the_packaged_ones_lack(monkeypatch, tmp_path):
     with pytest.raises(BadRequest, match="no font file"):
         pdf_of(ExportSource(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / "none.ttf",))
+    for name in ("notes.txt", "notes.ttf"):
+        (tmp_path / name).write_text("no font")
+        with pytest.raises(BadRequest, match="is no font"):
+            pdf_of(ExportSource(held(Cast(rounds=1))), monkeypatch, fonts=(tmp_path / name,))
     here = next(iter(Path("/usr/share/fonts").rglob("DejaVuSans.ttf")), None)
     if here is None:
         pytest.skip("there is no DejaVu Sans here")
@@ -498,6 +514,33 @@ def test_an_exported_verdict_is_shown_to_be_in_the_log(docket, tmp_path):
         assert verify.main([str(out), "--key", str(key)]) == 1
     page_of = export("t", "--as", "html", "--with-picture", "none", "--docket", docket, "-o", "-").output
     assert told["receipt"]["checkpoint"].splitlines()[2] in page_of
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(docket, tmp_path, monkeypatch):
+    """A device too: for root, a file that is moved to /dev/null takes it from every program of the machine."""
+    monkeypatch.setattr(private_files, "_callers_umask", 0o022)
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe, 0o600)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else the writer would wait for a reader
+    try:
+        for write in (
+            lambda: export("t", "--as", "json", "--docket", docket, "-o", pipe).exit_code,
+            lambda: (
+                CliRunner().invoke(cli, ["docket", "bundle", "t", "--docket", str(docket), "-o", str(pipe)]).exit_code
+            ),
+            lambda: replace_file(pipe, '{"format": "any"}'),
+        ):
+            # What a pipe takes at once is 64 kB, more than any of these.
+            assert not write()
+            assert json.loads(os.read(reading, 1 << 20))["format"]
+            assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_IMODE(pipe.stat().st_mode) == 0o600
+    finally:
+        os.close(reading)
+    target.write_text("before")
+    link.symlink_to(target)
+    assert export("t", "--as", "json", "--docket", docket, "-o", link).exit_code == 0
+    assert link.is_symlink() and read_document(target.read_text()).trial_id == "t"
+    assert "has no name" in export("t", "--as", "json", "--docket", docket, "-o", "").output
 
 
 def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):

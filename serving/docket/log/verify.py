@@ -116,6 +116,8 @@ class Fault(StrEnum):
     STATE_DIFFERS = "STATE_DIFFERS"
     """What the docket says of its log as a whole is not so."""
     PICTURE_DIFFERS = "PICTURE_DIFFERS"
+    INDEX_DIFFERS = "INDEX_DIFFERS"
+    """An index leads elsewhere than to the rows of its table: lists and records leave some of them out."""
     KEY_DIFFERS = "KEY_DIFFERS"
 
 

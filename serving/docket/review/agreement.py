@@ -129,12 +129,14 @@ class Agreement:
     undecided: int
 
 
-def agreement(labels: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, undecided: str) -> Agreement:
+def agreement(
+    labels: Mapping[K, Mapping[str, str]], court: Mapping[K, Mapping[str, str]], *, undecided: str
+) -> Agreement:
     """The figures.
 
     Args:
         labels: Label of each reviewer, by meme.
-        court: Label of the court, by meme.
+        court: Label of the court in the trial that each of these reviewers reviewed, by meme.
         undecided: The court's word for no label.
     """
     reviewers = sorted({who for words in labels.values() for who in words})
@@ -145,7 +147,11 @@ def agreement(labels: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, 
         if common:
             pairs[one, other] = cohen(common)
     with_court = {
-        who: [(words[who], court[meme]) for meme, words in labels.items() if who in words and court[meme] != undecided]
+        who: [
+            (words[who], court[meme][who])
+            for meme, words in labels.items()
+            if who in words and court[meme][who] != undecided
+        ]
         for who in reviewers
     }
     return Agreement(
@@ -155,5 +161,5 @@ def agreement(labels: Mapping[K, Mapping[str, str]], court: Mapping[K, str], *, 
         pairs=pairs,
         court={who: cohen(own) for who, own in with_court.items()},
         court_all=cohen([pair for own in with_court.values() for pair in own]),
-        undecided=sum(len(words) for meme, words in labels.items() if court[meme] == undecided),
+        undecided=sum(court[meme][who] == undecided for meme, words in labels.items() for who in words),
     )

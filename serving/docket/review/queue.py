@@ -599,7 +599,8 @@ class ReviewQueue:
     ) -> Agreement:
         """Computes the agreement of reviewers among themselves and with the court.
 
-        What counts is what each reviewer said first of a meme: what they say later may follow from having talked.
+        What counts is what each reviewer said first of a meme, in whichever of its trials: what they say later may
+        follow from having talked, and repeats what they said before.
 
         Args:
             since: Reviews from then on.
@@ -611,25 +612,28 @@ class ReviewQueue:
         """
         await self.catch_up()
         row = t.reviews.c
-        query = select(row.trial_id, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
+        meme = (_case.pixels_sha256, _case.same)
+        query = select(row.trial_id, *meme, row.reviewer, row.label, row.verdict, row.blind, row.at, _case.drawn)
         query = (
             query.join(t.cases, _case.trial_id == row.trial_id).where(*_saw_verdict(namespaces)).order_by(row.number)
         )
         found = await self._transactions.read(lambda connection: connection.execute(query).all())
-        labels: dict[str, dict[str, str]] = {}
-        court: dict[str, str] = {}
-        first: set[tuple[str, str]] = set()
-        for trial_id, reviewer, label, verdict, was_blind, at, was_drawn in found:
+        labels: dict[tuple[str, str], dict[str, str]] = {}
+        court: dict[tuple[str, str], dict[str, str]] = {}
+        first: set[tuple[tuple[str, str], str]] = set()
+        for trial_id, pixels, same, reviewer, label, verdict, was_blind, at, was_drawn in found:
+            # As blinding.py takes two for the same meme; what has no digest is like no other.
+            key = (pixels, same) if pixels else ("", trial_id)
             # Before the filters: where a reviewer's first word does not count, no later one stands in for it.
-            if (trial_id, reviewer) in first:
+            if (key, reviewer) in first:
                 continue
-            first.add((trial_id, reviewer))
+            first.add((key, reviewer))
             if (blind and not was_blind) or (drawn and not was_drawn):
                 continue
             if (since is not None and at < stamp(since)) or (until is not None and at >= stamp(until)):
                 continue
-            labels.setdefault(trial_id, {})[reviewer] = label
-            court[trial_id] = verdict
+            labels.setdefault(key, {})[reviewer] = label
+            court.setdefault(key, {})[reviewer] = verdict
         return agreement(labels, court, undecided=str(Label.UNDECIDED))
 
     # The database

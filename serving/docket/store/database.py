@@ -95,7 +95,8 @@ def later_format(found: int, known: int) -> DocketError:
 def unknown(trial_id: str) -> TrialUnknown:
     """The error for a trial that is not there."""
     return TrialUnknown(
-        f"There is no trial {trial_id} in this docket. `memecourt records list` shows those that are.",
+        f"There is no trial {trial_id or 'with an empty id'} in this docket. `memecourt records list` shows those that "
+        "are.",
     )
 
 

@@ -77,6 +77,9 @@ class SqlEraser(SqlStore, Eraser):
 
     @override
     async def erase(self, trial_id: str, *, who: str, why: str, at: datetime, precedents: Sequence[str] = ()) -> Erased:
+        # An empty id stands for the entries of no trial, which an erasure of precedents alone is noted under.
+        if not trial_id:
+            raise unknown(trial_id)
         (erased,) = await self.erase_all({trial_id: precedents}, who=who, why=why, at=at)
         return erased
 

@@ -114,6 +114,9 @@ def entries_of(connection: Connection, trial_id: str) -> Sequence[Entry]:
     Raises:
         TrialUnknown: There is none of that id.
     """
+    # An empty id is that of the entries of no trial: together they are the texts that all trials quote.
+    if not trial_id:
+        raise unknown(trial_id)
     own = select(t.entries).where(_entry.trial_id == trial_id)
     # Two queries: each kind of entry has an index of its own.
     found = [*_read(connection, own.where(t.IS_EVENT)), *_read(connection, own.where(t.IS_OTHER))]

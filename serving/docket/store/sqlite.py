@@ -316,9 +316,14 @@ def stored_format(path: Path) -> int | None:
     if not path.exists():
         return None
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            (found,) = connection.execute("PRAGMA user_version").fetchone()
-    except sqlite3.Error as error:
+        if _writable(path):
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                (found,) = connection.execute("PRAGMA user_version").fetchone()
+        else:
+            # To read a file in this mode of SQLite, others are made beside it: not on a read-only disk.
+            with closing(ReadOnlySqliteDatabase(path, patience=10.0)) as database, database.reading() as reader:
+                found = reader.execute(text("PRAGMA user_version")).scalar_one()
+    except (SQLAlchemyError, sqlite3.Error) as error:
         raise _no_docket(path, error) from error
     # Every docket has a format: 0 is what SQLite says where nobody has set one.
     if not found:
@@ -348,6 +353,8 @@ def translated(error: Exception) -> CourtError:
         # The names of SQLite's extended codes begin with that of the primary code.
         known = next((why for code, why in _WHY.items() if name.startswith(code)), None)
         return unavailable(known or "it is locked, its disk is full, or its file is gone")
+    if isinstance(error, DatabaseError) and getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
+        return DocketError("The docket's file is damaged. Restore it from a backup (`memecourt docket restore`).")
     if isinstance(error, SQLAlchemyError) and not isinstance(error, DatabaseError):
         # From the pool: all connections are in use.
         return unavailable("too many ask it at once")
