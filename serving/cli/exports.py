@@ -126,7 +126,8 @@ def export(
     if form in _OF_MANY:
         to = out or Path(f"trials.{form}")
         exported, erased = run(_many(settings, form, _filter(options), to))
-        tell(f"{exported:,} trials" + (f", {len(erased):,} more are erased: {_some(erased)}" if erased else ""))
+        more = f", {len(erased):,} more {'is' if len(erased) == 1 else 'are'} erased: {_some(erased)}" if erased else ""
+        tell(f"{exported:,} trial{'s' * (exported != 1)}{more}")
     else:
         assert trial_id is not None
         to = out or Path(file_name(trial_id, TrialForm(form)))
@@ -254,8 +255,11 @@ def _output(out: Path) -> Iterator[BinaryIO]:
     """A file that has its name once it is whole, standard output, or what is no file, such as a pipe or a device."""
     if not out.name:
         raise click.ClickException("The file to write has no name.")
-    # Behind a link it is the file that is replaced, and not the link.
-    out = out if str(out) == "-" else out.resolve()
+    # Renaming a file to /dev/null would, for root, leave all programs without it.
+    in_place = str(out) != "-" and out.exists() and not out.is_file()
+    if str(out) != "-" and not in_place:
+        # Behind a link it is the file that is replaced, and not the link.
+        out = out.resolve()
     # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -264,8 +268,7 @@ def _output(out: Path) -> Iterator[BinaryIO]:
             # Here, where an error of the pipe still becomes a message.
             sys.stdout.buffer.flush()
             return
-        # Written to as it stands: to rename a file to /dev/null would, for root, leave all programs without it.
-        if out.exists() and not out.is_file():
+        if in_place:
             with out.open("wb") as file:
                 yield file
             return

@@ -451,7 +451,7 @@ def test_the_command_writes_each_form(docket, tmp_path, monkeypatch):
     assert html.exit_code == 0 and html.output.startswith("<!doctype html>")
     for form in Form:
         outcome = export("--as", form, "--docket", docket, "-o", tmp_path / f"all.{form}")
-        assert outcome.exit_code == 0 and "1 trials" in outcome.output
+        assert outcome.exit_code == 0 and "1 trial\n" in outcome.output
     assert pq.read_table(tmp_path / "all.parquet").num_rows == 1
     none = export("--as", "jsonl", "--state", "FAILED", "--docket", docket, "-o", "-")
     assert none.exit_code == 0 and none.stdout == ""
@@ -536,6 +536,11 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(docket, tmp_path, mo
             assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_IMODE(pipe.stat().st_mode) == 0o600
     finally:
         os.close(reading)
+    # A link to a pipe, as /dev/stdout is one, leads to no path.
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as read, os.fdopen(writing, "wb"):
+        assert export("t", "--as", "json", "--docket", docket, "-o", f"/proc/self/fd/{writing}").exit_code == 0
+        assert json.loads(os.read(read.fileno(), 1 << 20))["format"]
     target.write_text("before")
     link.symlink_to(target)
     assert export("t", "--as", "json", "--docket", docket, "-o", link).exit_code == 0
@@ -555,7 +560,7 @@ def test_what_is_erased_is_in_no_export_and_counted(docket, tmp_path):
 
     record = with_docket(docket, erase)
     outcome = export("--as", "jsonl", "--docket", docket, "-o", tmp_path / "all.jsonl")
-    assert "1 trials, 1 more are erased: u\n" in outcome.output
+    assert "1 trial, 1 more is erased: u\n" in outcome.output
     assert [read_document(line).trial_id for line in (tmp_path / "all.jsonl").read_bytes().splitlines()] == ["t"]
     assert export("u", "--as", "json", "--docket", docket).exit_code == 1
     made = page(ExportSource(record))
