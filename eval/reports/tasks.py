@@ -15,6 +15,7 @@ from eval.reports.words import plain, traps_in_words
 from eval.runs.prediction import Outcome
 from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
+from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.tables import figure
 from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
@@ -298,6 +299,8 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
         f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
         f"expect about {best.value.value - choice.flattered_by:.3f} of it on others.",
     ]
+    if any(way.within_noise and way.behind.low > 0 for way in choice.ways):
+        notes.insert(1, TOO_FEW_DIFFER)
     if group.role is SplitRole.TEST:
         notes.append("This split is for testing: choose on another, and measure the choice here, once.")
     yield Section(f"task-{number}-choice", "Best first", tuple(rows), notes=tuple(notes))
