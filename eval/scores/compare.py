@@ -21,8 +21,8 @@ SURE = 0.05
 FEWEST_TO_SAY = 6
 """Memes that only one of two systems gets right, from which on the exact test can be below that (2 * 0.5 ** 6)."""
 TOO_FEW_DIFFER = (
-    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: by chance, so few all "
-    "fall on one side too often."
+    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
+    "one side by chance too often."
 )
 """Said where a difference is within noise although its interval is not."""
 
