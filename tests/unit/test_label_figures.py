@@ -83,6 +83,10 @@ def test_annotators_who_always_agree_leave_an_interval_of_some_width():
     for figure in (found.pairs, found.unanimous, found.ceiling):
         # Memes are what is drawn, not votes.
         assert (figure.value, figure.low, figure.high) == (1, pytest.approx(0.025 ** (1 / 10)), 1)
+    # Two memes, on each of which all agree: alpha is 1, and would be -1/2 if all did not (1 - 4 / (8/3)).
+    both = annotator_agreement([AnnotatorVote(meme, who, meme) for meme in "hn" for who in "ab"])
+    assert both.alpha.value == 1
+    assert (both.alpha.low, both.alpha.high) == (pytest.approx(-0.5 + 1.5 * 0.025 ** (1 / 2)), 1)
     apart = annotator_agreement([AnnotatorVote("m", "a", "h"), AnnotatorVote("m", "b", "n")])
     assert (apart.unanimous.value, apart.unanimous.low, apart.unanimous.high) == (0, 0, pytest.approx(0.975))
 
