@@ -331,3 +331,23 @@ def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
     few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
     with pytest.raises(BadRequest, match="No label of stance has enough memes"):
         find_task_noise([few])
+
+
+def test_a_report_of_runs_over_different_memes_has_their_figures_and_compares_those_of_both():
+    first = results(PAIRS, name="first")
+    part = replace(
+        results(PAIRS, name="part", question=QUESTION.model_copy(update={"shots": 2})), judged=first.judged[:9]
+    )
+    apart = replace(results(PAIRS, name="apart", question=QUESTION.model_copy(update={"shots": 4})))
+    others = tuple(
+        Judged(one.meme.model_copy(update={"id": f"x{one.meme.id}"}), one.prediction) for one in apart.judged
+    )
+    sections = {one.key: one for one in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))}
+    assert sections["task-1-choice"].notes == ("The runs did not ask about the same memes.",)
+    compared = sections["task-1-compared"]
+    assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"
+    assert compared.notes == ("part is compared on 9 memes, those of both.",)
+    # The official metric takes probabilities, of which there are none.
+    ranked = [QUESTION.model_copy(update={"official": "auroc", "shots": shots}) for shots in (0, 2)]
+    sections = {one.key: one for one in sections_of(gather_tasks([results(PAIRS, question=one) for one in ranked]))}
+    assert "auroc has no value" in sections["task-1-choice"].notes[0]
