@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eval.commands.options import study_options
+from eval.commands.options import score_by_protocol, study_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from eval.datasets.protocol import Protocol
     from eval.runs.results import Results
@@ -81,20 +81,29 @@ def ablate(arms: str | None, models: tuple[str, ...], prompts: tuple[str, ...], 
     )
     study = study_of("ablate", chosen, **options)
     results = [read_results(folder.root) for folder in hold(study)]
-    _print_results(results, study.protocols, options["seed"], as_json)
+    by_protocol = score_by_protocol(
+        study.protocols,
+        lambda protocol: _compared(results, protocol, options["seed"]),
+        named=options["protocol"] is not None,
+    )
+    _print_results(results[0], by_protocol, as_json)
 
 
-def _print_results(results: Sequence[Results], protocols: Sequence[Protocol], seed: int, as_json: bool) -> None:
-    from eval.scores.compare import SURE, compare, holm
+def _compared(results: Sequence[Results], protocol: Protocol, seed: int) -> list[tuple[Results, Comparison]]:
+    from eval.scores.compare import compare
 
     # `full` is always the first arm, wherever it was named: see `arms_named`.
-    full = results[0]
-    by_protocol = {
-        str(protocol): [(arm, compare(arm, full, protocol, seed=seed)) for arm in results] for protocol in protocols
-    }
+    return [(arm, compare(arm, results[0], protocol, seed=seed)) for arm in results]
+
+
+def _print_results(
+    full: Results, by_protocol: Mapping[Protocol, Sequence[tuple[Results, Comparison]]], as_json: bool
+) -> None:
+    from eval.scores.compare import SURE, holm
+
     if as_json:
         rows = {
-            protocol: [
+            str(protocol): [
                 {
                     "arm": arm.name,
                     **_calls(arm),

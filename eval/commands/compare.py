@@ -33,7 +33,7 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     intervals by paired bootstrap over memes (10,000 resamples); the p-value is from the exact McNemar test.
     """
     from court.errors import BadRequest
-    from eval.commands.options import protocols_of
+    from eval.commands.options import protocols_of, score_by_protocol
     from eval.runs.results import read_results
     from eval.scores.compare import compare as compared
     from eval.scores.compare import in_words
@@ -53,7 +53,10 @@ def compare(run_a: Path, run_b: Path, protocol: str | None, seed: int, as_json: 
     common = tuple(one for one in a.protocols if one in b.protocols)
     if not common:
         raise click.ClickException(f"{a.name} and {b.name} were not run under the same protocol.")
-    comparisons = [compared(a, b, one, seed=seed) for one in protocols_of(protocol, common)]
+    by_protocol = score_by_protocol(
+        protocols_of(protocol, common), lambda one: compared(a, b, one, seed=seed), named=protocol is not None
+    )
+    comparisons = list(by_protocol.values())
     where_a, where_b = f"{a.dataset}, split {a.split}", f"{b.dataset}, split {b.split}"
     if as_json:
         click.echo(json.dumps({"a": where_a, "b": where_b, "comparisons": [asdict(one) for one in comparisons]}))

@@ -94,6 +94,8 @@ def export(run: Path, inspect: Path | None, parquet: Path | None, eval_card: Pat
             from eval.reports.parquet import write_parquet
 
             click.echo(f"{write_parquet(results, parquet):,} rows in {parquet}.")
+            if not results.finished:
+                click.echo(f"{results.name} is not finished: memes without an answer yet stand as NOT_JUDGED.")
         if eval_card is not None:
             _eval_card(results, eval_card)
         if publisher is not None:

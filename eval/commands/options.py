@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -159,6 +159,42 @@ def protocols_of(text: str | None, offered: tuple[Protocol, ...]) -> tuple[Proto
             f"There is no protocol {', '.join(wrong) or text!r} here. There are: {', '.join(offered)}."
         )
     return tuple(dict.fromkeys(Protocol(name) for name in names))
+
+
+_NO_FIGURES = frozenset({"NOTHING_TO_SCORE", "NOTHING_SHARED", "TOO_FEW_TO_CHOOSE"})
+"""Reasons for which one protocol has no figures, while others may have some."""
+
+
+def score_by_protocol(
+    protocols: Sequence[Protocol], scored: Callable[[Protocol], T], *, named: bool
+) -> dict[Protocol, T]:
+    """Scores under each protocol, and says on standard error of which ones there is nothing to score.
+
+    Args:
+        protocols: Protocols to score under.
+        scored: Scores under one of them.
+        named: True if the user named the protocols: then each has to have figures.
+
+    Raises:
+        BadRequest: A named protocol has no figures, or none of them has.
+    """
+    from court.errors import BadRequest
+
+    found: dict[Protocol, T] = {}
+    without: list[BadRequest] = []
+    for protocol in protocols:
+        try:
+            found[protocol] = scored(protocol)
+        except BadRequest as error:
+            # Memes that one protocol drops must not cost the figures under the others.
+            if named or error.reason not in _NO_FIGURES:
+                raise
+            without.append(error)
+    if without and not found:
+        raise without[0]
+    for refused in without:
+        click.echo(refused.message, err=True)
+    return found
 
 
 threshold_option = click.option(

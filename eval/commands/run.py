@@ -260,7 +260,16 @@ def _resumed(options: dict[str, Any]) -> Plan:
     if fixed:
         names = ", ".join("--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in fixed)
         raise click.UsageError(f"{names} can't be given with --resume: what a run is was said when it was begun.")
-    begun: RunManifest = RunFolder(options["resume"]).manifest()
+    try:
+        begun: RunManifest = RunFolder(options["resume"]).manifest()
+    except BadRequest as error:
+        if error.reason != "RUN_MISSING":
+            raise
+        # Killed while it prepared the precedents: nothing was judged yet, and nothing says what was to be.
+        raise BadRequest(
+            f"{error.message} If it was stopped before it wrote one, it is started again by the command that began it.",
+            reason=error.reason,
+        ) from None
     dataset = dataset_of(begun)
     if begun.question is not None:
         raise BadRequest(f"{options['resume']} asked a question of a card. This goes on with it: {begun.command}")

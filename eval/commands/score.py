@@ -59,7 +59,7 @@ def score(
 
     Intervals are 95 %, by bootstrap over memes (10,000 resamples).
     """
-    from eval.commands.options import dataset_of, protocols_of
+    from eval.commands.options import dataset_of, protocols_of, score_by_protocol
     from eval.datasets.read import read_split
     from eval.scores.metrics import card
     from eval.scores.scored_file import read_predictions
@@ -85,7 +85,8 @@ def score(
     read = read_split(dataset, data, split)
     scored = read_predictions(file, read.memes, scorer=scorer)
     results = scored.results(read.memes, name=name or file.stem, dataset=dataset.id, split=split, protocols=protocols)
-    cards = [card(results, one, seed=seed) for one in protocols]
+    by_protocol = score_by_protocol(protocols, lambda one: card(results, one, seed=seed), named=protocol is not None)
+    cards = list(by_protocol.values())
     if as_json:
         click.echo(
             json.dumps(

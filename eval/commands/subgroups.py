@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,7 +40,7 @@ def subgroups(
     are corrected by Holm's procedure: so many looks find something by chance alone otherwise. A meme without a class or
     an answer counts as wrong.
     """
-    from eval.commands.options import protocols_of
+    from eval.commands.options import protocols_of, score_by_protocol
     from eval.commands.pages import command_line, show_sections, unfinished_in_words
     from eval.reports.gather import runs_below
     from eval.reports.label_words import subgroup_sections
@@ -69,7 +70,8 @@ def subgroups(
             tables = task_subgroup_tables(results, of_meme)
         else:
             scored = protocols_of(protocol, results.protocols)
-            tables = tuple(subgroup_table(results, one, of_meme) for one in scored)
+            table_of = partial(subgroup_table, results, groups=of_meme)
+            tables = tuple(score_by_protocol(scored, table_of, named=protocol is not None).values())
         sections += subgroup_sections(results.name, tables)
         figures += [{"run": results.name, "finished": results.finished, **asdict(table)} for table in tables]
     show_sections(

@@ -38,7 +38,7 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
     Combinations are ordered by strict macro-F1 with 95 % intervals by bootstrap over memes (10,000 resamples). A test
     split is refused. Running the command again with the same --out continues, and can add combinations.
     """
-    from eval.commands.options import dataset_of, hold, study_of
+    from eval.commands.options import dataset_of, hold, score_by_protocol, study_of
     from eval.runs.results import read_results
     from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
 
@@ -52,7 +52,12 @@ def sweep(axes: tuple[str, ...], thresholds: str, as_json: bool, **options: Any)
         raise click.UsageError("Each setting has one --grid, with all its values.")
     study = study_of("sweep", grid(dict(parsed)), **options)
     results = [read_results(folder.root) for folder in hold(study)]
-    sweeps = [rank(results, protocol, scores, seed=options["seed"]) for protocol in study.protocols]
+    by_protocol = score_by_protocol(
+        study.protocols,
+        lambda protocol: rank(results, protocol, scores, seed=options["seed"]),
+        named=options["protocol"] is not None,
+    )
+    sweeps = list(by_protocol.values())
     if as_json:
         click.echo(json.dumps({str(one.protocol): asdict(one) for one in sweeps}))
         return
@@ -80,6 +85,8 @@ def _name(one: Candidate) -> str:
 
 def in_words(sweep: Sweep) -> list[str]:
     """Describes the sweep's result and its open questions, in sentences."""
+    from eval.scores.compare import TOO_FEW_DIFFER
+
     best, many = sweep.best, len(sweep.candidates)
     if many == 1:
         return [f"There was nothing to choose: {_name(best)} is all that was tried."]
@@ -90,6 +97,8 @@ def in_words(sweep: Sweep) -> list[str]:
             f"{equals:,} of the other {many - 1:,} lie within noise of it: this split can't tell them from the best, "
             "and the simplest of them is as good a choice."
         )
+    if any(one.within_noise and one.behind.low > 0 for one in sweep.candidates):
+        lines.append(TOO_FEW_DIFFER)
     lines.append(
         f"The best of many is flattered by its luck on these very memes, here by about {sweep.flattered_by:.3f}: "
         f"expect about {best.macro_f1.value - sweep.flattered_by:.3f} on others, and measure that on the test split, "

@@ -155,7 +155,7 @@ def record_of_run(
     else:
         metrics = [
             metric
-            for protocol in results.protocols
+            for protocol in results.scorable
             for metric in _metrics_of(f"{evaluation} ({protocol})", card(results, protocol, seed=manifest.seed))
         ]
     record = record_of(
@@ -370,7 +370,7 @@ def _answers(results: Results) -> tuple[list[str], list[tuple[Judged, list[str],
                 [str(one.prediction.outcome)] if one.prediction.outcome.harmful is not None else None,
             )
             # The first protocol, as a sample belongs to one result and that is the first of the record.
-            for harmful, one in results.under(results.protocols[0])
+            for harmful, one in results.under(results.scorable[0])
         ]
     answers = []
     for one in arrays_of(results)[0]:

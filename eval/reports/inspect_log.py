@@ -131,7 +131,7 @@ async def export_inspect(results: Results, trials: TrialReader, target: Path) ->
 
 def _scores_of(results: Results) -> list[EvalScore]:
     if results.manifest is None or results.manifest.question is None:
-        return [_score_of(results, protocol) for protocol in results.protocols]
+        return [_score_of(results, protocol) for protocol in results.scorable]
     found = task_card(results)
     metrics = {
         name: EvalMetric(name=name, value=figure.value, metadata={"low": figure.low, "high": figure.high})

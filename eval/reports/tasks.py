@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from court.errors import BadRequest
 from eval.datasets.card import SplitRole
 from eval.datasets.card_published import CardPublished
 from eval.reports.sections import Section
@@ -15,6 +16,7 @@ from eval.reports.words import plain, traps_in_words
 from eval.runs.prediction import Outcome
 from eval.runs.question import ELSEWHERE, Answerer
 from eval.runs.results import Results, card_of_results
+from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.tables import figure
 from eval.scores.task_card import SCORED, TaskCard, arrays_of, question_of, task_card
 from eval.scores.task_choice import rank_answers
@@ -287,7 +289,14 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
     # Repeats are no ways to choose from.
     if len(runs) < 2 or len(questions) < len(runs):
         return
-    choice = rank_answers(runs)
+    try:
+        choice = rank_answers(runs)
+    except BadRequest as error:
+        # Runs of other memes, or without the official metric, have figures that a report can show all the same.
+        if error.reason not in ("MEMES_DIFFER", "TOO_FEW_TO_CHOOSE"):
+            raise
+        yield Section(f"task-{number}-choice", "Best first", (), notes=(error.message,))
+        return
     rows: list[tuple[str, ...]] = [("run", choice.metric, "behind the best")]
     for place, way in enumerate(choice.ways):
         rows.append((plain(way.run), figure(way.value), figure(way.behind) if place else ""))
@@ -298,6 +307,8 @@ def _choice(group: TaskGroup, number: int) -> Iterator[Section]:
         f"The best of many is flattered by its luck on these very memes, here by about {choice.flattered_by:.3f}: "
         f"expect about {best.value.value - choice.flattered_by:.3f} of it on others.",
     ]
+    if any(way.within_noise and way.behind.low > 0 for way in choice.ways):
+        notes.insert(1, TOO_FEW_DIFFER)
     if group.role is SplitRole.TEST:
         notes.append("This split is for testing: choose on another, and measure the choice here, once.")
     yield Section(f"task-{number}-choice", "Best first", tuple(rows), notes=tuple(notes))
@@ -356,16 +367,25 @@ def _comparisons(group: TaskGroup, number: int) -> Iterator[Section]:
     # Memes without an answer yet would count as wrong.
     if not first.finished:
         return
+    notes: list[str] = []
     rows = [("run", f"{card.official} less {plain(first.name)}'s", "p of McNemar", "it is")]
     for one, _ in others:
         if not one.finished:
             continue
-        comparison = compare_tasks(one, first)
+        try:
+            comparison = compare_tasks(one, first)
+        except BadRequest as error:
+            if error.reason != "NOTHING_SHARED":
+                raise
+            rows.append((plain(one.name), "–", "–", "of other memes"))
+            continue
+        if comparison.only_one:
+            notes.append(f"{plain(one.name)} is compared on {comparison.n:,} memes, those of both.")
         difference = comparison.differences.get(comparison.official)
         words = "within noise" if not comparison.sure else "better" if difference and difference.value > 0 else "worse"
         rows.append((plain(one.name), figure(difference), f"{comparison.mcnemar_p:.2g}", words))
     if len(rows) > 1:
-        yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows))
+        yield Section(f"task-{number}-compared", "Compared meme by meme", tuple(rows), notes=tuple(notes))
 
 
 def _over(value: str, card: TaskCard) -> str:

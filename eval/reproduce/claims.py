@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from math import comb
 
 import numpy as np
 
 from court.events import Side
 from eval.datasets.protocol import Protocol
 from eval.runs.results import Results
-from eval.scores.compare import SURE, compare
+from eval.scores.compare import FEWEST_TO_SAY, SURE, compare
 from eval.scores.metrics import RESAMPLES, Figure, card
 from eval.scores.resampled_means import ResampledMeans, difference_of, mean_of
 
@@ -200,7 +201,8 @@ def _stance_saves_rounds(judged: JudgedArms) -> Claim:
         if figure is None:
             return Claim("C5", claim, ClaimVerdict.UNTESTED, why="no meme was examined in both")
         what = f"rounds of the {side.lower()}, from the start less at the summary, {len(differences):,} memes"
-        parts.append(ClaimPart(what, figure, None, _below(figure, 0.0)))
+        verdict = _below(figure, 0.0) if _enough(differences) else ClaimVerdict.OPEN
+        parts.append(ClaimPart(what, figure, None, verdict))
     return _whole("C5", claim, parts)
 
 
@@ -216,11 +218,16 @@ def _favoured_side_stops_sooner(judged: JudgedArms) -> Claim:
     difference = difference_of(leads[True], leads[False], resamples=judged.resamples, seed=judged.seed)
     if harmful is None or benign is None or difference is None:
         return Claim("C6", claim, ClaimVerdict.UNTESTED, why="no examined memes of both labels")
-    measured = "rounds of the Accuser less the Defender"
+    measured, unsure = "rounds of the Accuser less the Defender", ClaimVerdict.OPEN
+    # The ways to deal the leads to two labels, of which a permutation test counts the extreme ones, from both ends.
+    dealt = comb(len(leads[True]) + len(leads[False]), len(leads[True]))
+    of_harmful = _below(harmful, 0.0) if _enough(leads[True]) else unsure
+    of_benign = _above(benign, 0.0) if _enough(leads[False]) else unsure
+    of_both = _below(difference, 0.0) if 2 / dealt < SURE else unsure
     parts = [
-        ClaimPart(f"{measured}, {len(leads[True]):,} harmful memes", harmful, None, _below(harmful, 0.0)),
-        ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, _above(benign, 0.0)),
-        ClaimPart("the former less the latter", difference, None, _below(difference, 0.0)),
+        ClaimPart(f"{measured}, {len(leads[True]):,} harmful memes", harmful, None, of_harmful),
+        ClaimPart(f"{measured}, {len(leads[False]):,} others", benign, None, of_benign),
+        ClaimPart("the former less the latter", difference, None, of_both),
     ]
     return _whole("C6", claim, parts, decided_by=parts[-1:])
 
@@ -246,6 +253,11 @@ def _below(figure: Figure, bound: float) -> ClaimVerdict:
     if figure.high < bound:
         return ClaimVerdict.HOLDS
     return ClaimVerdict.FAILS if figure.low > bound else ClaimVerdict.OPEN
+
+
+def _enough(differences: Sequence[tuple[str, float]]) -> bool:
+    """True if a sign test of the differences could say anything: resamples of two memes that agree have no width."""
+    return sum(difference != 0 for _, difference in differences) >= FEWEST_TO_SAY
 
 
 def _above(figure: Figure, bound: float) -> ClaimVerdict:

@@ -71,6 +71,12 @@ class Results:
         pairs = ((one.meme.gold(protocol), one) for one in self.judged)
         return tuple((gold, one) for gold, one in pairs if gold is not None)
 
+    @property
+    def scorable(self) -> tuple[Protocol, ...]:
+        """The protocols, without those that drop all memes; all where none is left, so that scoring says why."""
+        there = tuple(one for one in self.protocols if any(each.meme.gold(one) is not None for each in self.judged))
+        return there or self.protocols
+
 
 NOT_JUDGED = "NOT_JUDGED"
 """Reason of a prediction that stands for a meme of which nothing was said."""

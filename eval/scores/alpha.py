@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.scores.metrics import Figure
+from eval.scores.metrics import Figure, share_figure
 from eval.scores.resampling import Floats, interval
 
 RESAMPLES = 2000
@@ -55,7 +55,16 @@ def alpha_figure(
     resampled = (drawn @ shares.reshape(n, -1)).reshape(resamples, *shares.shape[1:])
     alphas = _alphas(resampled, scale)
     # A resample in which everybody says the same has none.
-    return Figure(value, *interval(alphas[~np.isnan(alphas)]))
+    low, high = interval(alphas[~np.isnan(alphas)])
+    if low == high:
+        # As of a share of items, from the alpha of nothing but the largest disagreement to 1: few items that all agree
+        # make nothing certain.
+        total = shares.sum(axis=0)[None]
+        distance, expected = _distances(total.sum(axis=2), scale), _expected(total.sum(axis=2), scale)
+        worst = 1 - float(distance.max() * total.sum() / expected[0])
+        share = share_figure((value - worst) / (1 - worst), np.zeros(1), n)
+        low, high = (worst + (1 - worst) * end for end in (share.low, share.high))
+    return Figure(value, low, high)
 
 
 def _coincidences(items: Sequence[Sequence[Hashable]]) -> Floats | None:
@@ -83,14 +92,23 @@ def _coincidences(items: Sequence[Sequence[Hashable]]) -> Floats | None:
 def _alphas(coincidences: Floats, scale: Scale) -> Floats:
     """Alpha of tables of coincidences, float of shape (tables, values, values); NaN where it is not defined."""
     counts = coincidences.sum(axis=2)
+    observed, expected = (coincidences * _distances(counts, scale)).sum(axis=(1, 2)), _expected(counts, scale)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(expected > 0, 1 - observed / expected, np.nan))
+
+
+def _distances(counts: Floats, scale: Scale) -> Floats:
+    """Distances of values, of shape (tables, values, values), from how often each was given."""
     if scale is Scale.ORDINAL:
         # The number of all scores between two, half of their own included, squared.
         upto = np.cumsum(counts, axis=1) - counts / 2
-        distance = (upto[:, :, None] - upto[:, None, :]) ** 2
-    else:
-        distance = np.broadcast_to(1 - np.eye(counts.shape[1]), coincidences.shape)
-    observed = (coincidences * distance).sum(axis=(1, 2))
+        return np.asarray((upto[:, :, None] - upto[:, None, :]) ** 2)
+    values = counts.shape[1]
+    return np.broadcast_to(1 - np.eye(values), (len(counts), values, values))
+
+
+def _expected(counts: Floats, scale: Scale) -> Floats:
+    """Disagreement by chance, of shape (tables,)."""
+    pairs = counts[:, :, None] * counts[:, None, :] * _distances(counts, scale)
     # Less one, since no judgement is paired with itself by chance either.
-    expected = (counts[:, :, None] * counts[:, None, :] * distance).sum(axis=(1, 2)) / (counts.sum(axis=1) - 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(expected > 0, 1 - observed / expected, np.nan))
+    return np.asarray(pairs.sum(axis=(1, 2)) / (counts.sum(axis=1) - 1))

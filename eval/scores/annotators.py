@@ -172,7 +172,9 @@ def harm_shares(soft: Mapping[str, Mapping[str, float]], harmful: Collection[str
                 reason="LABEL_UNKNOWN",
             )
         classes = {label: bool(known) for label, known in words.items()}
-    return {meme: sum(share for label, share in shares.items() if classes[label]) for meme, shares in soft.items()}
+    # Rounded: 1/2, 1/3 and 1/6 add up to a little less than 1, and a unanimous meme would count as contested.
+    found = ((meme, [share for label, share in shares.items() if classes[label]]) for meme, shares in soft.items())
+    return {meme: round(sum(shares), 12) for meme, shares in found}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,11 @@ SURE = 0.05
 """A difference whose p-value is below this is not put down to chance."""
 FEWEST_TO_SAY = 6
 """Memes that only one of two systems gets right, from which on the exact test can be below that (2 * 0.5 ** 6)."""
+TOO_FEW_DIFFER = (
+    "Fewer than six memes (or groups of them) of difference count as noise, whatever the interval: so few all fall on "
+    "one side by chance too often."
+)
+"""Said where a difference is within noise although its interval is not."""
 
 _COLUMN = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1, Outcome.UNDECIDED: 2, Outcome.FAILED: 2}
 """Column of a strict confusion matrix; the last is no class at all."""

@@ -105,6 +105,13 @@ def right_answers(arrays: TaskArrays) -> Bools:
     return np.asarray(arrays.answered & (arrays.gold == arrays.predicted).all(axis=1))
 
 
+def differing_answers(one: TaskArrays, other: TaskArrays) -> Bools:
+    """True for each meme of which two sets of answers to the same memes differ, in labels or in a probability."""
+    scores = (one.scores == other.scores) | (np.isnan(one.scores) & np.isnan(other.scores))
+    same = (one.predicted == other.predicted).all(axis=1) & (one.answered == other.answered) & scores.all(axis=1)
+    return np.asarray(~same)
+
+
 def _accuracy(arrays: TaskArrays, weights: Floats) -> Floats:
     return _mean(weights, right_answers(arrays))
 

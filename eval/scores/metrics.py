@@ -198,6 +198,11 @@ def group_numbers_of(judged: Sequence[Judged]) -> NDArray[np.int64] | None:
     return number_linked(len(judged), ((place, first.setdefault(key, place)) for place, key in shared))
 
 
+def draws_among(memes: NDArray[np.bool_], groups: Ints | None) -> int:
+    """Counts the independent draws among the marked memes (bool of shape (memes,)): the memes, or their groups."""
+    return int(memes.sum()) if groups is None else len(np.unique(groups[memes]))
+
+
 def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, seed: int = 0) -> Card:
     """Scores everything that was said, under one protocol.
 
@@ -242,12 +247,21 @@ def card(results: Results, protocol: Protocol, *, resamples: int = RESAMPLES, se
         dropped=len(results.judged) - n,
         undecided=int(cells[:, 2].sum()),
         failed=int(cells[:, 3].sum()),
-        coverage=share_figure(float(decided.mean()), covered / drawn.sum(axis=(1, 2)), n),
+        coverage=share_figure(
+            float(decided.mean()), covered / drawn.sum(axis=(1, 2)), draws_among(np.ones(n, dtype=bool), groups)
+        ),
         majority=majority,
         # The other class has an F1 of 0; this one a recall of 1 and a precision of its share.
         majority_macro_f1=majority / (1 + majority),
-        decided=_rates(gold[decided], predicted[decided], drawn[:, :, : len(CLASSES)]) if decided.any() else None,
-        strict=_rates(gold, predicted, drawn),
+        decided=_rates(
+            gold[decided],
+            predicted[decided],
+            drawn[:, :, : len(CLASSES)],
+            groups=None if groups is None else groups[decided],
+        )
+        if decided.any()
+        else None,
+        strict=_rates(gold, predicted, drawn, groups=groups),
         confusion=(_row(cells[0]), _row(cells[1])),
         scored=len(scored),
         auroc=auroc,
@@ -292,6 +306,7 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
     """A share of ``n`` memes; where all resamples agree, with the exact interval of Clopper and Pearson (1934).
 
     Memes that are all alike give a bootstrap of no width: one meme judged rightly would be an accuracy of 1 for sure.
+    Where whole groups are drawn, ``n`` is their number: a group counts as one witness, however many memes it has.
     """
     low, high = resampling.interval(resampled)
     if low == high:
@@ -304,12 +319,19 @@ def share_figure(value: float, resampled: Floats, n: int) -> Figure:
 def edge_figure(value: float, resampled: Floats, n: int) -> Figure:
     """A figure between 0 and 1 that is no share, such as an F1: at 0 and at 1 with the interval of a share of ``n``.
 
-    Where all resamples agree elsewhere, as on scores that are all equal, nothing varies.
+    Where all resamples agree elsewhere, as on scores that are all equal, nothing varies; but a single draw agrees with
+    itself whatever it is.
     """
-    return share_figure(value, resampled, n) if value in (0.0, 1.0) and n else _figure(value, resampled)
+    return share_figure(value, resampled, n) if (value in (0.0, 1.0) and n) or n == 1 else _figure(value, resampled)
 
 
-def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
+def error_figure(value: float, resampled: Floats, *, n: int, largest: float) -> Figure:
+    """A mean error in steps, ``largest`` at most, with the interval of a share of ``n`` at its ends."""
+    share = edge_figure(value / largest, resampled / largest, n)
+    return Figure(value, share.low * largest, share.high * largest)
+
+
+def _rates(gold: Ints, predicted: Ints, drawn: Ints, *, groups: Ints | None) -> Rates:
     """Rates of ``predicted`` (int of shape (memes,), places in OUTCOMES), intervals from resampled confusion tables."""
     precision, recall, f1, support = precision_recall_fscore_support(
         gold, predicted, labels=[0, 1], average=None, zero_division=0
@@ -318,24 +340,26 @@ def _rates(gold: Ints, predicted: Ints, drawn: Ints) -> Rates:
 
     def of_class(place: int, name: str) -> ClassScores:
         # The exact intervals of precision and recall rest on different counts: memes given the class, memes of it.
-        there, named = int(support[place]), int((predicted == place).sum())
+        there, named = (draws_among(of == place, groups) for of in (gold, predicted))
         return ClassScores(
             name=name,
             precision=share_figure(float(precision[place]), over.precision[place], named) if named else None,
             recall=share_figure(float(recall[place]), over.recall[place], there) if there else None,
             f1=edge_figure(float(f1[place]), over.f1[place], there or named),
-            support=there,
+            support=int(support[place]),
         )
 
+    n = draws_among(np.ones(len(gold), dtype=bool), groups)
     classes = (of_class(0, "not harmful"), of_class(1, "harmful"))
-    macro_f1 = edge_figure(float(f1.mean()), over.macro_f1, len(gold))
+    value = float(f1.mean())
+    macro_f1 = edge_figure(value, over.macro_f1, n) if value in (0.0, 1.0) else _figure(value, over.macro_f1)
     if macro_f1.low == macro_f1.high:
         # As where one class alone is there: then it is known as well as the mean of both.
         low, high = (fmean(getattr(one.f1, end) for one in classes) for end in ("low", "high"))
         macro_f1 = Figure(macro_f1.value, low, high)
     return Rates(
         n=len(gold),
-        accuracy=share_figure(float(accuracy_score(gold, predicted)), over.accuracy, len(gold)),
+        accuracy=share_figure(float(accuracy_score(gold, predicted)), over.accuracy, n),
         macro_f1=macro_f1,
         classes=classes,
     )
@@ -353,7 +377,8 @@ def _vote_rates(voted: Sequence[tuple[bool, Judged]], resamples: int, seed: int)
     gold, predicted = np.array([(harmful, one.prediction.vote_harmful) for harmful, one in voted], dtype=np.int64).T
     cells = confusion_matrix(gold, predicted, labels=[0, 1]).astype(np.int64)
     groups = group_numbers_of([one for _, one in voted])
-    return _rates(gold, predicted, _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed))
+    drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
+    return _rates(gold, predicted, drawn, groups=groups)
 
 
 def _score_figures(
@@ -365,11 +390,12 @@ def _score_figures(
     gold = np.array([harmful for harmful, _ in scored], dtype=bool)
     scores = np.array([score for _, score in scored], dtype=np.float64)
     aurocs, briers = resampling.auroc_and_brier(gold, scores, resamples, seed, groups=groups)
-    brier = edge_figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers, len(gold))
+    n = draws_among(np.ones_like(gold), groups)
+    brier = edge_figure(float(brier_score_loss(gold, scores, labels=CLASSES)), briers, n)
     # A ranking needs both classes; the Brier score does not.
     if gold.all() or not gold.any():
         return None, brier
-    return _auroc_figure(gold, scores, aurocs), brier
+    return _auroc_figure(gold, scores, aurocs, groups=groups), brier
 
 
 _OUTRANKED = {True: -1.0, False: 2.0}
@@ -405,12 +431,13 @@ def _auroc(pairs: Sequence[tuple[bool, Judged]], resamples: int, seed: int) -> F
     ranks = np.array([_OUTRANKED[harmful] if score is None else score for harmful, score in scores], dtype=np.float64)
     groups = group_numbers_of([one for _, one in pairs])
     aurocs, _ = resampling.auroc_and_brier(gold, ranks, resamples, seed, groups=groups)
-    return _auroc_figure(gold, ranks, aurocs)
+    return _auroc_figure(gold, ranks, aurocs, groups=groups)
 
 
-def _auroc_figure(gold: NDArray[np.bool_], scores: Floats, drawn: Floats) -> Figure:
+def _auroc_figure(gold: NDArray[np.bool_], scores: Floats, drawn: Floats, *, groups: Ints | None) -> Figure:
     # At its ends it is known as well as a share of the rarer class.
-    return edge_figure(float(roc_auc_score(gold, scores)), drawn, int(min(gold.sum(), (~gold).sum())))
+    rarer = min(draws_among(of, groups) for of in (gold, ~gold))
+    return edge_figure(float(roc_auc_score(gold, scores)), drawn, rarer)
 
 
 def _calibration(scored: Sequence[tuple[bool, float]]) -> tuple[Bin, ...]:
@@ -450,7 +477,9 @@ def _mmae(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[int, Fig
     (value,) = resampling.mmae(cells[None]).tolist()
     groups = group_numbers_of(levelled)
     drawn = _drawn(cells, gold, predicted, groups=groups, resamples=resamples, seed=seed)
-    return n, _figure(value, resampling.mmae(drawn))
+    return n, error_figure(
+        value, resampling.mmae(drawn), n=draws_among(np.ones(n, dtype=bool), groups), largest=len(Level) - 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,14 +534,14 @@ def score(
         if groups is None
         else resampling.draw_group_cells(2 * truth + labels, cells.shape, groups, resamples=resamples, seed=seed)
     )
-    over = resampling.rates(drawn)
+    over, n = resampling.rates(drawn), draws_among(np.ones_like(truth), groups)
     return Scores(
         n=len(truth),
         harmful=int(truth.sum()),
         majority=max(float(truth.mean()), 1 - float(truth.mean())),
-        accuracy=share_figure(float(accuracy_score(truth, labels)), over.accuracy, len(truth)),
+        accuracy=share_figure(float(accuracy_score(truth, labels)), over.accuracy, n),
         macro_f1=edge_figure(
-            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1, len(truth)
+            float(f1_score(truth, labels, labels=CLASSES, average="macro", zero_division=0)), over.macro_f1, n
         ),
         brier=None if probabilities is None else float(brier_score_loss(truth, probabilities, labels=CLASSES)),
     )

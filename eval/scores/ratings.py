@@ -130,9 +130,11 @@ def weighted_kappa(pairs: Sequence[tuple[int, int]]) -> float | None:
     if len(pairs) < 2 or len({score for pair in pairs for score in pair}) < 2:
         return None
     one, other = zip(*pairs, strict=True)
+    # All scores between, given or not: weights go by places, and 2 and 5 are not neighbours for want of a 3 and a 4.
+    scores = range(min(*one, *other), max(*one, *other) + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 0 / 0, which is told by what comes out
-        value = float(cohen_kappa_score(one, other, weights="quadratic"))
+        value = float(cohen_kappa_score(one, other, labels=scores, weights="quadratic"))
     return None if np.isnan(value) else value
 
 

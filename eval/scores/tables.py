@@ -95,13 +95,14 @@ def confusion_table(card: Card) -> str:
 def noise_in_words(card: Card) -> str:
     """Describes how far the strict accuracy would vary with another draw of as many memes."""
     accuracy = card.strict.accuracy
-    # The normal approximation leaves no width there, whatever the number of memes.
-    if accuracy.value in (0.0, 1.0):
+    # The normal approximation leaves no width there, and takes memes of a group for independent.
+    if accuracy.value in (0.0, 1.0) or card.groups:
         known, within = f"to lie between {accuracy.low:.3f} and {accuracy.high:.3f}", "a difference within that"
     else:
         known, within = f"to about ±{100 * noise(card.n, accuracy.value):.1f} points", "less than that"
+    memes = f"{card.n:,} meme{'' if card.n == 1 else 's'}"
     return (
-        f"With {card.n:,} memes an accuracy of {accuracy.value:.3f} is known {known}; {within} between two systems is "
+        f"With {memes} an accuracy of {accuracy.value:.3f} is known {known}; {within} between two systems is "
         "noise unless they are compared meme by meme."
     )
 

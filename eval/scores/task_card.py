@@ -18,8 +18,24 @@ from eval.datasets.items import JudgedMeme
 from eval.runs.question import Question, gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
-from eval.scores.label_metrics import BASELINE_FREE, METRICS, Metric, TaskArrays, metric_of, value_of
-from eval.scores.metrics import RESAMPLES, Figure, edge_figure, group_numbers_of, share_figure
+from eval.scores.label_metrics import (
+    BASELINE_FREE,
+    METRICS,
+    Metric,
+    TaskArrays,
+    metric_of,
+    right_answers,
+    value_of,
+)
+from eval.scores.metrics import (
+    RESAMPLES,
+    Figure,
+    draws_among,
+    edge_figure,
+    error_figure,
+    group_numbers_of,
+    share_figure,
+)
 from eval.scores.resampling import Floats
 
 SINGLE = ("accuracy", "macro-f1", "micro-f1", "weighted-f1")
@@ -35,10 +51,10 @@ MULTI = (
 )
 SCORED = ("auroc", "micro-auroc", "brier")
 """Metrics of probabilities, which are added where there are some."""
-_SHARES = frozenset({"accuracy", "exact", "precision", "recall", "binary-accuracy"})
-"""Shares of memes: where all resamples agree, their interval is the exact one."""
-_NOT_BOUNDED = frozenset({"mmae", "agreement-ceiling"})
-"""Metrics that are not between 0 and 1, or say nothing about the answers."""
+_OF_SCORES = frozenset({"auroc", "micro-auroc", "brier"})
+"""Metrics of probabilities, in which nothing may vary: those of probabilities that are all equal."""
+_OVER_LABELS = frozenset({"macro-f1", "binary-macro-f1", "mean-binary-macro-f1", "weighted-binary-macro-f1"})
+"""Means that labels which no meme has, or all have, hold below 1."""
 # Sixteen mebibytes of weights, whatever the number of memes.
 _AT_ONCE = 1 << 21
 """Weights held in memory at once, over all resamples."""
@@ -132,8 +148,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         [metric_of(name, question.labels) for name in every], arrays, groups, resamples=resamples, seed=seed
     )
     each = dict(zip(every, drawn, strict=True))
-    n = len(judged)
-    counts = _counts_of(arrays)
+    n, counts = len(judged), _draws_of(arrays, groups)
 
     def figure(name: str) -> Figure | None:
         value = value_of(metric_of(name, question.labels), arrays)
@@ -142,11 +157,7 @@ def task_card(results: Results, *, resamples: int = RESAMPLES, seed: int = 0) ->
         over = each[name][~np.isnan(each[name])]
         if value is None or not over.size:
             return None
-        kind = name.partition(":")[0]
-        # Memes of a group are no independent ones: with their number the exact interval would be too narrow.
-        if groups is not None or kind in _NOT_BOUNDED:
-            return Figure(value, *resampling.interval(over))
-        return (share_figure if kind in _SHARES else edge_figure)(value, over, counts.get(name, n))
+        return _with_interval(name, value, over, arrays=arrays, n=counts.get(name, counts[""]))
 
     always, words = baseline_of(question, arrays)
     return TaskCard(
@@ -261,15 +272,52 @@ def baseline_of(question: Question, arrays: TaskArrays) -> tuple[TaskArrays, str
     return arrays.replaced(always), f"always {question.labels[most]}"
 
 
-def _counts_of(arrays: TaskArrays) -> dict[str, int]:
-    """Memes that a figure rests on, by its name, where they are not all: those that have a label, or were given it."""
-    found: dict[str, int] = {}
-    there, chosen = arrays.gold.sum(axis=0), arrays.predicted.sum(axis=0)
-    # The area under a curve rests on the rarer of yes and no.
-    rarer = np.minimum(there, len(arrays.gold) - there)
-    for label, of, to, least in zip(arrays.labels, map(int, there), map(int, chosen), map(int, rarer), strict=True):
+def _with_interval(name: str, value: float, over: Floats, *, arrays: TaskArrays, n: int) -> Figure:
+    """A figure with its percentiles, or the exact interval of a share of ``n`` draws where the resamples all agree."""
+    kind = name.partition(":")[0]
+    # It says nothing about the answers, and annotators may all agree.
+    if kind == "agreement-ceiling":
+        return Figure(value, *resampling.interval(over))
+    if kind == "mmae":
+        return error_figure(value, over, n=n, largest=len(arrays.labels) - 1)
+    if kind in _OF_SCORES or not n:
+        return edge_figure(value, over, n)
+    # All is right, and yet the mean is below 1: known as well as a share of 1, on that scale.
+    if kind in _OVER_LABELS and value and _all_right(arrays, name.partition(":")[2]):
+        return error_figure(value, over, n=n, largest=value)
+    return share_figure(value, over, n)
+
+
+def _all_right(arrays: TaskArrays, label: str) -> bool:
+    """True if all answers are right: about this label, or about all of them where it is empty."""
+    if not label:
+        return bool(right_answers(arrays).all())
+    place = arrays.labels.index(label)
+    return bool((arrays.answered & (arrays.gold[:, place] == arrays.predicted[:, place])).all())
+
+
+def _draws_of(arrays: TaskArrays, groups: NDArray[np.int64] | None) -> dict[str, int]:
+    """Independent draws that a figure rests on, by its name, where they are not all; and of all, without a name."""
+    scored = ~np.isnan(arrays.scores)
+    found = {
+        "": draws_among(np.ones_like(arrays.answered), groups),
+        "mmae": draws_among(arrays.answered, groups),
+        "brier": draws_among(np.asarray(scored.all(axis=1)), groups),
+    }
+
+    def rarer(yes: NDArray[np.bool_], no: NDArray[np.bool_]) -> int:
+        """The area under a curve rests on the rarer of yes and no."""
+        return min(draws_among(yes, groups), draws_among(no, groups))
+
+    for place, label in enumerate(arrays.labels):
+        gold, there = arrays.gold[:, place], scored[:, place]
+        of, to = (draws_among(flags, groups) for flags in (gold, arrays.predicted[:, place]))
+        least = rarer(gold & there, ~gold & there)
         found |= {f"precision:{label}": to, f"recall:{label}": of, f"f1:{label}": of or to, f"auroc:{label}": least}
-    return found | {"auroc": int(rarer.min())}
+    found["auroc"] = min(found[f"auroc:{label}"] for label in arrays.labels)
+    some_yes, some_no = ((flags & scored).any(axis=1) for flags in (arrays.gold, ~arrays.gold))
+    found["micro-auroc"] = rarer(np.asarray(some_yes), np.asarray(some_no))
+    return found
 
 
 _LABEL_KINDS = ("precision", "recall", "f1", "binary-accuracy", "binary-macro-f1", "auroc")

@@ -10,8 +10,9 @@ import numpy as np
 from court.errors import BadRequest
 from eval.runs.results import Results
 from eval.scores import resampling
-from eval.scores.label_metrics import metric_of, value_of
-from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
+from eval.scores.compare import FEWEST_TO_SAY
+from eval.scores.label_metrics import differing_answers, metric_of, value_of
+from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
 from eval.scores.resampling import draw_weights
 from eval.scores.task_card import arrays_of, metrics_of, question_of
 
@@ -27,16 +28,18 @@ class QuestionVariant:
         run: Name of its run.
         value: Official metric, with its interval.
         behind: Lead of the best over it, paired bootstrap; 0 for the best itself.
+        differing: Independent draws (memes, or groups of them) on which its answers differ from the best one's.
     """
 
     run: str
     value: Figure
     behind: Figure
+    differing: int
 
     @property
     def within_noise(self) -> bool:
         """True if these memes can't tell it from the best."""
-        return self.behind.low <= 0
+        return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def rank_answers(runs: Sequence[Results], *, resamples: int = RESAMPLES, seed: i
                 run=runs[place].name,
                 value=figure(float(values[place]), over[:, place]),
                 behind=figure(float(values[best] - values[place]), over[:, best] - over[:, place]),
+                differing=draws_among(differing_answers(arrays[best], arrays[place]), groups),
             )
             for place in order.tolist()
         ),

@@ -12,9 +12,9 @@ from court.errors import BadRequest
 from eval.runs.question import gold_of
 from eval.runs.results import Judged, Results
 from eval.scores import resampling
-from eval.scores.compare import SURE, mcnemar, signed_interval
-from eval.scores.label_metrics import TaskArrays, metric_of, right_answers, value_of
-from eval.scores.metrics import RESAMPLES, Figure, group_numbers_of
+from eval.scores.compare import FEWEST_TO_SAY, SURE, mcnemar, signed_interval
+from eval.scores.label_metrics import TaskArrays, differing_answers, metric_of, right_answers, value_of
+from eval.scores.metrics import RESAMPLES, Figure, draws_among, group_numbers_of
 from eval.scores.tables import figure
 from eval.scores.task_card import arrays_of, metrics_of, question_of, resampled
 
@@ -48,6 +48,7 @@ class TaskComparison:
         only_b_right: Memes the other way round.
         mcnemar_p: Two-sided p-value of the exact McNemar test on these.
         changed: Every meme of which they did not say the same, in the order of A.
+        differing: Independent draws (memes, or groups of them) on which they differ in labels or probabilities.
     """
 
     task: str
@@ -64,12 +65,18 @@ class TaskComparison:
     only_b_right: int
     mcnemar_p: float
     changed: tuple[ChangedAnswer, ...]
+    differing: int
 
     @property
     def sure(self) -> bool:
-        """True if the difference in the official metric is larger than its interval leaves to chance."""
+        """True if the difference in the official metric is larger than its interval leaves to chance.
+
+        Never with fewer than six memes on which they differ: resamples of so few may all fall on one side, and yet each
+        of the two would be ahead on all of them by chance more often than one time in twenty.
+        """
         difference = self.differences.get(self.official)
-        return difference is not None and not difference.low <= 0 <= difference.high
+        outside = difference is not None and not difference.low <= 0 <= difference.high
+        return outside and self.differing >= FEWEST_TO_SAY
 
 
 def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: int = 0) -> TaskComparison:
@@ -132,6 +139,7 @@ def compare_tasks(a: Results, b: Results, *, resamples: int = RESAMPLES, seed: i
             for x, y in pairs
             if (labels_a := _answered_labels(x, task)) != (labels_b := _answered_labels(y, task))
         ),
+        differing=draws_among(differing_answers(of_a, of_b), groups),
     )
 
 

@@ -15,7 +15,8 @@ from eval.datasets.known import Dataset, SplitRole
 from eval.datasets.protocol import Protocol
 from eval.runs.prediction import Outcome
 from eval.runs.results import Results
-from eval.scores.metrics import Figure
+from eval.scores.compare import FEWEST_TO_SAY
+from eval.scores.metrics import Figure, draws_among, group_numbers_of
 from eval.scores.resampling import Floats, interval
 from eval.studies.arms import Arm, parse_setting
 
@@ -32,10 +33,11 @@ class Candidate:
     Attributes:
         run: Name of the run whose predictions these are.
         threshold: Score from which on a meme counts as harmful; None for the verdicts as they were given.
-        macro_f1: Strict, with a 95 % interval by bootstrap over memes.
+        macro_f1: Strict, with a 95 % interval by bootstrap over memes, or over groups of them where there are some.
         accuracy: Strict.
         coverage: Share of the memes with a class.
         behind: Lead of the best over it in macro-F1, paired bootstrap; 0 for the best itself.
+        differing: Independent draws (memes, or groups of them) on which it and the best did not say the same.
     """
 
     run: str
@@ -44,11 +46,12 @@ class Candidate:
     accuracy: float
     coverage: float
     behind: Figure
+    differing: int
 
     @property
     def within_noise(self) -> bool:
-        """True if the split can't tell it from the best."""
-        return self.behind.low <= 0
+        """True if the split can't tell it from the best; with fewer than six memes of difference it never can."""
+        return self.behind.low <= 0 or self.differing < FEWEST_TO_SAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,9 @@ def rank(
     whole = _macro_f1(np.ones((1, gold.size)), gold, table)[0]
     # Rounded, else the last bits of a sum would decide between candidates that are equally good.
     order = np.argsort(-whole.round(12), kind="stable")
-    drawn, flattered_by = _resampled(gold, table, best=int(order[0]), resamples=resamples, seed=seed)
+    # What shares a group or a template is no independent draw, as in all other intervals.
+    groups = group_numbers_of([one for _, one in pairs[0]])
+    drawn, flattered_by = _resampled(gold, table, groups, best=int(order[0]), resamples=resamples, seed=seed)
     # Class 2, none, equals no gold label: it is wrong here, as in all strict figures.
     right = (table == gold).mean(axis=1)
     return Sweep(
@@ -206,6 +211,7 @@ def rank(
                 accuracy=float(right[place]),
                 coverage=float((table[place] < 2).mean()),
                 behind=Figure(float(whole[order[0]] - whole[place]), *interval(drawn[:, order[0]] - drawn[:, place])),
+                differing=draws_among(table[order[0]] != table[place], groups),
             )
             for place in order.tolist()
         ),
@@ -217,7 +223,13 @@ _CLASS = {Outcome.NOT_HARMFUL: 0, Outcome.HARMFUL: 1}
 
 
 def _resampled(
-    gold: NDArray[np.bool_], predicted: NDArray[np.int64], best: int, resamples: int, seed: int
+    gold: NDArray[np.bool_],
+    predicted: NDArray[np.int64],
+    groups: NDArray[np.int64] | None,
+    *,
+    best: int,
+    resamples: int,
+    seed: int,
 ) -> tuple[Floats, float]:
     """Macro-F1 of every candidate in every resample, and by how much picking the best flatters it.
 
@@ -231,12 +243,15 @@ def _resampled(
         float of shape (resamples, candidates), and the mean.
     """
     rng = np.random.default_rng(seed)
+    units = gold.size if groups is None else int(groups.max()) + 1
     drawn: list[Floats] = []
     losses: list[Floats] = []
     for start in range(0, resamples, _AT_ONCE):
         size = min(_AT_ONCE, resamples - start)
         # Memes and not classes are drawn, so that the share of harmful ones varies as it would.
-        weights = rng.multinomial(gold.size, np.full(gold.size, 1 / gold.size), size=size).astype(np.float64)
+        weights = rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
+        # A meme comes up as often as its group.
+        weights = weights if groups is None else weights[:, groups]
         left = (weights == 0).astype(np.float64)
         inside, outside = _macro_f1(weights, gold, predicted), _macro_f1(left, gold, predicted)
         drawn.append(inside)

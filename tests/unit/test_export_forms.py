@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from eval.arena.boards import Estimate
 from eval.arena.export import records_of_arena
 from eval.arena.leaderboard import leaderboard
 from eval.cli import cli
+from eval.datasets.protocol import Protocol
 from eval.reports.every_eval_ever import Publisher
 from eval.runs.results import read_results
 from eval.scores.metrics import card
@@ -152,3 +154,27 @@ def test_a_record_names_what_is_at_1000_and_a_scale_that_its_ratings_lie_on(tmp_
     assert scales(*near, Estimate(1000, None, None)) == {(0, 4000)}
     assert scales(*near, Estimate(-250, -1900, 100)) == {(-2000, 4000)}
     assert scales(*near, Estimate(4100, 4000, 4200)) == {(0, 5000)}
+
+
+def test_an_unfinished_run_and_a_protocol_without_memes_are_told(run, tmp_path):
+    halted = tmp_path / "halted"
+    shutil.copytree(run, halted)
+    manifest = json.loads((halted / "manifest.json").read_text())
+    (halted / "manifest.json").write_text(json.dumps(manifest | {"finished": None}))
+    assert "stand as NOT_JUDGED" in said("export", halted, "--parquet", tmp_path / "halted.parquet")
+    assert "NOT_JUDGED" not in said("export", run, "--parquet", tmp_path / "whole.parquet")
+    # Somewhat harmful memes alone: the protocol extreme drops all of them.
+    some = tmp_path / "some"
+    shutil.copytree(run, some)
+    memes = [json.loads(line) for line in (some / "memes.jsonl").read_text().splitlines()]
+    lines = [json.dumps(meme | {"level": 1, "harmful": True}) for meme in memes]
+    (some / "memes.jsonl").write_text("\n".join(lines) + "\n")
+    results = read_results(some)
+    assert results.scorable == (Protocol.MERGED,) and set(results.protocols) > {Protocol.MERGED}
+    said("export", some, "--every-eval-ever", tmp_path, "--organization", "Blueland Institute")
+    (file,) = tmp_path.rglob("data/**/*.json")
+    names = [one["evaluation_name"] for one in json.loads(file.read_text())["evaluation_results"]]
+    assert names and all("(merged)" in name for name in names)
+    assert "no meme of" in said("subgroups", some, "--by", "label")
+    # Nothing is left under any: scoring says so.
+    assert replace(results, judged=()).scorable == results.protocols

@@ -12,7 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from court.errors import BadRequest
 from eval.cli import cli
-from eval.commands.ablate import _print_results
+from eval.commands.ablate import _compared, _print_results
 from eval.datasets.protocol import Protocol
 from eval.reports.contrasts import contrasts, remarks
 from eval.scores.alpha import Scale, alpha, alpha_figure
@@ -83,6 +83,10 @@ def test_annotators_who_always_agree_leave_an_interval_of_some_width():
     for figure in (found.pairs, found.unanimous, found.ceiling):
         # Memes are what is drawn, not votes.
         assert (figure.value, figure.low, figure.high) == (1, pytest.approx(0.025 ** (1 / 10)), 1)
+    # Two memes, on each of which all agree: alpha is 1, and would be -1/2 if all did not (1 - 4 / (8/3)).
+    both = annotator_agreement([AnnotatorVote(meme, who, meme) for meme in "hn" for who in "ab"])
+    assert both.alpha.value == 1
+    assert (both.alpha.low, both.alpha.high) == (pytest.approx(-0.5 + 1.5 * 0.025 ** (1 / 2)), 1)
     apart = annotator_agreement([AnnotatorVote("m", "a", "h"), AnnotatorVote("m", "b", "n")])
     assert (apart.unanimous.value, apart.unanimous.low, apart.unanimous.high) == (0, 0, pytest.approx(0.975))
 
@@ -286,10 +290,12 @@ def arms(*odd, n=60):
 
 def test_an_ablation_says_which_arms_are_left_after_the_correction(capsys):
     """Six memes of sixty have p = .031, which one look of four does not make a difference; twenty have .000002."""
-    _print_results(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=False)
+    found = arms(6, 20, 0, 0)
+    by_protocol = {Protocol.PLAIN: _compared(found, Protocol.PLAIN, 0)}
+    _print_results(found[0], by_protocol, as_json=False)
     told = capsys.readouterr().out
     assert "These are 4 tests at 5 %" in told and "After Holm's correction for that many: c." in told
-    _print_results(arms(6, 20, 0, 0), (Protocol.PLAIN,), seed=0, as_json=True)
+    _print_results(found[0], by_protocol, as_json=True)
     rows = json.loads(capsys.readouterr().out)["plain"]
     assert [row["corrected_p"] < 0.05 for row in rows] == [False, False, True, False, False]
     assert rows[1]["mcnemar_p"] < 0.05 and rows[1]["corrected_p"] == pytest.approx(3 * rows[1]["mcnemar_p"])
@@ -303,3 +309,9 @@ def test_a_report_says_which_comparisons_are_left_after_the_correction():
     # Of always saying "not harmful" some are told apart; of the two others one is told from the first.
     *_, left = said[-1].removesuffix(".").partition("correction for that many: ")
     assert [one for one in left.split("; ") if "always" not in one] == ["c against a"]
+
+
+def test_shares_that_add_up_to_all_or_half_of_the_annotators_are_not_missed_by_a_rounding():
+    labels = ["very harmful"] * 3 + ["harmful"] * 2 + ["somewhat harmful"]
+    shares = harm_shares(soft_labels(votes({"m": labels, "even": [*labels, *["not harmful"] * 6]})))
+    assert shares == {"m": 1.0, "even": 0.5}

@@ -438,3 +438,30 @@ def test_levels_and_groups_of_different_sizes():
     assert found.mmae.value == pytest.approx(1.0) and found.mmae.low <= 1 <= found.mmae.high
     accuracy = found.strict.accuracy
     assert accuracy.value == pytest.approx(2 / 3) and accuracy.low < accuracy.value < accuracy.high
+
+
+def test_where_groups_are_drawn_exact_intervals_are_of_as_many_groups():
+    said = [H, N] * 10
+    found = card(grouped(results([one is H for one in said], said, score=[0.9, 0.1] * 10), 5), Protocol.PLAIN)
+    of_groups = pytest.approx((0.025 ** (1 / 4), 1))
+    over = (found.coverage, found.strict.accuracy, found.decided.accuracy, found.strict.macro_f1, found.auroc)
+    for figure in (*over, found.strict.classes[1].recall, found.strict.classes[0].precision):
+        assert (figure.low, figure.high) == of_groups
+    assert found.strict.classes[0].support == 10
+    # The normal approximation would take the memes for independent.
+    assert "±" not in noise_in_words(found)
+    plain = score([True, False], [True, False], resamples=50, groups=np.array([0, 0]))
+    assert (plain.accuracy.low, plain.macro_f1.low) == pytest.approx((0.025, 0.025))
+
+
+def test_one_meme_makes_no_figure_certain():
+    levels = [Level.SOMEWHAT_HARMFUL]
+    for level, value in ((Level.SOMEWHAT_HARMFUL, 0), (Level.VERY_HARMFUL, 1)):
+        one = results(levels, [H], level=[level], score=[0.7], protocols=(Protocol.MERGED,))
+        found = card(one, Protocol.MERGED)
+        assert found.mmae.value == value and found.mmae.high - found.mmae.low > 1.9
+        assert found.brier.value == pytest.approx(0.09) and found.brier.high == pytest.approx(0.975)
+    # All levels right: each error was drawn as 0, and yet may occur.
+    right = [Level.NOT_HARMFUL, Level.SOMEWHAT_HARMFUL, Level.VERY_HARMFUL] * 3
+    found = card(results(right, [N, H, H] * 3, level=right, protocols=(Protocol.MERGED,)), Protocol.MERGED)
+    assert (found.mmae.low, found.mmae.high) == pytest.approx((0, 2 * (1 - 0.025 ** (1 / 9))))

@@ -79,6 +79,8 @@ def test_kappas_and_means_are_those_of_other_implementations():
     both = list(zip(table[:, 0].tolist(), table[:, 1].tolist(), strict=True))
     assert weighted_kappa(both) == pytest.approx(cohen_kappa_score(*zip(*both, strict=True), weights="quadratic"))
     assert weighted_kappa([(1, 1), (1, 1)]) is None is weighted_kappa([])
+    # One less the mean squared difference over that of all pairs, by hand: 1/2 over 14/4. Nobody gave a 2.
+    assert weighted_kappa([(1, 1), (4, 3)]) == pytest.approx(1 - (1 / 2) / (14 / 4))
 
 
 def test_repeats_are_for_agreement_with_oneself_alone():

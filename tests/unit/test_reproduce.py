@@ -293,6 +293,12 @@ def test_c5_compares_the_rounds_of_the_same_memes():
     assert found.verdict is ClaimVerdict.HOLDS
     assert claim("C5", {"full": late, "post-stance": early}).verdict is ClaimVerdict.FAILS
     assert claim("C5", {"full": early, "post-stance": early}).verdict is ClaimVerdict.OPEN
+    # Resamples of a few memes that agree have no width, and yet say nothing.
+    few = {
+        "full": court(right_on(0.9, 5), rounds=[(2, 3)] * 5),
+        "post-stance": court(right_on(0.9, 5), rounds=[(4, 5)] * 5),
+    }
+    assert claim("C5", few).verdict is ClaimVerdict.OPEN
     asked_nothing = results([True, False], [H, N])
     assert "no meme was examined" in claim("C5", {"full": early, "post-stance": asked_nothing}).why
 
@@ -303,6 +309,8 @@ def test_c6_is_the_lead_on_harmful_memes_less_that_on_others():
     found = claim("C6", {"full": court(right_on(0.9), rounds=favoured)})
     assert [round(part.figure.value, 6) for part in found.parts] == [-3, 3, -6]
     assert found.verdict is ClaimVerdict.HOLDS
+    few = claim("C6", {"full": court(right_on(0.9, 6), rounds=favoured[:6])})
+    assert few.verdict is ClaimVerdict.OPEN and {part.verdict for part in few.parts} == {ClaimVerdict.OPEN}
     noise = [(int(one), int(other)) for one, other in rng.integers(2, 6, (200, 2))]
     assert claim("C6", {"full": court(right_on(0.9), rounds=noise)}).verdict is ClaimVerdict.OPEN
     backwards = [(other, one) for one, other in favoured]

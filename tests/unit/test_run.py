@@ -703,7 +703,7 @@ def test_the_command_ends_with_figures_and_where_the_run_lies(home, data, tmp_pa
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--protocol", "plane"], "there are merged, extreme, plain"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "rounds=3"], "rounds_min, rounds_max"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--set", "epsilon=fish"], "trial.epsilon"),
-        (["--resume", "nowhere"], "holds no run"),
+        (["--resume", "nowhere"], "started again by the command that began it"),
         (["--resume", "nowhere", "--seed", "3"], "--seed can't be given with --resume"),
         (["--dataset", "fhm", "--data", ".", "--out", "x", "--retry-failed"], "goes with --resume"),
     ],

@@ -1,12 +1,14 @@
 """Anyone's predictions from a file: what is understood, what is refused, and what comes of it."""
 
 import json
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 
 from court.errors import BadRequest
 from eval.cli import cli
+from eval.commands.options import score_by_protocol
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.results import NOT_JUDGED
 from eval.scores.metrics import card
@@ -274,3 +276,31 @@ def test_the_command_refuses_what_it_can_t_score(data, theirs, tmp_path):
     assert code == 2 and "There are: merged, extreme." in output
     code, output = said(data, theirs, "--dataset", "harm-x")
     assert code == 2 and "There is no data set 'harm-x'" in output
+
+
+def test_a_protocol_that_drops_all_memes_costs_no_figures_under_the_others(data, theirs):
+    rows = [line for line in (data / "test.jsonl").read_text().splitlines() if "somewhat" in line]
+    (data / "test.jsonl").write_text("\n".join(rows))
+    theirs.write_text("id,label\nm5,harmful\n")
+    code, output = said(data, theirs)
+    assert code == 0 and cells(output, "protocol") == ["merged"]
+    assert "Under the protocol extreme no meme of theirs is left to be scored" in output
+    # Named, it has to have figures; and so has one at least.
+    for named in ("extreme", "merged,extreme"):
+        code, output = said(data, theirs, "--protocol", named)
+        assert code == 1 and "no meme of theirs is left" in output
+
+
+def test_figures_are_refused_where_no_protocol_has_any_and_for_other_reasons(capsys):
+    def scored(protocol, **reasons):
+        if protocol in reasons:
+            raise BadRequest(f"not {protocol}", reason=reasons[protocol])
+        return protocol.upper()
+
+    both = (Protocol.MERGED, Protocol.EXTREME)
+    found = score_by_protocol(both, partial(scored, extreme="NOTHING_SHARED"), named=False)
+    assert found == {Protocol.MERGED: "MERGED"} and capsys.readouterr().err == "not extreme\n"
+    with pytest.raises(BadRequest, match="not merged"):
+        score_by_protocol(both, partial(scored, merged="NOTHING_SHARED", extreme="NOTHING_SHARED"), named=False)
+    with pytest.raises(BadRequest, match="not extreme"):
+        score_by_protocol(both, partial(scored, extreme="GOLD_DIFFERS"), named=False)

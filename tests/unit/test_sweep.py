@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from eval.datasets.known import DATASETS, SplitRole
 from eval.datasets.protocol import Level, Protocol
 from eval.runs.prediction import Outcome, Prediction
 from eval.runs.results import Judged, Results
+from eval.scores.compare import TOO_FEW_DIFFER
 from eval.scores.metrics import card
-from eval.studies.sweeping import grid, parse_axis, parse_thresholds, rank, require_not_test
+from eval.studies.sweeping import Sweep, grid, parse_axis, parse_thresholds, rank, require_not_test
 from eval.synthetic.make import Layout, make
 from tests.support.encoders import WordEncoder
 
@@ -197,3 +199,32 @@ def test_the_command_sweeps_without_a_model_and_takes_more_in(tmp_path: Path, mo
     assert (tmp_path / "out" / "alpha=0" / "manifest.json").read_bytes() == finished
     nothing = CliRunner().invoke(cli, ["sweep", *options[1:7], "--out", str(tmp_path / "x")], env=environment)
     assert nothing.exit_code == 2 and "nothing to choose from" in nothing.output
+
+
+def test_few_memes_of_difference_are_within_noise_and_groups_are_drawn_whole() -> None:
+    gold = [bool(n % 2) for n in range(40)]
+    right = [H if harmful else N for harmful in gold]
+
+    def swept(wrong: int, group: int = 0) -> Sweep:
+        worse = [N if one is H else H for one in right[:wrong]] + right[wrong:]
+        runs = [results("right", gold, right), results("worse", gold, worse)]
+        if group:
+            named = [one.meme.model_copy(update={"group": f"g{n // group}"}) for n, one in enumerate(runs[0].judged)]
+            runs = [
+                replace(
+                    run, judged=tuple(Judged(meme, one.prediction) for meme, one in zip(named, run.judged, strict=True))
+                )
+                for run in runs
+            ]
+        return rank(runs, MERGED, (), resamples=500)
+
+    for wrong, sure in ((5, False), (20, True)):
+        best, worse = swept(wrong).candidates
+        assert (best.run, best.within_noise) == ("right", True)
+        assert (worse.differing, worse.within_noise) == (wrong, not sure)
+    assert swept(5).candidates[1].behind.low > 0 and TOO_FEW_DIFFER in in_words(swept(5))
+    assert TOO_FEW_DIFFER not in in_words(swept(20))
+    # Twenty memes of one group are wrong, which is one witness.
+    assert swept(20, group=20).candidates[1].differing == 1 and swept(20, group=20).candidates[1].within_noise
+    wide, narrow = (swept(20, group=size).candidates[1].macro_f1 for size in (10, 1))
+    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)

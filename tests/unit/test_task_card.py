@@ -68,9 +68,49 @@ def test_figures_of_a_label_at_0_or_1_have_the_exact_interval_of_the_memes_that_
     for name in ("accuracy", "micro-f1", "weighted-f1"):
         assert (right.figures[name].low, right.figures[name].high) == pytest.approx((0.025 ** (1 / 5), 1))
     assert right.labels[0].accuracy.low == pytest.approx(0.025 ** (1 / 5))
-    # Memes of a group are not independent, so that their number says nothing.
+    # Memes of a group are not independent: four memes of two groups are two witnesses.
     grouped = task_card(results(PAIRS, group=["a", "b"] * 11), resamples=500)
-    assert (grouped.labels[1].precision.low, grouped.labels[1].precision.high) == (1, 1)
+    precision = grouped.labels[1].precision
+    assert (precision.low, precision.high) == pytest.approx((0.025 ** (1 / 2), 1))
+
+
+def test_means_over_labels_that_cannot_reach_1_are_no_surer_than_the_answers_that_they_rest_on():
+    one = task_card(results([("for", "for")]), resamples=50)
+    assert (one.figures["macro-f1"].value, one.labels[0].macro_f1.value) == pytest.approx((1 / 3, 1 / 2))
+    for figure in (one.figures["macro-f1"], one.labels[0].macro_f1):
+        assert (figure.low, figure.high) == pytest.approx((0.025 * figure.value, figure.value))
+    # Of a label that is rightly denied everywhere, whatever is wrong elsewhere.
+    denied = task_card(results([("for", "for"), ("for", "against")]), resamples=50).labels[2].macro_f1
+    assert (denied.value, denied.low, denied.high) == pytest.approx((0.5, 0.5 * 0.025 ** (1 / 2), 0.5))
+    # Half right, and the same in every resample of one meme.
+    several = QUESTION.model_copy(update={"kind": "multi"})
+    answer = Prediction(meme="m0", outcome=Outcome.ANSWERED, said={"stance": TaskAnswer(labels=("for", "neither"))})
+    run = results([("for", "for")], question=several)
+    half = task_card(replace(run, judged=(replace(run.judged[0], prediction=answer),)), resamples=50)
+    assert half.figures["jaccard"].value == 0.5
+    assert half.figures["jaccard"].low < 0.05 and half.figures["jaccard"].high > 0.95
+
+
+def test_an_error_in_steps_of_0_is_no_surer_than_the_memes_are_many():
+    ordinal = QUESTION.model_copy(update={"kind": "ordinal"})
+    right = task_card(results([("for", "for"), ("neither", "neither"), ("for", None)], question=ordinal), resamples=50)
+    # Of the two answered memes, each at most two steps away.
+    assert (right.figures["mmae"].value, right.figures["mmae"].low) == (0, 0)
+    assert right.figures["mmae"].high == pytest.approx(2 * (1 - 0.025 ** (1 / 2)))
+
+
+def test_few_memes_of_difference_tell_no_two_runs_apart():
+    for count, sure in ((1, False), (5, False), (6, True)):
+        pairs = [("for", "for")] * count
+        right, wrong = results(pairs, name="right"), results([("for", "against")] * count, name="wrong")
+        compared = compare_tasks(right, wrong, resamples=200)
+        assert (compared.differing, compared.sure) == (count, sure)
+        assert ("within noise" in " ".join(task_comparison_in_words(compared))) is not sure
+        best, other = rank_answers([right, wrong], resamples=200).ways
+        assert best.within_noise and other.within_noise is not sure
+    # Six memes of two groups are two witnesses.
+    grouped = [results([("for", said)] * 6, group=["a", "b"] * 3) for said in ("for", "against")]
+    assert not compare_tasks(*grouped, resamples=200).sure
 
 
 def test_what_has_no_answer_is_wrong_and_the_baseline_says_the_most_frequent_label():
@@ -291,3 +331,23 @@ def test_planted_wrong_labels_of_a_task_are_found_label_by_label():
     few = replace(scored(rng, wrong), judged=scored(rng, wrong).judged[:30])
     with pytest.raises(BadRequest, match="No label of stance has enough memes"):
         find_task_noise([few])
+
+
+def test_a_report_of_runs_over_different_memes_has_their_figures_and_compares_those_of_both():
+    first = results(PAIRS, name="first")
+    part = replace(
+        results(PAIRS, name="part", question=QUESTION.model_copy(update={"shots": 2})), judged=first.judged[:9]
+    )
+    apart = replace(results(PAIRS, name="apart", question=QUESTION.model_copy(update={"shots": 4})))
+    others = tuple(
+        Judged(one.meme.model_copy(update={"id": f"x{one.meme.id}"}), one.prediction) for one in apart.judged
+    )
+    sections = {one.key: one for one in sections_of(gather_tasks([first, part, replace(apart, judged=others)]))}
+    assert sections["task-1-choice"].notes == ("The runs did not ask about the same memes.",)
+    compared = sections["task-1-compared"]
+    assert [row[0] for row in compared.rows[1:]] == ["part", "apart"] and compared.rows[2][-1] == "of other memes"
+    assert compared.notes == ("part is compared on 9 memes, those of both.",)
+    # The official metric takes probabilities, of which there are none.
+    ranked = [QUESTION.model_copy(update={"official": "auroc", "shots": shots}) for shots in (0, 2)]
+    sections = {one.key: one for one in sections_of(gather_tasks([results(PAIRS, question=one) for one in ranked]))}
+    assert "auroc has no value" in sections["task-1-choice"].notes[0]
