@@ -286,9 +286,10 @@ class ChatModel(Protocol):
         ...
 
     async def odds(self, request: ChatRequest, options: Sequence[str], *, within_s: float) -> Odds | None:
-        """Asks for the probability of each option as first token of a free reply; None where the server can't tell.
+        """Asks for the probability of each option as first token of a free reply.
 
-        One of which that is known is not asked; see :class:`Odds` for one that tells none all the same.
+        Returns None for a server that is known to give none, which is not asked, and for an answer that can't be read
+        at all; an :class:`Odds` without masses for one that came without any, since it has its cost.
 
         Args:
             request: Request to send; its schema and ``max_tokens`` are ignored.

@@ -1,7 +1,8 @@
 """onnxruntime, kept from reporting to its makers how it is used.
 
-From version 1.32 on, it gives each user of a machine an id under ``~/.cache/Microsoft``, collects there which models
-are run and how, and sends that away. A court's processes send nothing that their operator did not ask for.
+From version 1.32 on, it gives each user of a machine an id under ``~/.cache/Microsoft`` and collects there, for an
+address of its makers that it names, how it is used. A court's processes report nothing that their operator did not ask
+for.
 """
 
 from __future__ import annotations

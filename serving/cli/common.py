@@ -174,7 +174,7 @@ def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options(*options)(with_tls)
 
 
-def words(most: int, *, needed: bool = True) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def require_text(most: int, *, needed: bool = True) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Builds a check of what goes into a record: text of at most ``most`` characters, not empty if ``needed``."""
 
     def callback(_: click.Context, __: click.Parameter, value: Any) -> Any:
@@ -190,8 +190,8 @@ def words(most: int, *, needed: bool = True) -> Callable[[click.Context, click.P
 
 
 # As over gRPC (serving/rpc/convert.py), so that what a command writes every other way in would have taken.
-MOST_WHO, MOST_WHY = 200, 2000
-trial_argument = click.argument("trial_id", metavar="ID", callback=words(200))
+MOST_ID, MOST_WHO, MOST_WHY = 200, 200, 2000
+trial_argument = click.argument("trial_id", metavar="ID", callback=require_text(MOST_ID))
 
 
 def trial_options(command: F) -> F:

@@ -18,12 +18,12 @@ from serving.cli.common import (
     docket_option,
     library_option,
     printable,
+    require_text,
     run,
     settings_of,
     tell,
     trial_argument,
     with_options,
-    words,
 )
 from serving.cli.hashes import hashes
 from serving.cli.retention import expire
@@ -47,12 +47,15 @@ _LONGEST_ID = 10_000
 
 _erasure = with_options(
     click.option(
-        "--who", required=True, callback=words(MOST_WHO), help="Person who erases it; stays in the log permanently."
+        "--who",
+        required=True,
+        callback=require_text(MOST_WHO),
+        help="Person who erases it; stays in the log permanently.",
     ),
     click.option(
         "--why",
         required=True,
-        callback=words(MOST_WHY),
+        callback=require_text(MOST_WHY),
         help="Reason; stays in the log permanently, so name no person.",
     ),
     click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
@@ -205,7 +208,7 @@ docket.add_command(expire)
 
 
 @docket.command("erase-precedent")
-@click.argument("precedent_id", metavar="ID", callback=words(_LONGEST_ID))
+@click.argument("precedent_id", metavar="ID", callback=require_text(_LONGEST_ID))
 @_erasure
 @docket_option
 @library_option
@@ -224,7 +227,7 @@ def erase_precedent(
 
 
 @docket.command("erase-document")
-@click.argument("document_id", metavar="ID", callback=words(_LONGEST_ID))
+@click.argument("document_id", metavar="ID", callback=require_text(_LONGEST_ID))
 @_erasure
 @docket_option
 def erase_document(document_id: str, who: str, why: str, docket: Path | Address | None, *, yes: bool) -> None:

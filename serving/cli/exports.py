@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from serving.access.private_files import hand_on
-from serving.cli.common import docket_in, docket_option, printable, run, settings_of, tell, words
+from serving.cli.common import MOST_ID, docket_in, docket_option, printable, require_text, run, settings_of, tell
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 @click.command("export")
-@click.argument("trial_id", metavar="[ID]", required=False, callback=words(200))
+@click.argument("trial_id", metavar="[ID]", required=False, callback=require_text(MOST_ID))
 @click.option(
     "--as",
     "form",
@@ -255,15 +255,16 @@ def _output(out: Path) -> Iterator[BinaryIO]:
     """A file that has its name once it is whole, standard output, or what is no file, such as a pipe or a device."""
     if not out.name:
         raise click.ClickException("The file to write has no name.")
+    to_stdout = str(out) == "-"
     # Renaming a file to /dev/null would, for root, leave all programs without it.
-    in_place = str(out) != "-" and out.exists() and not out.is_file()
-    if str(out) != "-" and not in_place:
+    in_place = not to_stdout and out.exists() and not out.is_file()
+    if not to_stdout and not in_place:
         # Behind a link it is the file that is replaced, and not the link.
         out = out.resolve()
     # In the same folder, so that the renaming is one step; named by process, so that two exports don't share one.
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        if str(out) == "-":
+        if to_stdout:
             yield sys.stdout.buffer
             # Here, where an error of the pipe still becomes a message.
             sys.stdout.buffer.flush()

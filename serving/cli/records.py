@@ -13,6 +13,7 @@ import click
 
 from court.display import word
 from serving.cli.common import (
+    MOST_ID,
     MOST_WHO,
     MOST_WHY,
     docket_in,
@@ -21,13 +22,13 @@ from serving.cli.common import (
     library_option,
     paragraph,
     printable,
+    require_text,
     run,
     settings_of,
     settled_trial_options,
     tell,
     trial_argument,
     trial_settings,
-    words,
 )
 from serving.cli.exports import export
 from serving.cli.replay import replay_records
@@ -165,11 +166,11 @@ def ask_record(
 
 @records.command("appeal")
 @trial_argument
-@click.option("--by", required=True, callback=words(MOST_WHO), help="Person who files the appeal; recorded.")
-@click.option("--statement", required=True, callback=words(MOST_WHY), help="Statement of the appellant.")
+@click.option("--by", required=True, callback=require_text(MOST_WHO), help="Person who files the appeal; recorded.")
+@click.option("--statement", required=True, callback=require_text(MOST_WHY), help="Statement of the appellant.")
 @click.option(
     "--reference",
-    callback=words(200, needed=False),
+    callback=require_text(MOST_ID, needed=False),
     default="",
     help="Your reference for the appeal; opening it again with the same reference has no effect.",
 )

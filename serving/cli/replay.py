@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import docket_in, docket_option, excerpt, paragraph, run, settings_of, words
+from serving.cli.common import MOST_ID, docket_in, docket_option, excerpt, paragraph, require_text, run, settings_of
 
 if TYPE_CHECKING:
     from court.record import TrialRecord
@@ -29,7 +29,7 @@ class _NotReplayed(click.ClickException):
 
 
 @click.command("replay")
-@click.argument("trial_ids", metavar="[ID]...", nargs=-1, callback=words(200))
+@click.argument("trial_ids", metavar="[ID]...", nargs=-1, callback=require_text(MOST_ID))
 @click.option("--all", "everything", is_flag=True, help="All trials of the docket.")
 @click.option(
     "--folder",

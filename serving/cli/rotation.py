@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from serving.cli.common import MOST_WHO, MOST_WHY, docket_in, docket_option, printable, run, settings_of, tell, words
+from serving.cli.common import (
+    MOST_WHO,
+    MOST_WHY,
+    docket_in,
+    docket_option,
+    printable,
+    require_text,
+    run,
+    settings_of,
+    tell,
+)
 
 if TYPE_CHECKING:
     from retrieval.library.postgres.address import Address
@@ -25,8 +35,10 @@ EXIT_ONLY_FINISHED = 3
 
 
 @click.command("rotate-key")
-@click.option("--who", callback=words(MOST_WHO), help="Person who rotates the key; stays in the log permanently.")
-@click.option("--why", callback=words(MOST_WHY), help="Reason; stays in the log permanently, so name no person.")
+@click.option(
+    "--who", callback=require_text(MOST_WHO), help="Person who rotates the key; stays in the log permanently."
+)
+@click.option("--why", callback=require_text(MOST_WHY), help="Reason; stays in the log permanently, so name no person.")
 @click.option("--compromised", is_flag=True, help="Record in the log that others may have the old key.")
 @click.option(
     "--prepare",

@@ -12,11 +12,13 @@ from court.events import AppealOpened, ReviewOutcome
 from court.verdict import Label
 from memecourt.v1 import court_pb2 as wire
 from serving.access.tokens import Scope
+from serving.cli import common
 from serving.cli.main import cli
 from serving.docket.log.notes import VerifierKey
 from serving.docket.ports import NotDecided, TrialErased, TrialUnknown
 from serving.docket.review.locks import AnotherWanted
 from serving.docket.review.projection import ReviewPriority
+from serving.rpc import convert
 from serving.rpc.auth import SCOPES
 from tests.contract.real_court import IMAGE, real_court
 from tests.support.desks import play, verdict
@@ -176,6 +178,7 @@ def test_the_command_opens_one(tmp_path, monkeypatch):
     assert shown.count("AppealOpened") == 1 and WHY in shown
     assert invoke("appeal", "none", "--by", "forum", "--statement", WHY).exit_code == 1
     assert invoke("appeal", "t", "--by", " ", "--statement", WHY).exit_code == 2
+    assert (common.MOST_WHO, common.MOST_WHY) == (convert.MOST_WHO, convert.MOST_WHY), "as over gRPC"
     assert invoke("appeal", "t", "--by", "forum", "--statement", "x" * 2001).exit_code == 2
     assert invoke("appeal", "t", "--by", "forum", "--statement", WHY, "--reference", "\udcff").exit_code == 2
     assert "handed in by forum" in shown

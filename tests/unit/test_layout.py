@@ -5,9 +5,12 @@ import itertools
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import SLOW_FOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -136,6 +139,18 @@ def test_no_unsafe_loading_anywhere():
         if unsafe.search(path.read_text())
     ]
     assert not guilty
+
+
+def test_each_folder_of_tests_belongs_to_a_tier():
+    """One that neither tier names would be collected by make test-slow alone, and its fast tests run by nobody."""
+    paths = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]["testpaths"]
+    )
+    fast = set(
+        re.findall(r"tests/\w+", re.search(r"^test:.*\n(\t.*)", (ROOT / "Makefile").read_text("utf-8"), re.M)[1])
+    )
+    slow = {folder.rstrip("/") for folder in SLOW_FOLDERS}
+    assert fast | slow == paths and not fast & slow
 
 
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])

@@ -1,5 +1,6 @@
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -397,6 +398,15 @@ def test_a_variable_that_is_nearly_a_setting_is_named(variable, meant, monkeypat
     monkeypatch.setenv(f"MEMECOURT_{variable}", "1")
     found = misspelled_variables()
     assert found.get(f"MEMECOURT_{variable}") == (meant and f"MEMECOURT_{meant}")
+
+
+def test_no_variable_that_is_read_elsewhere_is_taken_for_a_misspelled_setting(monkeypatch):
+    codes = (Path(__file__).parents[1] / "golden" / "stored_names" / "codes.txt").read_text("utf-8").split()
+    variables = [code for code in codes if code.startswith("MEMECOURT_")]
+    assert "MEMECOURT_CONFIG" in variables
+    for variable in variables:
+        monkeypatch.setenv(variable, "1")
+    assert misspelled_variables() == {}
 
 
 def test_it_is_said_once_and_does_not_stop_a_command(monkeypatch):
