@@ -20,8 +20,13 @@ from serving.models.vllm import free_port
 
 _READY = "Ray runtime started"
 _STARTS_S = 240.0
+_TRIES = 3
 _RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
 _STORE_BYTES = 80_000_000
+
+
+class NodeDown(RuntimeError):
+    """A node that did not come up, with the end of what it wrote."""
 
 
 @dataclass(slots=True)
@@ -55,7 +60,7 @@ class RayNodes:
         return self.place / "tmp"
 
     def start(self, count: int) -> None:
-        """Starts so many nodes. Raises RuntimeError where one does not come up."""
+        """Starts so many nodes. Raises NodeDown where one does not come up."""
         port = self.address.rpartition(":")[2]
         head = ("--head", f"--port={port}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false")
         client = ("--ray-client-server-port", str(free_port("127.0.0.1")))
@@ -71,8 +76,8 @@ class RayNodes:
             if _command(pid).startswith(b"ray::MapWorker")
         ]
 
-    def stop(self) -> None:
-        """Ends all processes of the nodes."""
+    def remove(self) -> None:
+        """Ends all processes of the nodes and deletes their directory."""
         # At once and one by one: told to end, Ray takes half a minute for it.
         roots = [node.pid for node in self.nodes]
         for pid in roots + sorted(_below(roots)):
@@ -80,6 +85,7 @@ class RayNodes:
                 os.kill(pid, signal.SIGKILL)
         for node in self.nodes:
             node.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
 
     def _start_node(self, number: int, *options: str) -> None:
         log = self.place / f"node-{number}.log"
@@ -93,21 +99,37 @@ class RayNodes:
         end = time.monotonic() + _STARTS_S
         while _READY not in log.read_text("utf-8", "replace"):
             if node.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"A node of Ray did not come up:\n{log.read_text('utf-8', 'replace')[-2000:]}")
+                raise NodeDown(f"A node of Ray did not come up:\n{log.read_text('utf-8', 'replace')[-2000:]}")
             time.sleep(0.05)
 
 
 @contextmanager
 def ray_nodes(count: int, *, processors: int = 1) -> Iterator[RayNodes]:
-    """A cluster of so many nodes, for as long as the context lasts."""
-    place = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    cluster = RayNodes(place, processors)
+    """A cluster of so many nodes, for as long as the context lasts. Raises NodeDown where none comes up."""
+    cluster = _started(count, processors)
     try:
-        cluster.start(count)
         yield cluster
     finally:
-        cluster.stop()
-        shutil.rmtree(place, ignore_errors=True)
+        cluster.remove()
+
+
+def _started(count: int, processors: int) -> RayNodes:
+    # Ray itself gives a node half a minute, which is no setting, and a head whose store of state stalls or finds its
+    # port taken never comes up. A new one, elsewhere and at another port, does.
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(NodeDown):
+            return _started_once(count, processors)
+    return _started_once(count, processors)
+
+
+def _started_once(count: int, processors: int) -> RayNodes:
+    cluster = RayNodes(Path(tempfile.mkdtemp(prefix="ray", dir="/tmp")), processors)
+    try:
+        cluster.start(count)
+    except BaseException:
+        cluster.remove()
+        raise
+    return cluster
 
 
 def _command(pid: int) -> bytes:
