@@ -1,7 +1,9 @@
 """Checks the words of the code: openings of docstrings, names of classes and functions, and the share of comments.
 
 A first line such as "What came of it." tells nothing, and "Of the meme." only beside the name that it explains. Neither
-does a name such as ``told`` or ``kept``, or one that three classes share.
+does a name such as ``told`` or ``kept``, or one that three classes share. Tests are held to the same words.
+
+    python scripts/plain_words.py [PATH ...]    # files or folders; all of the project if none is named
 """
 
 from __future__ import annotations
@@ -36,10 +38,13 @@ VAGUE_VARIABLES = {"told", "said", "asked", "heard", "given", "kept", "held"}
 """Names of arguments and variables likewise; fields keep theirs where they are stored under them."""
 STORED_NAMES = {"court/events.py", "court/precedents.py"}
 """Files whose classes are named as the records that stand in dockets name them."""
+TEST_OPENING = re.compile(r"test_(?:what|whatever|whether|whose|whom|who|whoever|it|nobody|nothing|none|such)_")
+"""Openings of a test's name that hide its subject."""
 MOST_CLASSES = 2
-"""Classes at most that share a name."""
+"""Classes at most that share a name. Tests may share theirs: a fake is read in the file that uses it."""
 LEAST_COMMENTS = 5.0
-"""Comments at least on 100 lines that are not blank."""
+"""Comments at least on 100 lines that are not blank, in the product's own folders."""
+PRODUCT = ("court/", "retrieval/", "serving/", "eval/", "proto/")
 
 
 def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
@@ -49,10 +54,12 @@ def name_faults(trees: dict[str, ast.Module]) -> Iterator[str]:
         for node in ast.walk(tree):
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and not file.startswith("tests/"):
                 classes[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
             if file not in STORED_NAMES and VAGUE.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", node.name).lower()):
                 yield f"{file}:{node.lineno}: the name {node.name} is vague"
+            elif TEST_OPENING.match(node.name):
+                yield f"{file}:{node.lineno}: the name {node.name} does not begin with its subject"
             if not isinstance(node, ast.ClassDef):
                 yield from (f"{file}:{line}: the name {name} is vague" for line, name in vague_variables(node))
     for name, places in classes.items():
@@ -80,7 +87,7 @@ def comment_share(texts: Iterator[str]) -> float:
             token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline)
         )
         lines += sum(1 for line in text.splitlines() if line.strip())
-    return 100 * comments / lines
+    return 100 * comments / max(lines, 1)
 
 
 def faults(file: str, tree: ast.Module) -> Iterator[str]:
@@ -98,18 +105,20 @@ def faults(file: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{place}: {line.strip()}"
 
 
-def main() -> None:
+def main(places: list[str]) -> None:
     """Ends with 1 and the lines where there are any."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
+    chosen = [Path(place).resolve() for place in places] or [ROOT / folder for folder in FOLDERS]
+    found_files = (sorted(place.rglob("*.py")) if place.is_dir() else [place] for place in chosen)
+    paths = [path for files in found_files for path in files if "_pb2" not in path.name]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
     trees = {file: ast.parse(text) for file, text in texts.items()}
     found = [fault for file, tree in trees.items() for fault in faults(file, tree)] + list(name_faults(trees))
-    share = comment_share(text for file, text in texts.items() if not file.startswith("scripts/"))
-    if share < LEAST_COMMENTS:
+    share = comment_share(text for file, text in texts.items() if file.startswith(PRODUCT))
+    if not places and share < LEAST_COMMENTS:
         found.append(f"{share:.2f} comments on 100 lines, fewer than {LEAST_COMMENTS:g}: say why, not what")
     if found:
         sys.exit("\n".join([*found, "How to write: CONTRIBUTING.md, section Habits."]))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
