@@ -86,7 +86,7 @@ class Policy(BaseModel):
             BadRequest: The file can't be read, or is no policy; what is wrong with it is named.
         """
         try:
-            return cls.model_validate(tomllib.loads(path.read_text("utf-8")))
+            return cls.model_validate(tomllib.loads(path.read_text("utf-8-sig")))
         except OSError as error:
             # `strerror` alone: the full message has the path, which no caller is shown.
             raise BadRequest(

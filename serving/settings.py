@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from contextlib import suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+from typing_extensions import override
 
 from court.errors import BadRequest
 from court.events import Procedure, Role
@@ -408,6 +410,14 @@ class NamespaceSettings(BaseModel):
     """Days after which its trials are erased; ``unlimited`` for never."""
 
 
+class _SettingsFile(TomlConfigSettingsSource):
+    """A settings file, which may begin with a byte order mark, as some editors on Windows write it."""
+
+    @override
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        return tomllib.loads(file_path.read_text("utf-8-sig"))
+
+
 class Settings(BaseSettings):
     """All of them: options go before the environment (``MEMECOURT_…``, nested ``MEMECOURT_TRIAL__…``), that before the
     TOML file which ``MEMECOURT_CONFIG`` or ``--config`` names."""  # noqa: D205, D209
@@ -588,7 +598,7 @@ class Settings(BaseSettings):
         if not Path(named).is_file():
             raise BadRequest(f"There is no file of settings at {named}.", reason="CONFIG_MISSING", field="config")
         try:
-            file = TomlConfigSettingsSource(settings_cls, toml_file=named)
+            file = _SettingsFile(settings_cls, toml_file=named)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else f"it is no TOML ({error})"
             if isinstance(error, UnicodeDecodeError):

@@ -170,7 +170,7 @@ def source(place: str, name: str) -> str:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise BadRequest(f"{name}.toml is larger than {_MOST_BYTES:,} bytes.", reason="PROMPTS_UNREADABLE")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise BadRequest(
             f"There is no {name}.toml: `memecourt prompts show {name}` prints one to begin with.",

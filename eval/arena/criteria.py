@@ -81,7 +81,7 @@ def read_criteria(named: str, beside: Path) -> tuple[Criterion, ...]:
         return _SETS[named]
     path = beside / named
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise BadRequest(
             f"There are no criteria {named!r}: name {', '.join(_SETS)}, or a file; there is no {path}.",

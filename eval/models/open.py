@@ -108,7 +108,7 @@ class ModelsFile:
 def read_models(path: Path) -> ModelsFile:
     """Reads the file. Raises BadRequest where it can't be read or says what it may not."""
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise BadRequest(f"There is no file {path}.", reason="MODELS_MISSING") from None
     except (OSError, ValueError) as error:

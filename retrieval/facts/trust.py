@@ -17,7 +17,7 @@ def read_trust(path: Path) -> dict[str, int]:
         BadRequest: The file can't be read, or holds something else.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
         raise BadRequest(f"The file of trust {path.name} can't be read: {why}.", reason="TRUST_UNREADABLE") from None

@@ -90,7 +90,7 @@ def parse(data: bytes) -> Sequence[Entry]:
         BadRequest: The file is malformed. Faults are named by line or by entry, without quoting them.
     """
     try:
-        entries = _File.model_validate(tomllib.loads(data.decode())).token
+        entries = _File.model_validate(tomllib.loads(data.decode("utf-8-sig"))).token
     except UnicodeDecodeError:
         raise _bad("it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:

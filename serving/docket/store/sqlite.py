@@ -335,6 +335,9 @@ def open_sqlite(
     path: Path, *, create: bool, patience: float, read_only: bool = False
 ) -> SqliteDatabase | ReadOnlySqliteDatabase:
     """Opens a docket's file: for reading alone where that is asked, or it may not be written and need not be made."""
+    # SQLite opens an empty file as a new database: a check would make a docket without trials of one that was emptied.
+    if not create and path.exists() and path.stat().st_size == 0:
+        raise DocketError(f"{path} is empty, and so no docket. Name another.", reason="DOCKET_MISSING")
     if not create and path.exists() and (read_only or not _writable(path)):
         return ReadOnlySqliteDatabase.open(path, patience=patience)
     return SqliteDatabase.open(path, create=create, patience=patience)
