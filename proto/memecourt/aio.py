@@ -95,11 +95,11 @@ class AsyncClient:
         request = watch_request(trial_id, request_id, namespace, from_seq)
         attempts = Attempts(self._retries, self._budget, None, stream=True)
         opened = self._resumed(self._court.WatchTrial, lambda: request, attempts)
-        # Where the caller leaves the loop, the call ends with it and not whenever the inner generator is collected.
+        # Ends the call when the caller leaves the loop, not when the inner generator is garbage-collected.
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
                 attempts.progress()
-                # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
+                # Before the event is yielded: a reopened stream begins after it, so each event comes once.
                 request.from_seq = response.event.seq + 1
                 yield response.event
 
@@ -153,12 +153,12 @@ class AsyncClient:
         """See :meth:`memecourt.client.Client.reviews`."""
         request = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
+        # A separate budget: an endless call must not use up the retries of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
         opened = self._resumed(self._docket.WatchReviews, lambda: request, attempts)
         async with contextlib.aclosing(opened) as responses:
             async for response in responses:
-                # Also from a response without a review: it says how far the log was read, so none of it is read again.
+                # Also from a response without a review: it says how far the log was read, which is then not read again.
                 request.from_entry = response.next_entry
                 if response.HasField("reviewed"):
                     attempts.progress()
@@ -175,8 +175,8 @@ class AsyncClient:
     async def add(self, request: wire.AddPrecedentRequest, *, timeout: float = 60.0) -> wire.AddPrecedentResponse:
         """See :meth:`memecourt.client.Client.add`."""
         if request.id:
-            # An id of the caller's may belong to another precedent: ALREADY_EXISTS would not show that this one went
-            # in.
+            # The caller's id may belong to another precedent, so ALREADY_EXISTS would not prove that this one was
+            # added.
             return await self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
         request = named_precedent(request)
         try:
@@ -222,7 +222,7 @@ class AsyncClient:
             except grpc.RpcError as error:
                 failure = CallError.of(error)
             finally:
-                # Also where the caller stops reading: the server would keep the stream open.
+                # Also when the caller stops reading: otherwise the server keeps the stream open.
                 call.cancel()
             await self._wait_for_next(attempts, failure)
 
@@ -240,7 +240,7 @@ class AsyncClient:
             try:
                 await self._health(b"", timeout=left)
             except grpc.RpcError as error:
-                # Any other answer, a refusal too, shows that there is a server.
+                # Any other response, even an error, shows that a server is reachable.
                 if error.code() in NOT_THERE:
                     await asyncio.sleep(min(left, connect_again_s(waits)))
                     continue
@@ -259,7 +259,7 @@ class AsyncClient:
         attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
         while True:
             try:
-                # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
+                # The timeout covers all attempts, so each gets what is left; the token may have changed in between.
                 return await method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 failure = error.of(failed)
@@ -279,14 +279,14 @@ class _Stream:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
-        # Few until the server says how many it works on: what waits there uses up its timeout.
+        # Few until the server says how many it works on at once: requests that queue there use up their timeout.
         self._book.limit_until_known()
         self._changed = asyncio.Condition()
         self._open = 0  # streams
-        self._closed: set[int] = set()  # those that take nothing more
+        self._closed: set[int] = set()  # numbers of streams that accept no more requests
         self._holding: list[asyncio.Task[None]] = []
         self._error: Exception | None = None
-        self._no_more: Exception | None = None  # what reading the requests ended in
+        self._no_more: Exception | None = None  # error raised while reading the requests
 
     async def outcomes(self) -> AsyncGenerator[Outcome, None]:
         """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
@@ -300,7 +300,7 @@ class _Stream:
                     self._book.outcomes.clear()
                     if not ready:
                         if self._book.done:
-                            # A stream that owes an answer nobody waits for may not end within that time.
+                            # A stream may still owe an answer to a timed-out request, and would not end in time.
                             if not self._book.given_up:
                                 with contextlib.suppress(TimeoutError):
                                     async with asyncio.timeout(TO_END_S):
@@ -309,13 +309,13 @@ class _Stream:
                                 raise error
                             return
                         await self._wait()
-                    # Outcomes that were taken make room for further requests: `_read` waits for that.
+                    # Delivered outcomes make room for further requests, which `_read` waits for.
                     self._changed.notify_all()
-                # Outside the condition: the caller may take its time, and the streams go on meanwhile.
+                # Outside the lock, so that streams continue while the caller processes the outcomes.
                 for outcome in ready:
                     yield outcome
         finally:
-            # More than once: until a stream is cancelled, its `_send` may start another holder.
+            # Repeatedly: until a stream is cancelled, its `_send` may start another task.
             while tasks := [task for task in (reading, *self._holding) if not task.done()]:
                 for task in tasks:
                     task.cancel()
@@ -328,7 +328,7 @@ class _Stream:
                 await self._changed.wait()
 
     def _hold_on(self) -> None:
-        """Opens the next stream once there is something to send in it."""
+        """Starts the task that opens the next stream once there is something to send."""
         self._holding.append(asyncio.ensure_future(self._hold()))
 
     async def _read(self) -> None:
@@ -338,7 +338,7 @@ class _Stream:
         try:
             drawn = aiter(source)
             while True:
-                async with self._changed:  # before one is drawn: none is drawn that is not taken
+                async with self._changed:  # wait for room before reading: every request read is taken
                     await self._changed.wait_for(lambda: self._book.refused is not None or self._book.room())
                     if self._book.refused is not None:
                         return
@@ -349,7 +349,7 @@ class _Stream:
                 async with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
-        # Raised by `outcomes`, once all that was taken before has had its outcome.
+        # `outcomes` raises it after every request taken before has had its outcome.
         except Exception as error:
             no_more = error
         async with self._changed:
@@ -358,7 +358,7 @@ class _Stream:
             self._changed.notify_all()
 
     async def _hold(self) -> None:
-        """Opens streams, one after the other, as long as there is something to send; another does once all was sent."""
+        """Opens streams one after another while there is something to send, until one has sent everything."""
         while True:
             async with self._changed:
                 while not (self._book.done or self._book.to_open()):
@@ -375,7 +375,7 @@ class _Stream:
                 self._open -= 1
                 self._book.cut(number, ended)
                 self._changed.notify_all()
-                # All was sent in this one: `_send` has started another holder, for what has to be sent again.
+                # This stream has sent everything: `_send` has started another task for requests to be retried.
                 if self._book.refused is not None or number in self._closed:
                     return
 
@@ -396,11 +396,11 @@ class _Stream:
         except grpc.RpcError as error:
             return JudgeError.of(error)
         except asyncio.CancelledError:
-            # gRPC raises the same where the channel was closed; only a cancelled task must let it through.
+            # gRPC raises CancelledError for a closed channel too; only a cancelled task may propagate it.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return JudgeError(grpc.StatusCode.CANCELLED, "The client was closed.")  # which cancels no task
+            return JudgeError(grpc.StatusCode.CANCELLED, "The client was closed.")
         finally:
             call.cancel()
             sending.cancel()
@@ -409,14 +409,14 @@ class _Stream:
     async def _send(
         self, call: grpc.aio.StreamStreamCall[wire.JudgeStreamRequest, wire.JudgeStreamResponse], number: int
     ) -> None:
-        # A stream that ends while something is written fails the reader too, which says what is wrong.
+        # A stream that ends during a write fails the reader too, which reports the error.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 async with self._changed:
                     while not (self._book.to_send() or self._book.all_sent):
                         await self._wait()
                     if self._book.all_sent:
-                        # Before our side is closed: what fails in passing from now on needs another stream.
+                        # Before closing our side: requests to be retried from now on need another stream.
                         self._closed.add(number)
                         self._hold_on()
                         break

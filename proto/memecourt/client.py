@@ -171,7 +171,7 @@ class Client:
         attempts = Attempts(self._retries, self._budget, None, stream=True)
         for response in self._resumed(self._court.WatchTrial, lambda: request, attempts):
             attempts.progress()
-            # Before the event is handed over: a stream that is opened again begins behind it, so each comes once.
+            # Before the event is yielded: a reopened stream begins after it, so each event comes once.
             request.from_seq = response.event.seq + 1
             yield response.event
 
@@ -255,10 +255,10 @@ class Client:
         """
         request = wire.WatchReviewsRequest(from_entry=from_entry, overruled_only=overruled_only)
         retries = patient(self._retries)
-        # A budget of its own: a call without an end must not use up the repeats of the client's other calls.
+        # A separate budget: an endless call must not use up the retries of the client's other calls.
         attempts = Attempts(retries, Budget(retries), None, stream=True)
         for response in self._resumed(self._docket.WatchReviews, lambda: request, attempts):
-            # Also from a response without a review: it says how far the log was read, so none of it is read again.
+            # Also from a response without a review: it says how far the log was read, which is then not read again.
             request.from_entry = response.next_entry
             if response.HasField("reviewed"):
                 attempts.progress()
@@ -284,8 +284,8 @@ class Client:
             CallError: The precedent was not added, or its fate is unknown (UNAVAILABLE, DEADLINE_EXCEEDED).
         """
         if request.id:
-            # An id of the caller's may belong to another precedent: ALREADY_EXISTS would not show that this one went
-            # in.
+            # The caller's id may belong to another precedent, so ALREADY_EXISTS would not prove that this one was
+            # added.
             return self._call(self._precedents.AddPrecedent, request, timeout, changes=True)
         request = named_precedent(request)
         try:
@@ -332,14 +332,14 @@ class Client:
             except grpc.RpcError as error:
                 failure = CallError.of(error)
             finally:
-                # Also where the caller stops reading: the server would keep the stream open.
+                # Also when the caller stops reading: otherwise the server keeps the stream open.
                 call.cancel()
             if self._closed:
-                raise failure  # it looks like what a proxy does, but who closed the client has had enough
+                raise failure  # a closed channel looks like a proxy's reset, but must not be retried
             self._wait_for_next(attempts, failure)
 
     def _wait_for_next(self, attempts: Attempts, error: CallError) -> None:
-        """Waits until the next attempt; first for a server, if none can be reached.
+        """Waits for the next attempt; first for a connection, if no server can be reached.
 
         Raises:
             CallError: The error of the last attempt, if there will be no other.
@@ -348,7 +348,7 @@ class Client:
         time.sleep(attempts.after(error, unreached=unreached))
 
     def _had_to_connect(self, within_s: float) -> bool:
-        """Waits until a server can be reached, so long at most; False if one could be from the first."""
+        """Waits at most ``within_s`` for a reachable server; False if one was reachable at once."""
         until = time.monotonic() + within_s
         for waits in itertools.count():
             if (left := until - time.monotonic()) <= 0:
@@ -356,7 +356,7 @@ class Client:
             try:
                 self._health(b"", timeout=left)
             except grpc.RpcError as error:
-                # Any other answer, a refusal too, shows that there is a server.
+                # Any other response, even an error, shows that a server is reachable.
                 if error.code() in NOT_THERE:
                     time.sleep(min(left, connect_again_s(waits)))
                     continue
@@ -375,7 +375,7 @@ class Client:
         attempts = Attempts(self._retries, self._budget, timeout, changes=changes)
         while True:
             try:
-                # What is left, for the timeout is that of all attempts; metadata anew, for a token may have changed.
+                # The timeout covers all attempts, so each gets what is left; the token may have changed in between.
                 return method(request, timeout=attempts.left(), metadata=self._connection.metadata())
             except grpc.RpcError as failed:
                 failure = error.of(failed)
@@ -383,25 +383,25 @@ class Client:
 
 
 class _Stream:
-    """One ``judge_many``: a thread that reads the requests, those that hold streams, and who takes the outcomes."""
+    """One ``judge_many``: a thread that reads the requests, threads that run streams, and the consumer of outcomes."""
 
     def __init__(self, client: Client, requests: Iterable[wire.JudgeRequest], timeout: float, at_once: int) -> None:
         self._client = client
         self._requests = requests
         self._book = Book(client._retries, client._budget, timeout=timeout, at_once=at_once)
-        # Few until the server says how many it works on: what waits there uses up its timeout.
+        # Few until the server says how many it works on at once: requests that queue there use up their timeout.
         self._book.limit_until_known()
-        self._changed = threading.Condition()  # guards all that follows, and the book
-        self._open: dict[int, grpc.Call] = {}  # streams, by their numbers
-        self._closed: set[int] = set()  # numbers of streams that take nothing more
+        self._changed = threading.Condition()  # guards the fields below, and the book
+        self._open: dict[int, grpc.Call] = {}  # streams by number
+        self._closed: set[int] = set()  # numbers of streams that accept no more requests
         self._holding: list[threading.Thread] = []
         self._stopped = False
         self._error: BaseException | None = None
-        self._no_more: BaseException | None = None  # what reading the requests ended in
+        self._no_more: BaseException | None = None  # error raised while reading the requests
 
     def outcomes(self) -> Generator[Outcome, None, None]:
         """Yields outcomes as they come. Closing the generator ends the streams, and with them the trials."""
-        # Not waited for at the end: it may sit in the caller's own iterator; it ends when that gives something.
+        # Not joined at the end: it may be blocked in the caller's iterator, and ends when that yields.
         threading.Thread(target=self._read, daemon=True).start()
         self._hold_on()
         try:
@@ -412,16 +412,16 @@ class _Stream:
                     self._book.outcomes.clear()
                     if not ready:
                         if self._book.done:
-                            # A stream that owes an answer nobody waits for may not end within that time.
+                            # A stream may still owe an answer to a timed-out request, and would not end in time.
                             if not self._book.given_up:
                                 self._changed.wait_for(lambda: not self._open, TO_END_S)
                             if (error := self._error or self._no_more or self._book.refused) is not None:
                                 raise error
                             return
                         self._changed.wait(self._book.wait_s())
-                    # Outcomes that were taken make room for further requests: `_read` waits for that.
+                    # Delivered outcomes make room for further requests, which `_read` waits for.
                     self._changed.notify_all()
-                # Outside the condition: the caller may take its time, and the streams go on meanwhile.
+                # Outside the lock, so that streams continue while the caller processes the outcomes.
                 yield from ready
         finally:
             with self._changed:
@@ -429,11 +429,11 @@ class _Stream:
                 for call in self._open.values():
                     call.cancel()
                 self._changed.notify_all()
-            for thread in self._holding:  # no more come: all have been told to stop
+            for thread in self._holding:  # no new ones start: all have been told to stop
                 thread.join()
 
     def _hold_on(self) -> None:
-        """Has the next stream opened once there is something to send in it."""
+        """Starts the thread that opens the next stream once there is something to send."""
         thread = threading.Thread(target=self._hold, daemon=True)
         self._holding.append(thread)
         thread.start()
@@ -443,7 +443,7 @@ class _Stream:
         try:
             requests = iter(self._requests)
             while True:
-                with self._changed:  # before one is drawn: none is drawn that is not taken
+                with self._changed:  # wait for room before reading: every request read is taken
                     self._changed.wait_for(lambda: self._stopped or self._book.refused or self._book.room())
                     if self._stopped or self._book.refused is not None:
                         return
@@ -454,7 +454,7 @@ class _Stream:
                 with self._changed:
                     self._book.take(request)
                     self._changed.notify_all()
-        # Raised by `outcomes`, once all that was taken before has had its outcome.
+        # `outcomes` raises it after every request taken before has had its outcome.
         except BaseException as error:
             no_more = error
         with self._changed:
@@ -463,7 +463,7 @@ class _Stream:
             self._changed.notify_all()
 
     def _hold(self) -> None:
-        """Opens streams, one after the other, as long as there is something to send; another does once all was sent."""
+        """Opens streams one after another while there is something to send, until one has sent everything."""
         while True:
             with self._changed:
                 while not (self._stopped or self._book.done or self._book.to_open()):
@@ -479,18 +479,18 @@ class _Stream:
                 self._open.pop(number, None)
                 self._book.cut(number, ended)
                 self._changed.notify_all()
-                # All was sent in this one: `_messages` has started another holder, for what has to be sent again.
+                # This stream has sent everything: `_messages` has started another thread for requests to be retried.
                 if self._stopped or self._book.refused is not None or number in self._closed:
                     return
 
     def _stream(self, number: int) -> JudgeError | None:
-        """One stream, from its beginning to its end; what it ended in."""
-        metadata = self._client._connection.metadata()  # a token may take its time: nobody is to wait for it here
+        """Runs one stream from its beginning to its end, and returns the error that ended it."""
+        metadata = self._client._connection.metadata()  # outside the lock: a token function may be slow
         over = threading.Event()
         call = self._client._court.JudgeStream(self._messages(over, number), metadata=metadata)
         with self._changed:
             self._open[number] = call
-            # `outcomes` has cancelled the streams that it knew of; this one was opened at the same time.
+            # `outcomes` cancelled the streams known to it; this one was opened at the same moment.
             if self._stopped:
                 call.cancel()
         try:
@@ -507,12 +507,12 @@ class _Stream:
             return JudgeError.of(error)
         finally:
             with self._changed:
-                # gRPC's thread may still wait in `_messages`, and must not take a request for a stream that is over.
+                # gRPC's thread may still wait in `_messages`, and must not take a request for a finished stream.
                 over.set()
                 self._changed.notify_all()
 
     def _messages(self, over: threading.Event, number: int) -> Iterator[wire.JudgeStreamRequest]:
-        """Yields the requests of one stream; gRPC draws them in a thread of its own."""
+        """Yields the requests of one stream; gRPC reads them in a thread of its own."""
         while True:
             with self._changed:
                 while not (over.is_set() or self._stopped or self._book.to_send() or self._book.all_sent):

@@ -12,23 +12,23 @@ import grpc
 MESSAGE_BYTES = 32 * 1024 * 1024 + 64 * 1024
 """Largest message that a server takes by default."""
 
-_LARGEST_ANSWER = 64 * 1024 * 1024  # the record of a long trial may be larger than what a request may be
+_LARGEST_ANSWER = 64 * 1024 * 1024  # the record of a long trial may be larger than any request
 
 Metadata = tuple[tuple[str, str], ...]
 Options = Sequence[tuple[str, int | str]]
 
 _OPTIONS: Options = (
-    ("grpc.max_send_message_length", -1),  # the server says what is too much, and why
+    ("grpc.max_send_message_length", -1),  # the server itself refuses oversized messages, with a reason
     ("grpc.max_receive_message_length", _LARGEST_ANSWER),
-    # A server that is back is found within seconds; gRPC's own wait grows to two minutes.
+    # Finds a restarted server within seconds; gRPC's default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # While there are calls, a connection that carries nothing any more (a machine without power, a way through NAT that
-    # was forgotten) is noticed within 40 s; nothing else would ever say so.
+    # Detects a dead connection (power loss, an expired NAT entry) within 40 s while there are calls; nothing else
+    # would report it.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # without it the timeout above is a minute
-    ("grpc.http2.max_pings_without_data", 0),  # who only listens would stop asking after two
+    ("grpc.http2.ping_timeout_ms", 10_000),  # the timeout above is a minute without it
+    ("grpc.http2.max_pings_without_data", 0),  # otherwise a client that only listens stops pinging after two
 )
 
 
@@ -83,16 +83,16 @@ class Connection:
         """Checks that arguments fit together; see :class:`memecourt.client.Client` for what they mean."""
         if credentials is not None and tls is not None:
             raise ValueError("give either credentials or tls")
-        # Refused before anything is sent: a token that was once in the clear can't be taken back.
+        # Refused before anything is sent: a token sent in the clear once is compromised.
         if token is not None and credentials is None and tls is None and not (allow_plain_token or _is_here(address)):
             raise ValueError(
                 "the token would go over the network in the clear: give tls=Tls(), or allow_plain_token=True where "
-                "something else encrypts the way to the server"
+                "something else encrypts the connection"
             )
         named = (("grpc.ssl_target_name_override", tls.server_name),) if tls and tls.server_name else ()
         if tls is not None:
             credentials = tls.credentials()
-        # Each name once: which of two counts is for gRPC to say.
+        # Each name once: gRPC does not define which of two values counts.
         merged = dict((*_OPTIONS, *named, *options))
         return cls(
             address=address, credentials=credentials, options=tuple(merged.items()), token=token, further=metadata
@@ -101,11 +101,10 @@ class Connection:
     def metadata(self) -> Metadata:
         """Returns the metadata of a call.
 
-        A token that is a function is called for each: tokens change.
+        A token function is called for each, because tokens change.
 
         Raises:
-            ValueError: The token can't go with a call. gRPC would say so in words that say nothing, and may be taken
-                for a broken connection.
+            ValueError: The token can't be sent. gRPC's own error could be mistaken for a broken connection.
         """
         token = self.token() if callable(self.token) else self.token
         if token is not None and not (token.isascii() and token.isprintable()):
@@ -114,23 +113,23 @@ class Connection:
         return (*pairs, *(self.further() if self.further else ()))
 
     def open(self) -> grpc.Channel:
-        """A channel for threads."""
+        """Opens a channel for threads."""
         if self.credentials is None:
             return grpc.insecure_channel(self.address, options=self.options)
         return grpc.secure_channel(self.address, self.credentials, options=self.options)
 
     def open_async(self) -> grpc.aio.Channel:
-        """A channel for asyncio."""
+        """Opens a channel for asyncio."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.address, options=self.options)
         return grpc.aio.secure_channel(self.address, self.credentials, options=self.options)
 
 
 def _is_here(address: str) -> bool:
-    """True if the address belongs to this machine, so that nobody listens in between."""
+    """True if the address is local to this machine, so that nothing can be intercepted."""
     if address.startswith("unix:"):
         return True
-    # From the right: an IPv6 address has colons of its own, and is in brackets.
+    # Split at the last colon: an IPv6 address in brackets contains colons itself.
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback

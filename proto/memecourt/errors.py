@@ -1,4 +1,4 @@
-"""Errors that a call can end in.
+"""Errors of calls.
 
 CallError          the service gave no answer
 └── JudgeError     it gave no verdict: never to be read as "not harmful"
@@ -48,9 +48,8 @@ class CallError(Exception):
         made = cls(error.code(), error.details() or "")
         try:
             status = rpc_status.from_call(error)
-        except (
-            ValueError
-        ):  # the details are of another error: something between us and the server wrote its own over it
+        except ValueError:
+            # The details don't match the status: a proxy has replaced it with its own.
             status = None
         for packed in status.details if status else ():
             info, request, retry = (
@@ -60,7 +59,7 @@ class CallError(Exception):
             )
             if packed.Unpack(info):
                 made.reason, made.metadata = info.reason, dict(info.metadata)
-                # In whatever order the details come, the field of BadRequest goes first.
+                # The field of BadRequest wins, whatever the order of the details.
                 made.field = made.field or made.metadata.get("field", "")
             elif packed.Unpack(request) and request.field_violations:
                 made.field = request.field_violations[0].field
@@ -70,7 +69,7 @@ class CallError(Exception):
 
 
 def _seconds(delay: Duration) -> float:
-    # Not as a timedelta: a server may ask for more than one can hold.
+    # Not as a timedelta, which can't hold every delay that a server may send.
     return float(delay.seconds + delay.nanos / 1e9)
 
 
@@ -80,7 +79,7 @@ class JudgeError(CallError):
     @classmethod
     def of_failure(cls, failure: wire.Failure) -> Self:
         """Builds the error from a failure that came as a value in a stream."""
-        # A number that this version does not know is still a failure, and never a verdict.
+        # An unknown status code is still a failure, never a verdict.
         made = cls(_CODES.get(failure.code, grpc.StatusCode.UNKNOWN), failure.message)
         made.reason, made.field = failure.reason, failure.field
         if failure.HasField("retry_delay"):

@@ -1,8 +1,8 @@
-"""The state of a stream of requests: those sent, those unanswered, those to send again, and when.
+"""State of a stream of requests: which were sent, which are unanswered, and which to retry when.
 
-No threads and no asyncio in here: callers report events to a :class:`Book`, which says what to do next. Each request
-that was read has exactly one outcome, whatever happens to connections: it is sent as often as necessary, and the server
-tries its request_id once.
+Independent of threads and asyncio: callers report events to a :class:`Book`, which says what to do next. Each request
+that was read has exactly one outcome, whatever happens to connections: it is sent as often as necessary, and its
+request_id makes the server try it once.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _PendingRequest:
     message: wire.JudgeStreamRequest
     deadline: float  # by the clock
     attempts: int = 0
-    sent: int = 0  # number of the stream that carries it; 0: in none
-    failure: JudgeError | None = None  # last answer, if it is sent again
+    sent: int = 0  # number of the stream that carries it; 0: not in a stream
+    failure: JudgeError | None = None  # last error, if it is to be retried
 
 
 def not_opened(error: BaseException) -> JudgeError:
@@ -81,16 +81,16 @@ class Book:
         self._chance = chance
         self._pending: dict[str, _PendingRequest] = {}
         self._ready: deque[str] = deque()
-        self._later: list[tuple[float, str]] = []  # a heap, by when they are due
-        self._cuts = 0  # in a row since the last answer
-        self._endings = Endings()  # of streams since then
-        self._streams = 0  # that were opened
-        self._streams_cut = 0  # the last that was opened before the last cut
-        self._not_before = 0.0  # the next is opened, by the clock
+        self._later: list[tuple[float, str]] = []  # a heap of (due time, request_id)
+        self._cuts = 0  # consecutive, since the last answer
+        self._endings = Endings()  # errors of streams since the last answer
+        self._streams = 0  # number opened so far
+        self._streams_cut = 0  # the newest stream at the time of the last cut
+        self._not_before = 0.0  # earliest time to open the next stream, by the clock
         self.closed = False
         """True if no more requests will come."""
         self.given_up: set[int] = set()
-        """Numbers of the streams with an unanswered request whose time is over."""
+        """Numbers of the streams that carry an unanswered request whose timeout has passed."""
         self.refused: CallError | None = None
         """Error for which no further stream can be opened: no more requests are read, and only answers in the open
         streams are awaited. None if streams can be opened."""
@@ -117,13 +117,13 @@ class Book:
 
     def limit_until_known(self) -> None:
         """Keeps few requests in flight until :meth:`set_limit_from`."""
-        # A server that works on few at once would have the others wait in it, while their time passes.
+        # A server that works on few at once would queue the others while their timeouts run.
         self._bound = _FIRST_BOUND
 
     def set_limit_from(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Sets the number of requests that a server works on at once, by its metadata at the beginning of a stream.
 
-        More in flight would wait there, while their time passes. A server that does not say leaves it to the caller.
+        More in flight would queue there while their timeouts run. A server that sends no limit leaves it to the caller.
         """
         limit = next((value for key, value in metadata or () if key == AT_ONCE), "")
         self._bound = int(limit) if isinstance(limit, str) and limit.isdecimal() and int(limit) > 0 else self._at_once
@@ -140,9 +140,9 @@ class Book:
         if name in self._pending:
             raise ValueError(f"two requests at once have the request_id {name!r}; give each one of its own")
         pending = _PendingRequest(wire.JudgeStreamRequest(request=request), self._clock() + self._timeout)
-        error = None if self.refused is None else JudgeError.like(self.refused)  # since it was asked for
+        error = None if self.refused is None else JudgeError.like(self.refused)  # requested in the meantime
         if pending.message.ByteSize() + _ROOM_FOR_TIMEOUT > MESSAGE_BYTES:
-            # Sent, it would end the stream and with it all the others.
+            # Sending it would end the stream, and all other requests in it.
             error = JudgeError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"The request is larger than {MESSAGE_BYTES:,} bytes; not sent."
             )
@@ -156,15 +156,15 @@ class Book:
         if error is not None:
             self.outcomes.append((name, error))
             return
-        # Only now: a request that has its outcome must not be sent, nor count in the budget.
+        # Only now: a request that already has its outcome must neither be sent nor count in the budget.
         self._pending[name] = pending
         self._ready.append(name)
         self._budget.call()
 
     def to_send(self) -> bool:
-        """True if something is to be sent now; as :meth:`expire`."""
+        """True if something is to be sent now; expires requests first, as :meth:`expire`."""
         self.expire()
-        # Those that have their outcome by now are no longer to be sent.
+        # Skip requests that have had their outcome in the meantime.
         while self._ready and (self._ready[0] not in self._pending or self._pending[self._ready[0]].sent):
             self._ready.popleft()
         return bool(self._ready)
@@ -181,17 +181,17 @@ class Book:
     def send(self, stream: int) -> wire.JudgeStreamRequest:
         """Returns the request to send in a stream now; only valid after :meth:`to_send`."""
         pending = self._pending[self._ready.popleft()]
-        # From here on the stream carries it: `cut` finds by this number what has to be sent again.
+        # The stream now carries it: `cut` uses this number to find what to send again.
         pending.sent = stream
         pending.attempts += 1
-        # The time left now, not when it was read: a request may wait here or be sent several times. At least 1 ms:
-        # the server refuses 0.
+        # The time left at this moment: a request may wait here or be sent several times. At least 1 ms: the server
+        # refuses 0.
         pending.message.timeout.FromMilliseconds(max(1, round(1000 * (pending.deadline - self._clock()))))
         return pending.message
 
     def wait_s(self) -> float | None:
         """Returns the seconds until a retry, a stream to open or a deadline is due; None if nothing is."""
-        # Deadlines come too, so that a caller gets its outcome in time even if nothing else happens.
+        # Including deadlines, so that a caller gets its outcome in time even if nothing else happens.
         times = [pending.deadline for pending in self._pending.values()]
         if self._later:
             times.append(self._later[0][0])
@@ -201,13 +201,13 @@ class Book:
 
     def hear(self, response: wire.JudgeStreamResponse) -> None:
         """Processes a response of a stream."""
-        # Any answer shows that streams work: the waits begin from the shortest again.
+        # Any answer shows that streams work: reset the backoff.
         self._cuts = 0
         self._endings.clear()
         name = response.request_id
         pending = self._pending.get(name)
         if pending is None or not pending.sent:
-            return  # it has its outcome: its time was over
+            return  # it timed out and has had its outcome
         if response.HasField("verdict"):
             self._finish(name, response.verdict)
             return
@@ -217,7 +217,7 @@ class Book:
         pending.sent = 0
         pending.failure = error = JudgeError.of_failure(response.failure)
         now = self._clock()
-        # Sending it again needs a stream, and after a refusal there is none.
+        # A retry needs a stream, and none can be opened after a refusal.
         if self.refused is None and pending.attempts < self._retries.attempts and passing(error):
             wait = self._retries.wait_s(pending.attempts, error.retry_after, pending.deadline - now, self._chance)
             if wait is not None and self._budget.repeat():
@@ -241,17 +241,17 @@ class Book:
         for name in again:
             self._pending[name].sent = 0
         if not is_cut(error):
-            if not self.all_sent:  # else no other is needed
+            if not self.all_sent:  # otherwise no other stream is needed
                 self.refuse(error)
             return
         self._endings.add(error)
-        # There will be no further stream in which these could be sent.
+        # No further stream can be opened to send these in.
         if self.refused is not None:
             self.refuse(self.refused)
             return
-        self._ready.extendleft(reversed(again))  # in their original order, before all others
+        self._ready.extendleft(reversed(again))  # in their original order, ahead of all others
         if error.reason == IDLE:
-            return  # nothing is wrong with the server
+            return  # the server is fine: no backoff
         # One event that breaks several streams counts once.
         counts = stream > self._streams_cut and (again or stream == self._streams)
         if counts:
@@ -263,22 +263,22 @@ class Book:
                 self._not_before = max(self._not_before, self._clock() + wait)
 
     def refuse(self, error: CallError) -> None:
-        """Ends requests that are in no stream with an error, since none can be opened; others may be answered."""
+        """Fails all requests that are in no stream, since none can be opened; others may still be answered."""
         self.refused = self.refused or error
-        # A copy: `_finish` takes requests out.
+        # Over a copy: `_finish` removes requests.
         for name, pending in tuple(self._pending.items()):
             if not pending.sent:
                 self._finish(name, JudgeError.like(error))
 
     def expire(self) -> None:
-        """Ends requests whose time is over, and makes those that are due for a retry ready to send."""
+        """Fails requests whose timeout has passed, and makes those that are due for a retry ready to send."""
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._ready.append(heapq.heappop(self._later)[1])
         for name, pending in tuple(self._pending.items()):
             if pending.deadline > now:
                 continue
-            # It waits to be sent again: the last answer explains more than that its time is over.
+            # It was waiting for a retry: its last error explains more than a timeout would.
             if pending.failure is not None and not pending.sent:
                 self._finish(name, pending.failure)
                 continue

@@ -1,4 +1,4 @@
-"""Requests, made from what a caller has at hand."""
+"""Builders of request messages."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def added(request: wire.AddPrecedentRequest, error: CallError) -> wire.AddPreced
     Raises:
         CallError: The error itself, unless it says that the precedent exists.
     """
-    # The id was drawn at random for this very request: only an earlier attempt of it can have used it.
+    # The id was generated for this request: only an earlier attempt of it can have used it.
     if error.code is not grpc.StatusCode.ALREADY_EXISTS:
         raise error
     return wire.AddPrecedentResponse(id=request.id)
 
 
 def watch_request(trial_id: str, request_id: str, namespace: str, from_seq: int) -> wire.WatchTrialRequest:
-    """Which trial to watch, by its own id or that of its request.
+    """Builds the request to watch a trial, named by its own id or that of its request.
 
     Raises:
         ValueError: Neither or both are given.
@@ -122,27 +122,27 @@ def verdict_request(trial_id: str, request_id: str, namespace: str) -> wire.GetV
 
 
 class Export:
-    """Position of an export: after a break it goes on with trials opened then or later that are not exported yet."""
+    """Cursor of an export: after a break, it continues with the trials that were not exported yet."""
 
     def __init__(self, which: wire.TrialFilter | None) -> None:
         self._which = wire.TrialFilter()
         if which is not None:
-            # A copy, for its beginning is moved on below, and the filter is the caller's.
+            # A copy, because `opened_from` is moved forward below and the filter belongs to the caller.
             self._which.CopyFrom(which)
         self._at: Timestamp | None = None
-        self._known: set[str] = set()  # of those opened at that time
+        self._known: set[str] = set()  # ids of the exported trials opened at that time
 
     def request(self) -> wire.ExportTrialsRequest:
-        """Asks for what is still missing."""
+        """Builds the request for the trials that are still missing."""
         if self._at is not None:
-            # That moment is included: its trials come again, and `_known` leaves them out.
+            # Inclusive: trials opened at that moment come again, and `_known` filters them out.
             self._which.opened_from.CopyFrom(self._at)
         return wire.ExportTrialsRequest(filter=self._which)
 
     def is_new(self, trial: wire.Trial) -> bool:
         """True if the trial was not exported yet; marks it as exported."""
         summary = trial.summary
-        # Trials come in the order in which they were opened: none of an earlier moment can come again.
+        # Trials come in the order in which they were opened, so none of an earlier moment can come again.
         if self._at is None or summary.opened_at != self._at:
             self._at, self._known = summary.opened_at, set()
         if summary.trial_id in self._known:
@@ -154,7 +154,7 @@ class Export:
 def _named(request: M, field: str) -> M:
     if getattr(request, field):
         return request
-    # The caller may send the same request anew, and must then get another id.
+    # A copy: if the caller sends the same request again, it must get another id.
     copy = type(request)()
     copy.CopyFrom(request)
     setattr(copy, field, uuid.uuid4().hex)

@@ -1,8 +1,8 @@
-"""Retry policy: when a call is made again, after how long, and how often, so that a busy server is not overwhelmed.
+"""Retry policy: which errors are retried, after how long, and how often, so that a busy server is not overwhelmed.
 
-A call is made again where the service says, or its silence says, that what is wrong will pass: after a wait that
-doubles and is drawn at random ("full jitter"), never before the server wants it, never after the caller's deadline, and
-only as long as the repeats of all calls of a client stay a small share of the calls.
+A call is retried if the service reports a transient error or cannot be reached: after an exponential backoff with full
+jitter, never before the time that the server asks for, never after the caller's deadline, and only while the retries of
+a client stay a small share of its calls.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ import grpc
 from memecourt.errors import CallError
 
 _MOST_ENDINGS = 3
-"""Different ones that an error tells of."""
+"""Maximum number of different earlier errors that a message lists."""
 
 PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED})
 """Codes of transient errors."""
 
 HEALTH = "/grpc.health.v1.Health/Check"
-"""A call that costs a server nothing: any answer to it shows that there is one."""
+"""A call that costs a server next to nothing; any response shows that a server is reachable."""
 NOT_THERE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-"""Codes that such a call ends with if there is no server, or only a proxy without one behind it."""
+"""Codes of that call if there is no server, or only a proxy without a server behind it."""
 
 IDLE = "IDLE"
 """Reason for the end of a stream whose caller sent no request, or read no answer, for too long."""
 
 _CUT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""What gRPC itself, or a proxy, may end a long stream with, besides what passes anyway. With asyncio, INTERNAL may also
-hide what the server ended it with, where that came while something was written (github.com/grpc/grpc/issues/36066): the
-next stream tells."""
+"""Codes with which gRPC or a proxy may end a long stream, besides the transient ones. With asyncio, INTERNAL may hide
+the server's own status if that arrives during a write (github.com/grpc/grpc/issues/36066): the next stream shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +72,22 @@ class Retries:
             left: Seconds until the caller's deadline, if there is one.
             chance: Uniform in [0, 1).
         """
-        # Doubling a float for ever ends in an error; nobody waits for the thousandth attempt.
+        # Bounded, because doubling a float without end raises OverflowError.
         spread = min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 60))
         if server_s is not None:
-            # Many were told the same, at the same time: they come back spread over as long as they were sent away.
+            # Many clients are given the same delay at the same moment: spread their retries over as long again.
             spread = max(spread, min(server_s, self.most_s))
         least = server_s or 0.0
         if left is not None:
             if least >= left or least > self.longest_told_s:
                 return None
-            spread = min(spread, (left - least) / 2)  # what remains is for the attempt
+            spread = min(spread, (left - least) / 2)  # the other half is for the attempt
         return least + spread * chance()
 
 
 def connect_again_s(waits: int) -> float:
     """Returns the seconds until the next try to reach a server, after so many waits."""
-    # Drawn at random, so that clients who lost the same server don't come back at the same moment.
+    # With jitter, so that clients that lost the same server don't all reconnect at once.
     return float(min(1.0, 0.1 * 2 ** min(waits, 10)) * random.uniform(0.5, 1.0))
 
 
@@ -111,7 +110,7 @@ def passing(error: CallError, *, changes: bool = False) -> bool:
         return False
     if changes:
         return bool(error.reason) and error.retry_after is not None
-    # A message over the server's limit has the code of a busy server, but gRPC itself says it, and not for how long.
+    # gRPC itself reports an oversized message with the code of a busy server, but without a retry delay.
     return error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.retry_after is not None
 
 
@@ -124,12 +123,12 @@ class Endings:
     """Errors of earlier attempts, reported if the time runs out before one succeeds."""
 
     def __init__(self) -> None:
-        self._ended: dict[str, int] = {}  # how often, by what
+        self._ended: dict[str, int] = {}  # error text -> count, least recent first
 
     def add(self, error: CallError) -> None:
         """Adds an error."""
         text = str(error)
-        # To the end again, so that what is dropped below is what came longest ago.
+        # Moved to the end, so that the least recent is dropped below.
         self._ended[text] = self._ended.pop(text, 0) + 1
         if len(self._ended) > _MOST_ENDINGS:
             del self._ended[next(iter(self._ended))]
@@ -152,7 +151,7 @@ class Budget:
 
     def __init__(self, retries: Retries) -> None:
         self._share = retries.share
-        # A repeat takes a whole one: a budget that can't grow to 1 would never allow any, whatever the share.
+        # A retry costs 1: a budget that can't grow to 1 would never allow any, whatever the share.
         self._most = self._left = max(retries.spare, 1.0 if retries.share else 0.0)
         self._lock = threading.Lock()
 
@@ -205,7 +204,7 @@ class Attempts:
         self._deadline = None if timeout is None else clock() + timeout
         self._made = 0
         self._endings = Endings()
-        # Starts the time in which a server may still come up.
+        # Starts the time in which an unreachable server may still come up.
         self.progress()
         budget.call()
 
@@ -220,31 +219,31 @@ class Attempts:
 
     def connect_within_s(self, error: CallError) -> float:
         """Returns the seconds that the next attempt may wait for a connection; 0 if a server sent the error."""
-        # A reason comes from the service itself, so it was reached. Of a change nobody knows whether it got through.
+        # A reason comes from the service, so it was reached. For a change, it is unknown whether it got through.
         if error.code is not grpc.StatusCode.UNAVAILABLE or error.reason or self._changes:
             return 0.0
         left = self.left()
         wait = max(0.0, self._ready_by - self._clock())
-        return wait if left is None else min(wait, left / 2)  # what remains is for the attempt
+        return wait if left is None else min(wait, left / 2)  # the other half is for the attempt
 
     def after(self, error: CallError, *, unreached: bool = False) -> float:
-        """Seconds to wait before the next attempt.
+        """Returns the seconds to wait before the next attempt.
 
         Args:
             error: Error of the last one.
-            unreached: True if there was no connection, so that repeats cost no server anything and are not counted
-                in the client's budget.
+            unreached: True if there was no connection: such retries cost no server anything and do not count in the
+                client's budget.
 
         Raises:
-            CallError: The error itself, where there is to be none. Where the time is over, it says what the attempts
-                before ended in.
+            CallError: The error itself, if there will be no further attempt. If the time is over, its message lists the
+                errors of earlier attempts.
         """
         self._made += 1
-        # A stream is resumed where it was, so more endings are safe to repeat than for a call that begins again.
+        # A stream resumes where it was, so more errors are safe to retry than for a call that starts over.
         again = is_cut(error) if self._stream else passing(error, changes=self._changes)
         if again and self._made < self._retries.attempts:
             wait = self._retries.wait_s(self._made, error.retry_after, self.left(), self._chance)
-            # Who was slow to read asks no more of the server than by reading on.
+            # A stream closed because its caller read slowly costs the server nothing extra.
             if wait is not None and (error.reason == IDLE or unreached or self._budget.repeat()):
                 self._endings.add(error)
                 return wait

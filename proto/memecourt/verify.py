@@ -1,17 +1,16 @@
-"""Checks what a court has handed out, without the court: ``python -m memecourt.verify``.
+"""Verifies bundles and receipts offline, without the court: ``python -m memecourt.verify``.
 
-A **bundle** is one trial as the court's docket holds it: every entry with a proof that it stands in the log, and a
-signed count, so that no entry can be left out, in the middle or at the end. A **receipt** came with a verdict, and
-shows that it stands in the log. Both are checked against the public key of the docket, which has to come from
-somewhere else than the file that is checked.
+A **bundle** is one trial as the court's docket holds it: every entry with a proof that it is in the log, and a signed
+count, so that no entry can be left out, in the middle or at the end. A **receipt** comes with a verdict, and proves
+that the verdict is in the log. Both are checked against the public key of the docket, which must come from another
+source than the file that is checked.
 
-This file stands alone: beside Python it needs the package ``cryptography`` and nothing else of ours, so that it can be
-read and used by whoever does not trust the rest. It was written apart from what the court itself checks with; tests
-hold the two against each other.
+This file is self-contained: it needs only Python and the package ``cryptography``, so that people who do not trust the
+rest of MemeCourt can read and use it. It was written independently of the court's own checks; tests compare the two.
 
-What a bundle does not show: that the court has no second log, or has not written this one anew with its own key. For
-that, checkpoints are compared with those that others have kept: ``--receipt`` and ``--anchor`` here, and
-``memecourt docket verify`` for whole dockets.
+A bundle does not prove that the court has no second log, nor that it has not rewritten this one with its own key. To
+detect that, compare checkpoints with those that others have kept: ``--receipt`` and ``--anchor`` here, and ``memecourt
+docket verify`` for whole dockets.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "memecourt-bundle/1"
-"""Of bundles; stands in each."""
+"""Format identifier in each bundle."""
 COUNT = "memecourt-count/1"
-"""First line of the note that says how many entries a trial has."""
+"""First line of the signed note with the number of entries of a trial."""
 OWN_KINDS = frozenset({"PictureShown", "Erased", "Part", "PrecedentChanged", "KeyRotated"})
-"""Kinds of entries that are no events of a trial."""
+"""Kinds of entries that are not events of a trial."""
 
 _NOT_WHOLE = "This file is not what it has to be: "
 
 
 class Violated(ValueError):
-    """Raised where a proof or record is not what the docket holds, or not shown to be; the message says why."""
+    """Raised if a proof or record differs from what the docket holds, or can't be proved; the message says why."""
 
 
 class CantCheck(ValueError):
-    """Raised where a check can't be made: the file, the key or the package for signatures is missing or unreadable."""
+    """Raised if a check can't be made: the file, the key or the package for signatures is missing or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """An entry that was shown to stand in a log.
+    """An entry that was proved to be in a log.
 
     Attributes:
-        number: Its place in the log, from 0.
+        number: Index in the log, from 0.
         kind: Kind of the event, or one of :data:`OWN_KINDS`.
-        trial_id: The trial it belongs to, or empty.
-        seq: Its place among the events of the trial, from 0; -1 where it is no event.
+        trial_id: Id of the trial it belongs to; may be empty.
+        seq: Sequence number among the events of the trial, from 0; -1 if it is not an event.
         at: Time of the event, ISO 8601, UTC.
-        header: The data of the leaf.
+        header: Data of the Merkle tree's leaf.
         body: Content of the event; None if it was erased from the docket, or is withheld.
     """
 
@@ -87,14 +86,14 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial that a bundle shows.
+    """The trial of a verified bundle.
 
     Attributes:
-        trial_id: Its id.
-        checkpoint: The log that its entries were shown to stand in.
+        trial_id: Id of the trial.
+        checkpoint: Checkpoint of the log that contains the entries.
         entries: All entries of the trial, by number.
         parts: Entries that hold texts of precedents and documents quoted in it, by number.
-        known: Earlier checkpoints that the log was shown to continue.
+        known: Earlier checkpoints that the log was proved to extend.
     """
 
     trial_id: str
@@ -105,16 +104,16 @@ class Trial:
 
     @property
     def hidden(self) -> int:
-        """Entries whose body is not there: it was erased, or is withheld."""
+        """Number of entries without a body, because it was erased or is withheld."""
         return len(self.kinds_hidden)
 
     @property
     def kinds_hidden(self) -> tuple[str, ...]:
-        """The kind of each of those. Whoever passed the bundle on may have taken them out."""
+        """Kinds of the entries without a body. Whoever passed the bundle on may have removed it."""
         return tuple(entry.kind for entry in (*self.entries, *self.parts) if entry.body is None)
 
     def last(self, kind: str) -> Mapping[str, Any] | None:
-        """The last event of a kind; None where there is none, or its body is not there."""
+        """Returns the body of the last event of a kind; None if there is none, or its body is missing."""
         return next((entry.body for entry in reversed(self.entries) if entry.kind == kind), None)
 
 
@@ -126,19 +125,19 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
         keys: Public keys of the docket, as ``memecourt docket key`` prints them.
 
     Raises:
-        Violated: Something in it was altered, left out, or is not signed by these keys.
-        CantCheck: The file is no bundle, a key is invalid, or signatures can't be checked here.
+        Violated: Something in it was altered or left out, or is not signed by these keys.
+        CantCheck: The file is not a bundle, a key is invalid, or signatures can't be checked here.
     """
     bundle = _object(text)
     if bundle.get("format") != FORMAT:
         raise CantCheck(f"This is no bundle of the format {FORMAT}.")
     trial_id = _text(bundle, "trial")
-    # The signature comes first: nothing else in the file is believed before it holds.
+    # The signature comes first: nothing else in the file is trusted before it is verified.
     checkpoint = open_checkpoint(_text(bundle, "checkpoint"), keys)
     _check_count(_text(bundle, "count"), keys, checkpoint, trial_id=trial_id, entries=len(_list(bundle, "entries")))
     entries = tuple(_logged(one, checkpoint) for one in _list(bundle, "entries"))
     parts = tuple(_logged(one, checkpoint) for one in _list(bundle, "parts"))
-    # The signed count alone does not do: an entry given twice could fill the place of one left out.
+    # The signed count is not enough: a repeated entry could take the place of a missing one.
     for group in (entries, parts):
         if [one.number for one in group] != sorted({one.number for one in group}):
             raise Violated("Entries of the bundle stand twice or in another order than in the log.")
@@ -147,13 +146,13 @@ def verify_bundle(text: str, keys: Sequence[str]) -> Trial:
             raise Violated(f"Entry {entry.number} belongs to another trial.")
     if any(part.kind != "Part" for part in parts):
         raise Violated("Something is handed over as a part that is none.")
-    # Apart from the count: that covers all entries, and some of them are no events.
+    # Besides the count, which covers all entries: some of them are not events.
     seqs = sorted(entry.seq for entry in entries if entry.kind not in OWN_KINDS)
     if seqs != list(range(len(seqs))):
         raise Violated("The events of the trial are not counted from 0 without gaps.")
     if not any(entry.seq == 0 and entry.kind == "TrialOpened" for entry in entries):
         raise Violated("The trial is not opened by any entry.")
-    # Otherwise whoever passes a bundle on could drop the precedents that a verdict was based on.
+    # Otherwise whoever passes a bundle on could remove the precedents that a verdict was based on.
     if missing := _quoted(entries) - {part.number for part in parts}:
         raise Violated(f"The trial quotes entry {min(missing)} of the log, which is left out.")
     known = tuple(_continued(one, checkpoint, keys) for one in _list(bundle, "known"))
@@ -174,8 +173,8 @@ def verify_receipt(
         trial_id: ``verdict_id`` of the response; empty if it is not known.
 
     Raises:
-        Violated: The receipt does not prove that the verdict stands in the log.
-        CantCheck: A key is none, or signatures can't be checked here.
+        Violated: The receipt does not prove that the verdict is in the log.
+        CantCheck: A key is invalid, or signatures can't be checked here.
     """
     logged = _in_log(header, entry, proof, open_checkpoint(checkpoint, keys))
     if logged.kind != "VerdictGiven" or (trial_id and logged.trial_id != trial_id):
@@ -187,8 +186,8 @@ def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
     """Opens a signed checkpoint and returns its content (C2SP tlog-checkpoint).
 
     Raises:
-        Violated: The note is no checkpoint, or not signed by one of the keys.
-        CantCheck: A key is none, or signatures can't be checked here.
+        Violated: The note is not a checkpoint, or is not signed by one of the keys.
+        CantCheck: A key is invalid, or signatures can't be checked here.
     """
     lines = _open_note(note, keys).split("\n")
     if len(lines) < 4 or not re.fullmatch(r"(0|[1-9][0-9]{0,18})", lines[1], re.ASCII):
@@ -196,24 +195,24 @@ def open_checkpoint(note: str, keys: Sequence[str]) -> Checkpoint:
     root, own = _base64(lines[2]), _keys_of(lines[0], keys)
     if len(root) != 32 or not own:
         raise Violated("A signed note stands where a checkpoint of this docket has to.")
-    # Above any of the keys would do; it has to be one of this very docket.
+    # Any of the keys was accepted above; it must be one of this docket.
     if len(own) < len(keys):
         _open_note(note, own)
     return Checkpoint(lines[0], int(lines[1]), root)
 
 
 def _keys_of(origin: str, keys: Sequence[str]) -> list[str]:
-    """Returns the keys of one docket: a key of one docket proves nothing of another, though both are trusted."""
+    """Returns the keys of one docket: the key of one docket proves nothing about another, even if both are trusted."""
     return [key for key in keys if _key(key)[0] == origin]
 
 
 def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, trial_id: str, entries: int) -> None:
-    """The docket says under its signature how many entries the trial has in the log of this checkpoint."""
-    # By keys of this docket alone: another docket that is trusted too must not count its entries.
+    """Checks the signed number of entries that the trial has in the log of this checkpoint."""
+    # Only with keys of this docket: another trusted docket must not vouch for its entries.
     lines = _open_note(note, _keys_of(checkpoint.origin, keys)).split("\n")
     root = base64.b64encode(checkpoint.root).decode()
     expected = [COUNT, f"log {checkpoint.origin}", f"trial {trial_id}", f"size {checkpoint.size}", f"root {root}"]
-    # Seven, for the text ends with a line break. Size and root tie the count to this one state of the log.
+    # Seven, because the text ends with a line break. Size and root bind the count to this state of the log.
     if lines[:5] != expected or len(lines) != 7 or not lines[5].startswith("entries "):
         raise Violated("The signed count is of another trial or another log.")
     if lines[5] != f"entries {entries}":
@@ -221,23 +220,23 @@ def _check_count(note: str, keys: Sequence[str], checkpoint: Checkpoint, *, tria
 
 
 def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
-    """An entry of a bundle, shown to stand in the log, with the body that it commits to."""
+    """Verifies that an entry of a bundle is in the log, and that its body matches its commitment."""
     if not isinstance(one, dict):
         raise CantCheck(_NOT_WHOLE + "an entry is no object.")
     header = _text(one, "header").encode()
     logged = _in_log(header, _number(one, "number"), [_base64(_str(part)) for part in _list(one, "proof")], checkpoint)
     body, salt = one.get("body"), one.get("salt")
-    # Erased, or withheld. One without the other is neither: they go together.
+    # Erased or withheld. Body and salt are always removed together.
     if body is None and salt is None:
         return logged
     if not isinstance(body, str) or not isinstance(salt, str):
         raise Violated(f"Entry {logged.number} has lost its body or its salt.")
-    # The header was checked against the log above, so this is the commitment that was logged.
+    # The header was verified against the log above, so this is the logged commitment.
     committed = _object(header.decode())["commitment"]
     if not hmac.compare_digest(hmac.digest(_base64(salt), _str(body).encode(), hashlib.sha256).hex(), committed):
         raise Violated(f"The body of entry {logged.number} is not the one that was logged.")
     value = _object(body)
-    # The commitment covers the body alone: a genuine body could be put under the header of another kind or trial.
+    # The commitment covers only the body: a genuine body could be put under the header of another kind or trial.
     place = (value.get("kind"), value.get("trial_id", ""), value.get("seq", -1))
     if place != (logged.kind, logged.trial_id, logged.seq):
         raise Violated(f"The body of entry {logged.number} tells of something else than its header.")
@@ -253,23 +252,23 @@ def _logged(one: Any, checkpoint: Checkpoint) -> Logged:
 
 
 def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Checkpoint) -> Logged:
-    """The entry of a header that stands in the log at that place."""
+    """Verifies that a header is in the log at an index, and returns its entry."""
     try:
         value = _object(header.decode())
     except (UnicodeDecodeError, CantCheck):
         raise Violated(f"The header of entry {number} is none.") from None
-    # Compared by exact type, for True is an int too.
+    # By exact type, because True is an int too.
     known = {"v": int, "number": int, "kind": str, "trial": str, "seq": int, "at": str, "commitment": str}
     if {name: type(one) for name, one in value.items()} != known or value["v"] != 1:
         raise Violated(f"The header of entry {number} is none that this program knows.")
-    # What other programs may read otherwise is no header: keys twice, spaces, another order.
+    # Only the canonical encoding, because others (duplicate keys, spaces, another order) may be read differently.
     written = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     if written.encode(errors="surrogatepass") != header or not value["commitment"].isascii():
         raise Violated(f"The header of entry {number} is not written as headers are.")
-    # The place is part of the hashed header: one entry can't be shown at the place of another.
+    # The index is part of the hashed header, so no entry can be presented at another's index.
     if value["number"] != number:
         raise Violated(f"The header of entry {number} is that of entry {value['number']}.")
-    # 0x00 before an entry, 0x01 before a node (RFC 6962): a node of the tree can't pass for an entry.
+    # Prefix 0x00 for an entry, 0x01 for a node (RFC 6962), so that a node can't pass for an entry.
     root = _root(number, checkpoint.size, hashlib.sha256(b"\x00" + header).digest(), proof)
     if root != checkpoint.root:
         raise Violated(f"Entry {number} does not stand in the log that was signed.")
@@ -285,19 +284,19 @@ def _in_log(header: bytes, number: int, proof: Sequence[bytes], checkpoint: Chec
 
 
 def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
-    """The root that an audit path leads to (RFC 9162 §2.1.3.2); empty where it leads to none."""
-    # Empty equals no root: that of a checkpoint has 32 bytes.
+    """Returns the root that an audit path leads to (RFC 9162 §2.1.3.2); empty for an invalid path."""
+    # Empty never equals the root of a checkpoint, which has 32 bytes.
     if not 0 <= number < size:
         return b""
     here, last = number, size - 1
     for sibling in proof:
-        # The path is longer than the way to the root.
+        # The path is longer than the height of the tree.
         if last == 0:
             return b""
-        # The sibling is on the left: of a right child, or of a last node that has no sibling on its own level.
+        # The sibling is on the left of a right child, or of a last node without a sibling on its level.
         if here % 2 or here == last:
             leaf = _node(sibling, leaf)
-            # Such a node goes up unhashed until it is a right child.
+            # Such a node moves up unhashed until it is a right child.
             while here and here % 2 == 0:
                 here, last = here // 2, last // 2
         else:
@@ -307,7 +306,7 @@ def _root(number: int, size: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
 
 
 def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpoint:
-    """An earlier checkpoint of the same log, shown to be its start (RFC 9162 §2.1.4.2)."""
+    """Verifies that an earlier checkpoint is a prefix of the log (RFC 9162 §2.1.4.2), and returns it."""
     if not isinstance(one, dict):
         raise CantCheck(_NOT_WHOLE + "a known checkpoint is no object.")
     known = open_checkpoint(_text(one, "checkpoint"), keys)
@@ -315,7 +314,7 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
     wrong = Violated(f"The log of {checkpoint.size} entries is not shown to continue that of {known.size} entries.")
     if known.origin != checkpoint.origin or known.size > checkpoint.size:
         raise wrong
-    # RFC 9162 has no proofs for these two: nothing is the start of any log, and every log continues itself.
+    # RFC 9162 has no proofs for these: the empty log is a prefix of every log, and every log of itself.
     if known.size in (0, checkpoint.size):
         if proof or known.root != (checkpoint.root if known.size else hashlib.sha256(b"").digest()):
             raise wrong
@@ -323,7 +322,7 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
     if known.size & (known.size - 1) == 0:  # a perfect tree is a node of the larger one
         proof.insert(0, known.root)
     here, last = known.size - 1, checkpoint.size - 1
-    # The proof begins with the largest complete subtree at the end of the smaller log.
+    # The proof starts with the largest complete subtree at the end of the smaller log.
     while here % 2:
         here, last = here // 2, last // 2
     if not proof:
@@ -333,15 +332,15 @@ def _continued(one: Any, checkpoint: Checkpoint, keys: Sequence[str]) -> Checkpo
         if last == 0:
             raise wrong
         if here % 2 or here == last:
-            # What is on the left belongs to both trees; what is on the right came later, and is of the larger one
-            # alone.
+            # A left sibling belongs to both trees; a right sibling was added later, and belongs to the larger tree
+            # only.
             old, new = _node(sibling, old), _node(sibling, new)
             while here and here % 2 == 0:
                 here, last = here // 2, last // 2
         else:
             new = _node(new, sibling)
         here, last = here // 2, last // 2
-    # Both roots: the smaller alone would show nothing about the larger, and the other way round.
+    # Both roots must match: either one alone proves nothing about the other.
     if last or (old, new) != (known.root, checkpoint.root):
         raise wrong
     return known
@@ -352,10 +351,10 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 
 def _quoted(entries: Sequence[Logged]) -> set[int]:
-    """Numbers of the entries that stand in bodies in the place of texts."""
+    """Returns the numbers of the entries that bodies refer to in place of texts."""
     numbers: set[int] = set()
     quoting = ("PrecedentsCited", "VerdictGiven", "EvidenceSearched", "DocumentWeighed", "ClaimSettled")
-    # A list and no recursion: how deep a body is nested is up to whoever wrote the file.
+    # Iterative, because the file's author controls how deeply a body is nested.
     left: list[Any] = [entry.body for entry in entries if entry.kind in quoting]
     while left:
         value = left.pop()
@@ -369,17 +368,17 @@ def _quoted(entries: Sequence[Logged]) -> set[int]:
 
 
 def _open_note(note: str, keys: Sequence[str]) -> str:
-    """The text of a note that one of the keys has signed (C2SP signed-note)."""
+    """Returns the text of a note signed by one of the keys (C2SP signed-note)."""
     if not keys:
         raise CantCheck("No public key was given.")
     _str(note)
-    # At the last blank line: signatures contain none, and the text may.
+    # At the last blank line: the text may contain one, signatures don't.
     text, gap, below = note.rpartition("\n\n")
     text += "\n"
-    # C2SP signed-note: no control characters but line breaks.
+    # C2SP signed-note allows no control characters except line breaks.
     if not gap or not below.endswith("\n") or any(letter < " " and letter != "\n" for letter in note):
         raise Violated("A signed note is malformed.")
-    # All of them, before any is used: a mistyped key must not go unnoticed because another one fits.
+    # Parse all keys first: a mistyped key must not go unnoticed because another one matches.
     trusted = [_key(key) for key in keys]
     signed = False
     for line in below[:-1].split("\n"):
@@ -389,8 +388,8 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
             raise Violated("A signed note is malformed.")
         signature = _base64(encoded)
         for own, id_, public in trusted:
-            # Signatures of others, such as witnesses, prove nothing here and are passed over; a wrong one by a known
-            # key is a sign of tampering.
+            # Signatures by others, such as witnesses, are ignored; a wrong signature by a known key is a sign of
+            # tampering.
             if (name, signature[:4]) == (own, id_):
                 if not _verifies(public, signature[4:], text.encode()):
                     raise Violated("A signature is wrong: what was signed has been altered.")
@@ -401,14 +400,14 @@ def _open_note(note: str, keys: Sequence[str]) -> str:
 
 
 def _key(text: str) -> tuple[str, bytes, bytes]:
-    """Name, id and 32 bytes of a public key."""
+    """Parses a public key into its name, id and 32 bytes."""
     found = re.fullmatch(r"([^+\s]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]{44})", text.strip())
     key = base64.b64decode(found[3]) if found else b""
-    # The first byte names the kind of signature; 0x01 is Ed25519 (C2SP signed-note).
+    # The first byte is the signature algorithm: 0x01 is Ed25519 (C2SP signed-note).
     if not found or key[:1] != b"\x01":
         raise CantCheck("This is no public key of a docket. Copy the line that `memecourt docket key` printed.")
     id_ = hashlib.sha256(found[1].encode() + b"\n" + key).digest()[:4]
-    # The id is a checksum too: of a line that was copied wrongly, nothing may be said to be altered.
+    # The id is also a checksum: a copying mistake in the key must not be reported as tampering.
     if id_.hex() != found[2]:
         raise CantCheck("This public key was not copied as it is: its parts don't belong together.")
     return found[1], id_, key[1:]
@@ -430,7 +429,7 @@ def _verifies(public: bytes, signature: bytes, message: bytes) -> bool:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
-    # The latter for what is nested too deep to be read.
+    # RecursionError for JSON that is nested too deeply.
     except (ValueError, RecursionError):
         raise CantCheck(_NOT_WHOLE + "it is no JSON.") from None
     if not isinstance(value, dict):
@@ -439,7 +438,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of keys that stand there twice, other programs may read the other."""
+    """Builds an object, and refuses duplicate keys, of which another program may read the other value."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key stands twice")
@@ -458,7 +457,7 @@ def _str(value: Any, name: str = "a part") -> str:
     if not isinstance(value, str):
         raise CantCheck(f"{_NOT_WHOLE}{name} is missing or no text.")
     try:
-        # JSON can contain half of a surrogate pair, which has no UTF-8 and so no hash.
+        # JSON can contain half of a surrogate pair, which has no UTF-8 encoding and so no hash.
         value.encode()
     except UnicodeEncodeError:
         raise CantCheck(f"{_NOT_WHOLE}{name} is no Unicode.") from None
@@ -484,15 +483,15 @@ def _base64(text: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise Violated("A part that has to be base64 is none.") from None
-    # The last character may have spare bits, which decoding ignores: two texts would stand for the same bytes.
+    # Decoding ignores spare bits of the last character, so two texts could encode the same bytes.
     if base64.b64encode(data).decode() != text:
         raise Violated("A part that has to be base64 is not written as it has to be.")
     return data
 
 
 def _receipts(text: str) -> list[dict[str, Any]]:
-    """Receipts in a file of JSON: receipts themselves, or responses that hold one, as protobuf writes them as JSON."""
-    # One object, perhaps over several lines, or one a line.
+    """Parses receipts from JSON: receipts themselves, or responses that contain one, in protobuf's JSON mapping."""
+    # Either one object, possibly over several lines, or one object per line.
     lines = [text] if text.lstrip().startswith("{") and "\n{" not in text.strip() else text.split("\n")
     found = []
     for line in filter(str.strip, lines):
@@ -509,8 +508,8 @@ def _receipts(text: str) -> list[dict[str, Any]]:
 
 
 def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Checkpoint]:
-    """The entry that a receipt in JSON shows, and the log that it shows it in."""
-    entry = fields.get("entry", 0)  # protobuf writes 64 bits as text, and leaves out a zero
+    """Verifies a receipt in JSON, and returns its entry and the checkpoint of the log."""
+    entry = fields.get("entry", 0)  # protobuf writes 64-bit integers as text, and omits zero
     if not isinstance(entry, int | str) or not re.fullmatch(r"0|[1-9][0-9]{0,18}", str(entry), re.ASCII):
         raise CantCheck(_NOT_WHOLE + "entry is no number.")
     logged = verify_receipt(
@@ -518,7 +517,7 @@ def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Ch
         checkpoint=_text(fields, "checkpoint"),
         entry=int(entry),
         header=_base64(_text(fields, "header")),
-        # In a log of one entry the proof is empty, and protobuf leaves out an empty list.
+        # In a log of one entry the proof is empty, and protobuf omits an empty list.
         proof=[_base64(_str(part)) for part in _list({"proof": [], **fields}, "proof")],
         trial_id=_str(fields["trial_id"]),
     )
@@ -526,39 +525,39 @@ def _receipt(fields: Mapping[str, Any], keys: Sequence[str]) -> tuple[Logged, Ch
 
 
 def _against_receipts(trial: Trial, text: str, keys: Sequence[str]) -> int:
-    """Holds a bundle against receipts of its trial; how many there were.
+    """Compares a bundle with receipts of its trial, and returns their number.
 
     Raises:
         Violated: They differ.
-        CantCheck: There is none of this trial, or one is newer than the bundle.
+        CantCheck: No receipt is of this trial, or one is newer than the bundle.
     """
     by_number = {entry.number: entry for entry in trial.entries}
     agreed = 0
     for fields in _receipts(text):
         logged, checkpoint = _receipt(fields, keys)
-        # Before other trials' receipts are passed over: two roots for one size show two logs, whatever the trial.
+        # Before skipping receipts of other trials: two roots for one size prove two logs, whatever the trial.
         _same_log(trial, checkpoint)
         if logged.trial_id != trial.trial_id:
             continue
         if logged.number >= trial.checkpoint.size:
             raise CantCheck("The receipt is of an entry that came after this bundle was made. Ask for a new one.")
-        # Same place and same header: with the commitment in the header, also the same verdict.
+        # Same index and same header, which contains the commitment: the same verdict.
         here = by_number.get(logged.number)
         if here is None or here.header != logged.header:
             raise Violated(f"The receipt is of another verdict than entry {logged.number} of the bundle.")
         agreed += 1
-    # Nothing to compare with must not read as agreement.
+    # Without any receipt to compare, the result must not read as agreement.
     if not agreed:
         raise CantCheck("None of the receipts is of this trial.")
     return agreed
 
 
 def _against_anchor(trial: Trial, text: str, keys: Sequence[str]) -> int:
-    """Holds a bundle against checkpoints from elsewhere; how many there were.
+    """Compares a bundle with checkpoints kept elsewhere, and returns their number.
 
     Raises:
         Violated: One is of another log.
-        CantCheck: There is none, or the bundle does not show how it goes with one.
+        CantCheck: There is no checkpoint, or the bundle has no proof that relates to it.
     """
     notes = re.findall(r"(?:^(?!— )[^\n]+\n)+\n(?:^— [^\n]+\n)+", text, re.MULTILINE)
     if not notes:
@@ -576,7 +575,7 @@ def _against_anchor(trial: Trial, text: str, keys: Sequence[str]) -> int:
 
 
 def _same_log(trial: Trial, other: Checkpoint) -> None:
-    # The one thing that no proof within a bundle can show: the same docket, the same size, and another history.
+    # A fork, which no proof within a bundle can reveal: the same docket and size with another history.
     for one in (*trial.known, trial.checkpoint):
         if one.origin == other.origin and one.size == other.size and one.root != other.root:
             raise Violated(f"The docket has signed two different logs of {one.size} entries.")
@@ -605,7 +604,7 @@ def _bundle_lines(trial: Trial) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """A value of the file, fit for any terminal."""
+    """Escapes a value of the file for display in a terminal."""
     return str(value).encode("unicode_escape").decode()
 
 
@@ -624,7 +623,7 @@ def _read(path: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks a file; 0: it is right, 1: it is not, 2: it could not be checked."""
+    """Checks a file; returns 0 if it is right, 1 if it is not, 2 if it could not be checked."""
     parser = argparse.ArgumentParser(
         prog="python -m memecourt.verify",
         description="Checks a bundle (memecourt docket bundle) or a receipt (of a JudgeResponse, as JSON) offline.",
@@ -640,7 +639,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         keys = [line for line in _read(options.key).splitlines() if line.strip()]
         text = _read(options.file)
-        # By the format that stands in it, and not by the name of the file.
+        # By the format field in the file, not by its name.
         if _is_bundle(text):
             trial = verify_bundle(text, keys)
             agreed = _against_receipts(trial, _read(options.receipt), keys) if options.receipt else 0
