@@ -75,7 +75,7 @@ def interrupt(process, signal_number, *, after=None):
     return process.returncode, output + out + err
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 @pytest.mark.parametrize("after", [("error", "Loading"), ("output", '"verdict"')], ids=["loading", "judging"])
 def test_interrupted_judge_ends_its_trials_and_reports_progress(home, folder, tmp_path, signal_number, code, after):
     docket_path = tmp_path / "docket.sqlite"
@@ -95,9 +95,9 @@ def test_interrupted_judge_ends_its_trials_and_reports_progress(home, folder, tm
     assert asyncio.run(trials_left_open()) == []
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("serving.cli", "precedents", "build", "{new}", "{memes}"),
         ("eval", "synthetic", "{new}", "--train", "4000"),
@@ -115,7 +115,7 @@ def test_interrupted_command_exits_without_a_traceback(home, folder, tmp_path, s
     assert exit_code == code and "Interrupted." in output and "Traceback" not in output, output
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 def test_consume_can_be_interrupted_while_its_queue_does_not_answer(home, signal_number, code):
     with socket.create_server(("127.0.0.1", 0)) as queue:
         process = start(home, "serving.cli", "consume", f"redis://127.0.0.1:{queue.getsockname()[1]}/0")

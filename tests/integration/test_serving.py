@@ -526,7 +526,7 @@ def test_sigkill_under_load_loses_no_accepted_request(start):
                 Client(server.address, retries=ONCE) as court,
                 concurrent.futures.ThreadPoolExecutor(len(requests)) as pool,
             ):
-                # Earlier requests are sent again, too: they join a resumed trial, or wait until the dead server is detected.
+                # Earlier requests are sent again: they join a resumed trial, or wait until the dead server is detected.
                 pending = {name: pool.submit(verdict_or_error, court, request) for name, request in requests.items()}
                 decided = choose.randrange(1, per_kill // 2)
                 ended = Counter()
