@@ -63,9 +63,8 @@ def test_small_arena_runs_end_to_end_and_repeats_no_call(files, vllm):
     kinds = Counter(event.kind for event in events)
     assert kinds["MemeDone"] == 1 and kinds["MemeLeftOut"] == 0, kinds
     assert kinds["TaskFormulated"] == 3 and kinds["Answered"] == 9 and kinds["FusionRound"] == 6, kinds
-    assert kinds["Judged"] == 9 + 3 * 2 * 3, (
-        kinds
-    )  # three battles a task; those of one task are judged again by two judges under three settings
+    # Three battles a task; those of one task are judged again by two judges under three settings.
+    assert kinds["Judged"] == 9 + 3 * 2 * 3, kinds
     for event in events:
         calls = event.calls if isinstance(event, Answered) else [getattr(event, "call", None)]
         for call in filter(None, calls):
