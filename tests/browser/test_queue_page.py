@@ -192,17 +192,17 @@ def test_tab_reaches_every_control_with_visible_focus_and_no_trap(serve):
     page.keyboard.press("h")
     page.wait_for_load_state("networkidle")
     page.locator("#case").focus()
-    where = """() => { const one = document.activeElement, style = getComputedStyle(one);
+    focus_script = """() => { const one = document.activeElement, style = getComputedStyle(one);
       const after = getComputedStyle(one, '::after');
       one.dataset.been = 'yes';
       return [one.tagName, style.outlineStyle !== 'none' || after.outlineStyle !== 'none' || one.id === 'case']; }"""
     for key in ("Tab", "Shift+Tab"):
         for _ in range(150):
             page.keyboard.press(key)
-            tag, seen = page.evaluate(where)
+            tag, visible = page.evaluate(focus_script)
             if tag == "BODY":
                 break
-            assert seen, page.evaluate("document.activeElement.outerHTML")
+            assert visible, page.evaluate("document.activeElement.outerHTML")
         assert tag == "BODY", f"{key} leads out of the page at its end"
     missed = (
         "main :is(a[href], button, summary, select, textarea, input:not([type=hidden], [type=radio])):not([data-been])"

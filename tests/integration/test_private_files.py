@@ -14,7 +14,7 @@ from tests.integration.test_server import HARMLESS, drawn
 
 
 def open_modes(folder):
-    """Returns the open_modes of files and folders to which others have any access, by path."""
+    """Returns the modes of files and folders to which others have any access, by path."""
     paths = [folder, *folder.rglob("*")]
     return {path: oct(mode) for path in paths if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077}
 

@@ -161,6 +161,6 @@ def test_expert_witness_without_a_source_of_evidence_is_refused_at_start(home, t
     with pytest.raises(NotLoaded, match=r"trial\.expert to off") as caught:
         with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always), scene)
     assert caught.value.reason == "EVIDENCE_SOURCE_MISSING"
-    gone = f"onnx:{tmp_path / 'gone'}"
+    missing = f"onnx:{tmp_path / 'gone'}"
     with pytest.raises(BadRequest, match="is no folder"):
-        with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=gone), scene)
+        with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=missing), scene)

@@ -140,7 +140,7 @@ def stored_tags(out):
 
 
 def trials_and_verdicts(out):
-    """Counts the trials and the trials_and_verdicts in the docket by meme.
+    """Counts the trials and the verdicts in the docket by meme.
 
     Leaves out trials killed before their text was stored: these can't be resumed, so the meme gets a new trial, while
     the first one stays on record as opened.
@@ -206,21 +206,21 @@ def test_run_ended_repeatedly_makes_no_call_twice_and_predicts_the_same(place, u
     with server() as url:
         process = start_run(place, out, "--procedure", "full", *full(url))
         for _ in range(kills):
-            seen, before = len(server.tags), stored_tags(out)
-            wait_for_requests(process, server, seen + rng.randrange(8, 24))
+            requests_before, stored_before = len(server.tags), stored_tags(out)
+            wait_for_requests(process, server, requests_before + rng.randrange(8, 24))
             process.send_signal(signal_sent)
             code, output = wait_for_exit(process)
             assert code == (-signal.SIGKILL if signal_sent is signal.SIGKILL else 130), f"not ended: {code}, {output}"
             if signal_sent is signal.SIGINT:
                 assert f"memecourt-eval run --resume {out}" in output
             # No call stored before this process began is made by it.
-            assert not before & set(server.tags[seen:])
-            in_flight += len(set(server.tags[seen:]) - stored_tags(out))
+            assert not stored_before & set(server.tags[requests_before:])
+            in_flight += len(set(server.tags[requests_before:]) - stored_tags(out))
             process = resume_run(place, out, *full(url))
-        seen, before = len(server.tags), stored_tags(out)
+        requests_before, stored_before = len(server.tags), stored_tags(out)
         code, output = wait_for_exit(process)
         assert code == 0, output
-        assert before and not before & set(server.tags[seen:])
+        assert stored_before and not stored_before & set(server.tags[requests_before:])
     # Only calls in flight when a process ended are made more than once.
     assert len(server.tags) - len(set(server.tags)) <= in_flight
     odds = server.odds()

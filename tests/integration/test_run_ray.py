@@ -126,7 +126,7 @@ def kill_a_worker(cluster, process, out, memes):
 
 
 def comparable_predictions(out):
-    """Returns prediction_count by meme, without ids, seconds, and superfluous calls."""
+    """Returns predictions by meme, without ids, seconds, and superfluous calls."""
     found = RunFolder(out).predictions()
     assert len(found) == len({p.meme for p in found})
     return {p.meme: (p.model_copy(update={"trial": "", "cost": None}), p.cost.chain) for p in found}

@@ -108,9 +108,9 @@ def test_concurrent_requests_each_get_their_own_answer(server):
 
 def damaged():
     """Returns a picture with zeros for data; a merely truncated one would be judged by its readable part."""
-    whole = drawn(*HARMLESS)
-    data_start = whole.index(b"IDAT")
-    return whole[:data_start] + bytes(len(whole) - data_start)
+    png = drawn(*HARMLESS)
+    data_start = png.index(b"IDAT")
+    return png[:data_start] + bytes(len(png) - data_start)
 
 
 def bomb():

@@ -238,13 +238,13 @@ def frequent_probes(monkeypatch):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_health_follows_failure_and_recovery_of_the_model_server(frequent_probes, fault):
-    gone, back = FAULTS[fault]
+    fail, recover = FAULTS[fault]
 
     async def work():
         async with watched_court() as court:
-            await gone(court.hosts[0])
+            await fail(court.hosts[0])
             await wait_for_statuses(court, NO_MODELS)
-            await back(court.hosts[0])
+            await recover(court.hosts[0])
             await wait_for_statuses(court, ALL_WELL)
 
     asyncio.run(work())
@@ -529,13 +529,13 @@ def test_sigkill_under_load_loses_no_accepted_request(start):
                 # Earlier requests are sent again: they join a resumed trial, or wait until the dead server is detected.
                 pending = {name: pool.submit(verdict_or_error, court, request) for name, request in requests.items()}
                 decided = choose.randrange(1, per_kill // 2)
-                ended = Counter()
+                verdicts_logged = Counter()
 
-                def enough(line, ended=ended, decided=decided):
-                    ended[line] = "event=VerdictGiven" in line
-                    return ended.total() >= decided
+                def enough_verdicts(line, verdicts_logged=verdicts_logged, decided=decided):
+                    verdicts_logged[line] = "event=VerdictGiven" in line
+                    return verdicts_logged.total() >= decided
 
-                server.wait_for(enough)
+                server.wait_for(enough_verdicts)
                 assert server.end(kill=True) == -signal.SIGKILL
                 for name, future in pending.items():
                     if not isinstance(future.result(), JudgeError):

@@ -174,7 +174,7 @@ def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, pic
             )
         assert all(call.model == vllm.model and call.tokens_out > 0 and call.latency_s > 0 for call in calls)
         # No call was cut short, so vLLM has counted exactly these.
-        counted = [now - then for then, now in zip(before, after, strict=True)]
+        counted = [later - earlier for earlier, later in zip(before, after, strict=True)]
         prompts = sum(call.tokens_in for call in calls)
         cached = sum(call.tokens_cached for call in calls)
         assert counted == [prompts, sum(call.tokens_out for call in calls), prompts, cached]
@@ -239,9 +239,9 @@ def test_aborted_trial_frees_the_engine(vllm, picture, end):
             trial.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trial
-        ended = time.monotonic()
+        end_time = time.monotonic()
         await asyncio.to_thread(wait_until, lambda: unfinished(vllm) == 0, 60)
-        print(f"{end}: the engine is free after {time.monotonic() - ended:.3f} s")
+        print(f"{end}: the engine is free after {time.monotonic() - end_time:.3f} s")
         # It was freed by the cancellation, not by finishing all requests.
         assert await asyncio.to_thread(finished) - before < len(model.begun)
         return TrialRecord.of(notes.events)
@@ -259,9 +259,7 @@ def test_trial_finds_its_shared_prefixes_in_the_cache(vllm):
         earlier = len(model.asked)
         counters = await asyncio.to_thread(token_counters, vllm)
         record = await court_of(model).hear(a_case(case, "ours"), Notes())
-        counters = [
-            now - then for then, now in zip(counters, await asyncio.to_thread(token_counters, vllm), strict=True)
-        ]
+        counters = [new - old for old, new in zip(counters, await asyncio.to_thread(token_counters, vllm), strict=True)]
         calls = [*model.asked]
         repeated = [(await model.reply(replace(calls[-3].request, max_tokens=900), within_s=60)) for _ in range(2)]
         return await prompts_sent(vllm.root_url, vllm.model, calls), earlier, counters, record, repeated
@@ -301,13 +299,13 @@ def test_trial_that_lost_its_vllm_is_resumed_once_it_is_back(vllm, picture, mome
         with pytest.raises(TrialAborted) as caught:
             await court.hear(a_case(picture, "send them all home"), watch)
         print(f"{moment.__name__}, {end}: aborted {time.monotonic() - lost[0]:.2f} s after the end began")
-        begun, calls = len(model.begun), [*model.asked]
+        begun_calls, calls = len(model.begun), [*model.asked]
         aborted = TrialRecord.of(notes)
         await asyncio.to_thread(vllm.start)
         record = await court.resume(aborted, picture, watch)
-        return caught.value, aborted, record, TrialRecord.of(notes), calls, model.begun[begun:]
+        return caught.value, aborted, record, TrialRecord.of(notes), calls, model.begun[begun_calls:]
 
-    error, aborted, record, from_events, calls, begun = with_model(vllm, work)
+    error, aborted, record, from_events, calls, begun_calls = with_model(vllm, work)
     assert isinstance(error.cause, Unavailable) and error.reason == "MODEL_GONE"
     assert error.record == aborted and aborted.state is TrialState.FAILED and aborted.verdict is None
     failed = aborted.last(TrialFailed)
@@ -320,10 +318,10 @@ def test_trial_that_lost_its_vllm_is_resumed_once_it_is_back(vllm, picture, mome
     on_record = {words_of(event) for event in aborted.events} - {None}
     answered = [call.request for call in calls if words_of_reply(call) in on_record]
     assert len(answered) >= len(on_record) >= 3
-    assert [request.parts[-1] for request in begun if request in answered] == []
+    assert [request.parts[-1] for request in begun_calls if request in answered] == []
     since = calls_of(record)[len(calls_of(aborted)) :]
     repairs = sum(bool(call.fault) for call in since)
-    assert len(begun) == len(since) + repairs + 1  # the record has one call for both orders of the odds
+    assert len(begun_calls) == len(since) + repairs + 1  # the record has one call for both orders of the odds
 
 
 def words_of(event):

@@ -144,9 +144,9 @@ def test_spans_of_a_trial_arrive_with_their_kinds(phoenix, monkeypatch):
     by_prompt = Counter(span["attributes"]["gen_ai.prompt.name"] for span in spans if span["span_kind"] == "LLM")
     assert by_prompt == Counter(call.prompt_id for call, _ in calls)
     # Contents are off by default: the spans hold no text of the meme.
-    whole = json.dumps(spans)
+    spans_json = json.dumps(spans)
     for words in (TEXT, record.verdict.rationale, "text of p0", record.opened.meme.pixels_sha256):
-        assert words in "".join(event.model_dump_json() for event in record.events) and words not in whole
+        assert words in "".join(event.model_dump_json() for event in record.events) and words not in spans_json
 
 
 def test_phoenix_counts_tokens_and_shows_messages_if_contents_are_traced(phoenix, monkeypatch):

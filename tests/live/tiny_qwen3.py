@@ -47,16 +47,16 @@ def write(kind: str, folder: Path) -> None:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     text = {**SIZES, "vocab_size": original["text_config"]["vocab_size"], **{name: original[name] for name in names}}
     token_names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    whole = {name: original[name] for name in token_names} | {"tie_word_embeddings": False}
+    options = {name: original[name] for name in token_names} | {"tie_word_embeddings": False}
     torch.manual_seed(0)
     if kind == "vl":
         text |= {"num_hidden_layers": 2, "rope_parameters": ROPE}
         vision = {**VISION, "deepstack_visual_indexes": [0]}
-        config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **whole)
+        config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **options)
         model = transformers.Qwen3VLForConditionalGeneration(config)
     else:
         text |= {**HYBRID, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}}
-        config = transformers.Qwen3_5Config(text_config=text, vision_config=VISION, **whole)
+        config = transformers.Qwen3_5Config(text_config=text, vision_config=VISION, **options)
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     model.float().save_pretrained(folder)
     processor = {"processor_class": "Qwen3VLProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}

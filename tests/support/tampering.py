@@ -269,15 +269,15 @@ class Hand:
         """Alters, truncates or extends the hashes of a tile, or removes or adds a tile."""
         row = self.chance.choice(self.connection.execute(select(t.tiles)).all())
         own = (t.tiles.c.level == row.level) & (t.tiles.c.place == row.place)
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self.connection.execute(delete(t.tiles).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(
                 insert(t.tiles), [{"level": row.level, "place": row.place + 7, "hashes": row.hashes}]
             )
         else:
-            hashes = self._damaged(row.hashes) if how == 2 else bytes(row.hashes) + bytes(32)
+            hashes = self._damaged(row.hashes) if change == 2 else bytes(row.hashes) + bytes(32)
             self._update(t.tiles, own, {"hashes": hashes})
         return FOUND
 
@@ -303,12 +303,12 @@ class Hand:
         """Alters a stored checkpoint, moves it, signs it with another key, or makes an old one the latest."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         own = t.checkpoints.c.size == row.size
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self._update(t.checkpoints, own, {"note": self._damaged_note(row.note)})
-        elif how == 1:
+        elif change == 1:
             self._update(t.checkpoints, own, {"size": row.size + 100_000})
-        elif how == 2:
+        elif change == 2:
             other = SigningKey.create(self.scene.key.name)
             root = self.chance.randbytes(32)
             self._update(t.checkpoints, own, {"note": sign_checkpoint(other, other.name, row.size, root)})
@@ -331,10 +331,10 @@ class Hand:
         """Changes a value in the listing of trials, or removes or adds a trial."""
         row = self.chance.choice(self.connection.execute(select(t.trials)).all())
         own = t.trials.c.trial_id == row.trial_id
-        how = self.chance.randrange(8)
-        if how == 0:
+        change = self.chance.randrange(8)
+        if change == 0:
             self.connection.execute(delete(t.trials).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(insert(t.trials), [{**row._mapping, "trial_id": "another"}])
         else:
             column = self.chance.choice([column.name for column in t.trials.c if column.name != "trial_id"])
@@ -350,13 +350,13 @@ class Hand:
         """Alters the index of texts of precedents."""
         row = self.chance.choice(self.connection.execute(select(t.parts)).all())
         own = t.parts.c.key == row.key
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self.connection.execute(delete(t.parts).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(insert(t.parts), [{**row._mapping, "key": self._damaged(bytes(row.key))}])
         else:
-            self._update(t.parts, own, {"number": row.number + 1} if how == 2 else {"of": "another"})
+            self._update(t.parts, own, {"number": row.number + 1} if change == 2 else {"of": "another"})
         return FOUND
 
     async def alter_picture(self) -> Outcome:
@@ -488,10 +488,10 @@ class Hand:
 
     def _damaged(self, data: bytes) -> bytes:
         """Flips a bit, truncates the data, or appends a byte."""
-        how = self.chance.random()
-        if how < 0.1:
+        draw = self.chance.random()
+        if draw < 0.1:
             return data[: self.chance.randrange(len(data))]
-        if how < 0.2:
+        if draw < 0.2:
             return data + self.chance.randbytes(1)
         place = self.chance.randrange(len(data))
         return data[:place] + bytes([data[place] ^ (1 << self.chance.randrange(8))]) + data[place + 1 :]
