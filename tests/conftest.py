@@ -1,4 +1,4 @@
-"""Options of the suite, its two tiers, and what processes that tests start take over from it."""
+"""Options of the suite, its two tiers, and signal handling for the processes that tests start."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support import promises
 
 ROOT = Path(__file__).parents[1]
 SLOW_FOLDERS = ("tests/integration/", "tests/browser/")
-"""Folders whose tests start a server or a browser of their own."""
+"""Folders whose tests start a server or a browser."""
 FAST_S = 5.0
-"""Seconds that a test may take without being slow, with what is set up for it."""
+"""Seconds, including fixtures, that a test may take without being marked slow."""
 DATABASES = frozenset({"postgres_server", "bare_database", "database", "docket_database"})
 """Fixtures that need a PostgreSQL server."""
 
 
 def pytest_configure():
-    # A shell that runs us in the background has SIGINT ignored, nohup has SIGHUP; what we start would ignore them too.
+    # In the background of a shell SIGINT is ignored, under nohup SIGHUP; child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not os.access(ROOT, os.W_OK):
-        # Examples that failed are remembered beside the source, where that can be written.
+        # Hypothesis stores failed examples in the repository, which is not writable here.
         settings.register_profile("read-only", database=None)
         settings.load_profile("read-only")
 
@@ -40,23 +40,23 @@ def pytest_addoption(parser):
 
 
 def pytest_collection(session):
-    """Import the test files of whole folders beginning with other ones in each worker, before they are collected.
+    """Imports test files before collection, starting at a different file in each worker.
 
-    Each worker collects each file, and pytest rewrites the assertions of those that it has no stored code of, as in a
-    fresh clone. Beginning elsewhere, each worker finds what the others have stored, instead of rewriting all of it too.
+    Each worker collects every file, and pytest rewrites the assertions of files without cached code, as in a fresh
+    clone. Starting elsewhere, each worker finds files cached by the others instead of rewriting all of them.
     """
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
         return
     files = sorted(path for folder in session.config.args for path in Path(folder).absolute().rglob("test_*.py"))
     begin = len(files) * int(worker.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for path in files[begin:] + files[:begin]:
-        # What can't be imported, or skips itself, is imported again and reported when it is collected.
+        # Files that fail to import, or skip themselves, are imported again and reported at collection.
         with suppress(Exception, pytest.skip.Exception):
             import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as slow what needs a server, a browser, PostgreSQL or a corpus; single slow tests carry the marker."""
+    """Marks tests as slow that need a server, a browser, PostgreSQL or a corpus; others carry the marker themselves."""
     for item in items:
         parameters = {str(value) for value in item.callspec.params.values()} if hasattr(item, "callspec") else set()
         if (
@@ -68,15 +68,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.hookimpl(tryfirst=True)  # also of a test that is skipped then
+@pytest.hookimpl(tryfirst=True)  # so that skipped tests are included
 def pytest_runtest_setup(item):
-    """Hand the promise that a test shows on to its report, which is all that comes back from another process."""
+    """Copies the promise of a test to its report, the only thing that an xdist worker sends back."""
     if (mark := item.get_closest_marker("promise")) is not None:
         item.user_properties.append(("promise", mark.args))
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Write the table of promises, and list what should be marked slow, as far as either was asked for."""
+    """Writes the table of promises, and lists tests that should be marked slow, if requested."""
     if path := config.getoption("--promises"):
         reports = [report for some in terminalreporter.stats.values() for report in some]
         Path(path).write_text(promises.table(report for report in reports if isinstance(report, pytest.TestReport)))
@@ -86,14 +86,14 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def list_overlong(terminalreporter):
-    """List what should be marked slow or made faster; no failure, since a busy machine makes any test slow."""
+    """Lists tests to mark slow or to make faster; fails none, as any test is slow on a busy machine."""
     seconds = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport) and "slow" not in report.keywords:
                 seconds[report.nodeid] += report.duration
-    overlong = [(test, took) for test, took in seconds.most_common() if took > FAST_S]
+    overlong = [(test, duration) for test, duration in seconds.most_common() if duration > FAST_S]
     if overlong:
         terminalreporter.section(f"over {FAST_S:g} s and not marked slow")
-        for test, took in overlong:
-            terminalreporter.line(f"{took:5.1f} s  {test}")
+        for test, duration in overlong:
+            terminalreporter.line(f"{duration:5.1f} s  {test}")

@@ -1,4 +1,4 @@
-"""A real Chromium, for tests that look at a page as people do."""
+"""Fixtures with a real Chromium, for tests that use a page as people do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 60
-"""Seconds that a page may take for whatever a test waits for; Playwright's own five are few on a busy machine."""
+"""Seconds that a test waits for a page; Playwright's default of five is too short on a busy machine."""
 
 
 def pytest_collection_modifyitems(items):
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items):
 
 
 def patient(new_context):
-    """Makes contexts whose pages have that long."""
+    """Wraps ``new_context`` so that pages of its contexts have a timeout of PATIENCE_S."""
 
     def make(**options):
         context = new_context(**options)
@@ -32,13 +32,13 @@ def patient(new_context):
 
 @pytest.fixture(scope="module")
 def chromium():
-    """The browser, without a window. Where there is none, tests are skipped; in CI they fail.
+    """A headless browser. Without one installed, tests are skipped; in CI they fail.
 
-    Closed after each module: as long as it is there, its driver's event loop runs in this thread, where no other can.
+    Closed after each module: until then the driver's event loop runs in this thread, and no other loop can.
     """
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        why = "there is no Chromium here: apt-get install chromium"
+        why = "Chromium is not installed: apt-get install chromium"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)
@@ -51,15 +51,15 @@ def chromium():
         browser.close()
 
 
-def reload_until_given(page, expression, value, *, within=PATIENCE_S):
-    """Reloads the page until the JavaScript expression gives the value again that it had before.
+def reload_until_restored(page, expression, value, *, within=PATIENCE_S):
+    """Reloads the page until a JavaScript expression has this value again.
 
-    Chromium keeps local storage in another process than the page, and a page that is loaded again at once may be read
-    before what the last one stored has arrived there.
+    Chromium keeps local storage in another process than the page, so a page reloaded at once may not yet see what it
+    stored before.
     """
     end = time.monotonic() + within
     page.reload()
     while page.evaluate(expression) != value:
-        assert time.monotonic() < end, f"the page had forgotten what was chosen on it after {within:g} s"
+        assert time.monotonic() < end, f"the choice was not restored within {within:g} s of reloads"
         page.wait_for_timeout(50)
         page.reload()

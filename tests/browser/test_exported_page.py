@@ -1,4 +1,4 @@
-"""An exported trial in a real browser: a file by itself, with no script to run and nothing to fetch."""
+"""An exported trial in a real browser: a self-contained file that runs no script and fetches nothing."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SHARP = drawn().frames[0].png
 
 @pytest.fixture
 def opened(chromium, tmp_path):
-    """Opens a page as a file; gives it, and what it asked for besides."""
+    """Opens pages as files; returns the tab, the URLs that it requested besides, and console messages and dialogs."""
     contexts = []
 
     def open_(text, **options):
@@ -21,12 +21,12 @@ def opened(chromium, tmp_path):
         path.write_text(text, encoding="utf-8")
         contexts.append(chromium.new_context(**options))
         tab = contexts[-1].new_page()
-        asked, said = [], []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        requests, messages = [], []
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("dialog", lambda dialog: (messages.append(dialog.message), dialog.dismiss()))
         tab.goto(path.as_uri())
-        return tab, [url for url in asked if not url.startswith(("data:", path.as_uri()))], said
+        return tab, [url for url in requests if not url.startswith(("data:", path.as_uri()))], messages
 
     yield open_
     for context in contexts:
@@ -37,38 +37,38 @@ def record_of(trial_id="one", **options):
     return TrialRecord.of(full_trial(trial_id, picture=drawn(), **options))
 
 
-def test_nothing_that_stands_in_a_trial_runs_or_is_fetched(opened):
-    """PR-2's payloads in every text and id, and pictures as they were judged."""
+def test_payloads_in_a_trial_neither_run_nor_fetch(opened):
+    """PR-2: payloads in every text and id, on a page with unblurred pictures."""
     for first in range(0, len(PAYLOADS), 25):
-        turned = [*PAYLOADS[first:], *PAYLOADS[:first]]
-        record = TrialRecord.of(hostile("one", turned))
+        rotated = [*PAYLOADS[first:], *PAYLOADS[:first]]
+        record = TrialRecord.of(hostile("one", rotated))
         ids = [exhibit.id for exhibit in record.precedents.findings.exhibits]
-        made = page(ExportSource(record, (SHARP,), dict.fromkeys(ids, SHARP)), pictures=Pictures.SHARP)
-        tab, asked, said = opened(made)
+        exported = page(ExportSource(record, (SHARP,), dict.fromkeys(ids, SHARP)), pictures=Pictures.SHARP)
+        tab, requests, messages = opened(exported)
         tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
         tab.mouse.move(200, 200)
-        assert asked == [] and tab.evaluate("window.__xss") is None, turned[0]
-        assert tab.url.endswith(".html") and not [each for each in said if "alert" in each]
+        assert requests == [] and tab.evaluate("window.__xss") is None, rotated[0]
+        assert tab.url.endswith(".html") and not [message for message in messages if "alert" in message]
         assert tab.locator("script, iframe, object, embed, form, link, base").count() == 0
         assert tab.locator("main > header h1").is_visible()
 
 
-def test_a_picture_is_not_seen_before_it_is_asked_for_also_without_scripts(opened):
-    made = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
-    tab, _, said = opened(made, java_script_enabled=False)
+def test_picture_is_hidden_until_requested_even_without_scripts(opened):
+    exported = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
+    tab, _, messages = opened(exported, java_script_enabled=False)
     sharp = tab.locator("details.sharp img")
     assert sharp.count() == 1 and not sharp.is_visible()
     assert tab.locator("figure > img").is_visible()
     tab.locator("details.sharp summary").click()
-    assert sharp.is_visible() and said == []
+    assert sharp.is_visible() and messages == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_and_is_readable_for_all(opened, scheme):
+def test_exported_page_fits_a_phone_and_is_accessible(opened, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    made = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
-    # The page lets no script run; the checker is one.
-    tab, _, _ = opened(made, viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    exported = page(ExportSource(record_of(), (SHARP,)), pictures=Pictures.SHARP)
+    # The page's policy blocks scripts, and axe is a script.
+    tab, _, _ = opened(exported, viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    found = axe.Axe().run(tab)
-    assert found.violations_count == 0, found.generate_report()
+    results = axe.Axe().run(tab)
+    assert results.violations_count == 0, results.generate_report()

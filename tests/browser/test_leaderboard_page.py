@@ -1,4 +1,4 @@
-"""The leaderboard in a real browser: it says what the figures say, fetches nothing, and all can read it."""
+"""The leaderboard in a real browser: it shows the figures, fetches nothing, and is accessible."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.support.arena_world import STRENGTHS, Arena, Voice
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def written(arena):
-    """The page of an arena some of whose battles people have judged, by its address."""
+def leaderboard_page(arena):
+    """Runs an arena, some of whose battles people judge, and returns the URL of its page."""
 
     def write():
         arena.hold()
         page = arena.root / "leaderboard.html"
         battles = [event for event in arena.folder.events() if isinstance(event, Judged)][:12]
         humans = [
-            HumanVerdict(meme=b.meme, task=b.task, one=b.a, other=b.b, who=who, better=better)
+            HumanVerdict(meme=b.meme, task=b.task, one=b.a, other=b.b, who=person, better=better)
             for b in battles
-            for who, better in (("p", "one"), ("q", "one"), ("r", "tie"))
+            for person, better in (("p", "one"), ("q", "one"), ("r", "tie"))
         ]
         page.write_text(as_html(leaderboard(arena.root, humans)), encoding="utf-8")
         return page.as_uri()
 
-    # In a thread of its own: the browser's driver has an event loop in this one.
+    # In another thread, as the browser's driver runs an event loop in this one.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(write).result()
 
@@ -48,7 +48,7 @@ def full(tmp_path_factory):
         anchor="elm",
         plan={"references": {"m1": HumanReference(meme="m1", reasoning="Written by people.")}},
     )
-    return written(arena)
+    return leaderboard_page(arena)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def unranked(tmp_path_factory):
         controller="beech",
         own_case=True,
     )
-    return written(arena)
+    return leaderboard_page(arena)
 
 
-def test_what_the_page_says_is_what_was_found_and_nothing_is_fetched(chromium, full):
+def test_leaderboard_shows_the_figures_and_fetches_nothing(chromium, full):
     opened = Opened(chromium, full)
     page = opened.page
     models = page.locator("#overall table.ranks tbody th").all_inner_texts()
@@ -76,29 +76,29 @@ def test_what_the_page_says_is_what_was_found_and_nothing_is_fetched(chromium, f
     assert not opened.fetched and not opened.complaints
     assert "panel and people" in page.locator("#judges").inner_text()
     text = page.locator("body").inner_text()
-    assert "quality=" not in text and "Blueland" not in text  # answers and memes stay in the arena's files
+    assert "quality=" not in text and "Blueland" not in text  # answers and memes are not on the page
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_it_is_readable_at_every_width_and_by_everybody(chromium, full, scheme, width):
+def test_leaderboard_fits_every_width_and_is_accessible(chromium, full, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     opened = Opened(chromium, full, viewport={"width": width, "height": 900}, color_scheme=scheme)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    # In a page whose policy lets no foreign script run, axe is run by the debugger, which is no part of the page.
+    # The page's policy blocks foreign scripts, so axe runs through the debugger, which the policy does not bind.
     found = axe.Axe().run(opened.page)
     assert found.violations_count == 0, found.generate_report()
 
 
-def test_without_script_everything_is_there(chromium, full):
+def test_leaderboard_is_complete_without_scripts(chromium, full):
     opened = Opened(chromium, full, java_script_enabled=False)
     assert opened.page.locator("#overall table.ranks tbody tr").count() == 5
     assert opened.page.locator(".tools").is_hidden()
 
 
-def test_a_name_with_markup_is_text_and_no_rating_is_said(chromium, unranked):
+def test_markup_in_a_name_is_text_and_unranked_models_have_no_rating(chromium, unranked):
     opened = Opened(chromium, unranked)
     page = opened.page
     assert page.locator("img").count() == 0 and not opened.complaints and not opened.fetched

@@ -1,4 +1,4 @@
-"""The queue beside its case in a real browser: at a glance, one decision at a time, by keyboard alone, on a phone."""
+"""The review queue beside its case in a real browser: one decision at a time, by keyboard, on a phone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from court.events import VerdictReviewed
 from court.verdict import Label
 from serving.console.review.parts import BLIND_FIRST, REVIEW_QUEUE
-from tests.browser.conftest import reload_until_given
+from tests.browser.conftest import reload_until_restored
 from tests.browser.test_console_pages import AXE
 from tests.support.console_scenes import QUEUE, WAITING, fill_queue
 from tests.support.consoles import fill, listening, tokens_for
@@ -32,36 +32,38 @@ BARE = """words => {
   }
   return found;
 }"""
-"""Where words of a meme stand on the page for everybody to read."""
+"""Elements that show given words of a meme unblurred, as HTML."""
 DRAWN = """async () => {
-  // What is out of sight is found out when a frame is drawn, and skipped in the next.
+  // A frame finds out which rows are out of sight, and the next one skips these.
   for (let at = 0; at < 3; at += 1) await new Promise(requestAnimationFrame);
   const rows = [...document.querySelectorAll('[data-row]')];
   return [rows[0], rows.at(-1)].map((one) => one.checkVisibility({ contentVisibilityAuto: true }));
 }"""
-"""True for the first row and for the last, where each is laid out and drawn."""
+"""Two booleans: true if the first row is drawn, and if the last one is."""
 
 
 @pytest.fixture
 def serve(tmp_path, chromium):
-    """Serves a queue; gives who opens it in a browser, and fails where the browser complained of a page."""
+    """Serves a queue and returns a function that signs in to it; fails if the browser reported any error."""
     with ExitStack() as stack:
         complaints = []
 
-        def opened(place=None, *, blind_first=True):
+        def serve_queue(place=None, *, blind_first=True):
             place = place or fill_queue(tmp_path)
             tokens = tokens_for(tmp_path)
             parts = lambda docket: {REVIEW_QUEUE: docket.review_queue(NOBODY), BLIND_FIRST: blind_first}  # noqa: E731
             console = stack.enter_context(listening(place, tmp_path, parts=parts))
 
-            def sign_in(who="ruth", path="/desk", **options):
+            def sign_in(person="ruth", path="/desk", **options):
                 context = chromium.new_context(base_url=console.url, **{"viewport": WIDE, **options})
                 stack.callback(context.close)
                 page = context.new_page()
-                page.on("console", lambda one: one.type in ("error", "warning") and complaints.append(one.text))
+                page.on(
+                    "console", lambda message: message.type in ("error", "warning") and complaints.append(message.text)
+                )
                 page.on("pageerror", lambda error: complaints.append(str(error)))
                 page.goto(f"/sign-in?next={path}")
-                page.get_by_label("Token").fill(tokens[who])
+                page.get_by_label("Token").fill(tokens[person])
                 page.get_by_label("Token").press("Enter")
                 page.wait_for_url(f"**{path}")
                 return page
@@ -69,31 +71,31 @@ def serve(tmp_path, chromium):
             sign_in.console = console
             return sign_in
 
-        yield opened
+        yield serve_queue
     assert complaints == []
 
 
-def row_of(page, one):
-    return page.locator("[data-row]", has_text=" ".join(one.text.split()))
+def row_of(page, case):
+    return page.locator("[data-row]", has_text=" ".join(case.text.split()))
 
 
 @pytest.mark.parametrize("blind_first", [True, False])
-def test_a_row_is_read_at_a_glance(serve, blind_first):
+def test_row_shows_title_reason_and_age_and_hides_the_verdict_if_blind(serve, blind_first):
     page = serve(blind_first=blind_first)()
     row = row_of(page, QUEUE[2])
     assert row.locator("img.veiled").evaluate("async one => { await one.decode(); return one.naturalWidth > 4; }")
-    assert row.locator(".row-title").inner_text() == "Drink this and never be ill again", "its words in one line"
+    assert row.locator(".row-title").inner_text() == "Drink this and never be ill again", "its words are in one line"
     assert "sides or votes disagree" in row.locator(".row-why").inner_text().lower()
     assert re.fullmatch(r"\d+ min · bea has it", row.locator(".age").inner_text())
     words_shown = row.inner_text()
     assert ("Harmful" in words_shown and "0.88" in words_shown) is not blind_first, (
-        "label and score only where they are no secret"
+        "label and score are hidden if reviews are blind first"
     )
     titles = page.locator("[data-row] .row-title").all_inner_texts()
     assert len(titles) == 8 and not [one for one in titles if re.search(r"\d{4}-|[0-9a-f]{8}-", one)]
 
 
-def test_queue_and_case_stand_side_by_side_and_on_a_phone_one_of_them(serve):
+def test_queue_and_case_are_side_by_side_and_alternate_on_a_phone(serve):
     sign_in = serve()
     page = sign_in(path=CASE)
     queue, case = page.locator(".queue"), page.locator("#case")
@@ -114,22 +116,22 @@ def test_queue_and_case_stand_side_by_side_and_on_a_phone_one_of_them(serve):
     assert phone.locator(".queue").is_visible()
 
 
-def test_one_decision_at_a_time_and_nothing_of_the_verdict_before_it(serve):
+def test_verdict_is_hidden_until_the_reviewer_has_decided(serve):
     sign_in = serve()
     page = sign_in(path=CASE)
     page.keyboard.press("t")
     page.get_by_role("heading", name="Your case").wait_for()
-    page.wait_for_load_state()  # before, nobody listens to keys
-    given_away = (MONDAY.rationale, "0.23", "is strong", "nearest precedent was found harmful")
-    assert [words for words in given_away if words in page.content()] == []
+    page.wait_for_load_state()  # only now the page handles keys
+    verdict_texts = (MONDAY.rationale, "0.23", "is strong", "nearest precedent was found harmful")
+    assert [text for text in verdict_texts if text in page.content()] == []
     clause, decide = page.locator("#clause"), page.get_by_role("button", name="Decide")
-    assert not clause.is_visible() and not decide.is_visible(), "first the finding"
+    assert not clause.is_visible() and not decide.is_visible(), "the finding comes first"
     page.keyboard.press("h")
     assert clause.is_visible() and clause.input_value() == ""
     page.keyboard.press("n")
-    assert clause.input_value() == "none", "who finds no harm mostly names no clause"
+    assert clause.input_value() == "none", "without harm the default is no clause"
     page.keyboard.press("h")
-    assert clause.input_value() == "", "a harmful meme breaks a clause, which the reviewer names"
+    assert clause.input_value() == "", "a harmful meme has no default clause"
     page.keyboard.press("n")
     page.keyboard.press("w")
     page.keyboard.type("A mood is no group.")
@@ -142,13 +144,15 @@ def test_one_decision_at_a_time_and_nothing_of_the_verdict_before_it(serve):
         and "upheld it" in words_shown
         and "before it was shown" in words_shown
     )
-    assert page.locator("#done").bounding_box()["y"] > page.locator("h1").bounding_box()["y"] > 40, "nothing is hidden"
-    assert row_of(page, MONDAY).count() == 0, "it waits no more"
+    assert page.locator("#done").bounding_box()["y"] > page.locator("h1").bounding_box()["y"] > 40, (
+        "the verdict is below the heading, in view"
+    )
+    assert row_of(page, MONDAY).count() == 0, "the case has left the queue"
     (review,) = sign_in.console.do(sign_in.console.docket.trials.record(WAITING)).all(VerdictReviewed)
     assert (review.label, review.clause, review.blind) == (Label.NOT_HARMFUL, "none", True)
 
 
-def test_five_cases_by_keyboard_alone(serve):
+def test_five_cases_are_reviewed_by_keyboard_alone(serve):
     sign_in = serve()
     page = sign_in()
     page.keyboard.press("t")
@@ -180,25 +184,25 @@ def test_five_cases_by_keyboard_alone(serve):
         assert review.reason == "b n h: none of these are keys in a field."
 
 
-def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere(serve):
+def test_tab_reaches_every_control_with_visible_focus_and_no_trap(serve):
     page = serve()(path=CASE)
     page.keyboard.press("t")
     page.get_by_role("heading", name="Your case").wait_for()
-    page.wait_for_load_state()  # before, nobody listens to keys
+    page.wait_for_load_state()  # only now the page handles keys
     page.keyboard.press("h")
     page.wait_for_load_state("networkidle")
     page.locator("#case").focus()
-    where = """() => { const one = document.activeElement, style = getComputedStyle(one);
+    focus_script = """() => { const one = document.activeElement, style = getComputedStyle(one);
       const after = getComputedStyle(one, '::after');
       one.dataset.been = 'yes';
       return [one.tagName, style.outlineStyle !== 'none' || after.outlineStyle !== 'none' || one.id === 'case']; }"""
     for key in ("Tab", "Shift+Tab"):
         for _ in range(150):
             page.keyboard.press(key)
-            tag, seen = page.evaluate(where)
+            tag, visible = page.evaluate(focus_script)
             if tag == "BODY":
                 break
-            assert seen, page.evaluate("document.activeElement.outerHTML")
+            assert visible, page.evaluate("document.activeElement.outerHTML")
         assert tag == "BODY", f"{key} leads out of the page at its end"
     missed = (
         "main :is(a[href], button, summary, select, textarea, input:not([type=hidden], [type=radio])):not([data-been])"
@@ -209,7 +213,7 @@ def test_tab_reaches_everything_of_a_case_shows_where_one_is_and_is_held_nowhere
     )
 
 
-def test_texts_stay_blurred_until_somebody_asks(serve):
+def test_texts_stay_blurred_until_requested(serve):
     sign_in = serve()
     words = TEXT.split("\n")[1]
     at = f"/trials/{WAITING}"
@@ -223,22 +227,24 @@ def test_texts_stay_blurred_until_somebody_asks(serve):
     text = reader.locator("#meme blockquote")
     assert text.evaluate(BLURRED)
     reader.get_by_label("Show the text").check()
-    assert not text.evaluate(BLURRED) and reader.locator("#precedent-1 .veil").evaluate(BLURRED), "that one alone"
+    assert not text.evaluate(BLURRED) and reader.locator("#precedent-1 .veil").evaluate(BLURRED), (
+        "only that text is shown"
+    )
 
     page = sign_in(path=CASE)
     row, text = row_of(page, MONDAY).locator(".veil"), page.locator(".meme blockquote")
     assert page.evaluate(BARE, words) == []
     page.keyboard.press("b")
     page.locator("#meme-picture img.sharp").wait_for()
-    assert not text.evaluate(BLURRED) and row.evaluate(BLURRED), "with the picture its own text is shown"
+    assert not text.evaluate(BLURRED) and row.evaluate(BLURRED), "only the text of the shown picture is unblurred"
     page.keyboard.press("b")
     page.locator("#meme-picture img.veiled").wait_for()
     assert text.evaluate(BLURRED)
     page.keyboard.press("i")
     assert not text.evaluate(BLURRED) and not row.evaluate(BLURRED)
-    reload_until_given(page, "document.documentElement.dataset.texts", "shown")
+    reload_until_restored(page, "document.documentElement.dataset.texts", "shown")
     page.goto("/")
-    assert not row_of(page, MONDAY).locator(".veil").evaluate(BLURRED), "who asked is not asked again"
+    assert not row_of(page, MONDAY).locator(".veil").evaluate(BLURRED), "the choice persists across pages"
     page.keyboard.press("i")
     assert row_of(page, MONDAY).locator(".veil").evaluate(BLURRED)
 
@@ -250,7 +256,7 @@ def test_texts_stay_blurred_until_somebody_asks(serve):
 
 
 @pytest.mark.parametrize("width", [390, 320])
-def test_on_a_phone_navigation_is_one_line_and_nothing_scrolls_sideways(serve, width):
+def test_phone_has_one_line_of_navigation_and_no_sideways_scrolling(serve, width):
     page = serve()(viewport={"width": width, "height": 844})
     for path in ("/", "/desk", CASE, "/desk/find", f"{CASE}/similar", "/desk/agreement", f"/trials/{WAITING}"):
         page.goto(path)
@@ -265,9 +271,9 @@ def test_on_a_phone_navigation_is_one_line_and_nothing_scrolls_sideways(serve, w
     assert not page.get_by_role("button", name="Sign out").is_visible()
 
 
-def test_more_rows_come_into_the_list_and_those_out_of_sight_cost_nothing(serve, tmp_path):
-    many = [trial(f"t{number:03}", verdict(Label.UNDECIDED), words=f"word {number:03}") for number in range(120)]
-    sign_in = serve(fill(tmp_path / "docket.sqlite", many))
+def test_more_rows_are_appended_and_rows_out_of_sight_are_not_drawn(serve, tmp_path):
+    trials = [trial(f"t{number:03}", verdict(Label.UNDECIDED), words=f"word {number:03}") for number in range(120)]
+    sign_in = serve(fill(tmp_path / "docket.sqlite", trials))
     page = sign_in()
     rows = page.locator("[data-row]")
     expect(rows).to_have_count(50)
@@ -279,7 +285,7 @@ def test_more_rows_come_into_the_list_and_those_out_of_sight_cost_nothing(serve,
     expect(link.nth(51)).to_be_focused()
     page.keyboard.press("k")
     page.keyboard.press("k")
-    expect(link.nth(49)).to_be_focused()  # from list to list
+    expect(link.nth(49)).to_be_focused()  # from the second list back to the first
     page.evaluate("document.querySelector('.queue').scrollTop = 0; document.activeElement.blur()")
     expect(rows.first).to_be_in_viewport()
     assert page.evaluate(DRAWN) == [True, False]
@@ -300,7 +306,7 @@ def test_more_rows_come_into_the_list_and_those_out_of_sight_cost_nothing(serve,
     assert "word 050" in plain.locator("[data-row]").first.inner_text()
 
 
-def test_similar_trials_out_of_sight_take_the_room_that_they_need(serve, tmp_path):
+def test_similar_trials_out_of_sight_take_only_the_space_they_need(serve, tmp_path):
     two = [trial(name, verdict(Label.UNDECIDED), words=name) for name in ("one", "two")]
     page = serve(fill(tmp_path / "docket.sqlite", two))(path="/desk/cases/one", viewport={"width": 1440, "height": 200})
     expect(page.locator("#similar .row")).to_have_count(1)
@@ -309,7 +315,7 @@ def test_similar_trials_out_of_sight_take_the_room_that_they_need(serve, tmp_pat
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_barrier_is_found_beside_each_other(serve, scheme):
+def test_queue_and_case_have_no_accessibility_violations(serve, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = serve()(color_scheme=scheme)
     found = {}
@@ -317,7 +323,7 @@ def test_no_barrier_is_found_beside_each_other(serve, scheme):
         if step == "taken":
             page.keyboard.press("t")
             page.get_by_role("heading", name="Your case").wait_for()
-            page.wait_for_load_state()  # before, nobody listens to keys
+            page.wait_for_load_state()  # only now the page handles keys
             page.keyboard.press("h")
         elif step == "decided":
             page.locator("#clause").select_option("4")
@@ -329,5 +335,5 @@ def test_no_barrier_is_found_beside_each_other(serve, scheme):
         page.wait_for_load_state("networkidle")
         page.keyboard.press("i")
         violations = axe.run(page, options=AXE).response["violations"]
-        found[step] = [(one["id"], one["nodes"][0]["html"][:160]) for one in violations]
+        found[step] = [(violation["id"], violation["nodes"][0]["html"][:160]) for violation in violations]
     assert found == {step: [] for step in found}

@@ -1,4 +1,4 @@
-"""The rating sheet and the pages of tables in a real browser: rated, saved, readable, and nothing is fetched."""
+"""The rating sheet and the pages of tables in a real browser: rating, saving, accessibility, no fetches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eval.reports.rating_sheet import Criterion, RatedItem, lay_out, write_sheet
 from eval.reports.sections import as_page
 from eval.scores.metrics import Figure
 from eval.scores.ratings import Rating
-from tests.browser.conftest import reload_until_given
+from tests.browser.conftest import reload_until_restored
 from tests.browser.test_report_page import Opened
 
 HOSTILE = "<img src=x onerror=alert(1)> </script>"
@@ -55,7 +55,7 @@ def tables(tmp_path_factory):
     return page.as_uri()
 
 
-def test_what_is_chosen_is_kept_saved_and_read_as_ratings(chromium, sheet):
+def test_ratings_survive_a_reload_and_are_saved_as_a_file(chromium, sheet):
     rows, address, _ = sheet
     opened = Opened(chromium, address.as_uri(), accept_downloads=True)
     page = opened.page
@@ -67,26 +67,26 @@ def test_what_is_chosen_is_kept_saved_and_read_as_ratings(chromium, sheet):
     page.fill("#who", "Rater 1")
     page.click("#save")
     assert "Not all questions" in page.locator("#told").inner_text()
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         for criterion in ("soundness", "readability"):
-            page.check(f'input[name="{name}-{criterion}"][value="{1 + place % 3}"]')
+            page.check(f'input[name="{name}-{criterion}"][value="{1 + position % 3}"]')
     assert page.locator("#count").inner_text() == "10 of 10 answered"
-    reload_until_given(
+    reload_until_restored(
         page, "document.querySelectorAll('input:checked').length + document.getElementById('who').value", "10Rater 1"
     )
     with page.expect_download() as saved:
         page.click("#save")
     assert saved.value.suggested_filename == "ratings-Rater-1.jsonl"
     ratings = [Rating.model_validate_json(line) for line in saved.value.path().read_text("utf-8").splitlines()]
-    assert [(one.item, one.criterion, one.score, one.who) for one in ratings] == [
-        (name, criterion, 1 + place % 3, "Rater 1")
-        for place, name in enumerate(names)
+    assert [(rating.item, rating.criterion, rating.score, rating.who) for rating in ratings] == [
+        (name, criterion, 1 + position % 3, "Rater 1")
+        for position, name in enumerate(names)
         for criterion in ("soundness", "readability")
     ]
     assert not opened.fetched and not opened.complaints
 
 
-def test_the_page_of_tables_says_all_and_fetches_nothing(chromium, tables):
+def test_tables_page_shows_names_and_figures_and_fetches_nothing(chromium, tables):
     opened = Opened(chromium, tables)
     page = opened.page
     assert (
@@ -98,15 +98,15 @@ def test_the_page_of_tables_says_all_and_fetches_nothing(chromium, tables):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_they_are_readable_at_every_width_and_by_everybody(chromium, sheet, tables, scheme, width):
+def test_sheet_and_tables_fit_every_width_and_are_accessible(chromium, sheet, tables, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for address in (sheet[1].as_uri(), tables):
         opened = Opened(chromium, address, viewport={"width": width, "height": 900}, color_scheme=scheme)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-        found = axe.Axe().run(opened.page)
-        assert found.violations_count == 0, found.generate_report()
+        results = axe.Axe().run(opened.page)
+        assert results.violations_count == 0, results.generate_report()
 
 
-def test_without_script_the_sheet_says_what_to_write(chromium, sheet):
+def test_sheet_without_scripts_explains_how_to_write_ratings(chromium, sheet):
     opened = Opened(chromium, sheet[1].as_uri(), java_script_enabled=False)
     assert "Write a line for each item" in opened.page.locator("noscript").inner_text()

@@ -22,7 +22,7 @@ RATIONALE = "What the court says of it."
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to the tests."""
+    """A server that installs no signal handlers, so that signals reach pytest."""
 
     def capture_signals(self):
         from contextlib import nullcontext
@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
 
 
 class Served:
-    """The console in a thread of its own: the browser's driver has an event loop in this one."""
+    """The console in another thread, as the browser's driver runs an event loop in this one."""
 
     def __init__(self, path, **options):
         self._path, self._options = path, options
@@ -47,7 +47,7 @@ class Served:
             self.it = await stack.enter_async_context(desk_pages(self._path, **self._options))
             server = Server(uvicorn.Config(self.it.app, port=0, log_config=None, lifespan="off", ws="none"))
             serving = asyncio.create_task(server.serve())
-            while not server.started:  # noqa: ASYNC110 - it says so by this alone
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
             self.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
             self._ready.set()
@@ -56,11 +56,11 @@ class Served:
             await serving
 
     def run(self, work):
-        """What an awaitable comes to, in the console's own loop."""
+        """Runs an awaitable in the console's loop and returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
-    def tried(self, trial_id, end, **given):
-        return self.run(self.it.tried(trial_id, end, **{"pixels": PICTURE.pixels_sha256, **given}))
+    def tried(self, trial_id, end, **options):
+        return self.run(self.it.tried(trial_id, end, **{"pixels": PICTURE.pixels_sha256, **options}))
 
     def record(self, trial_id):
         return self.run(self.it.docket.trials.record(trial_id))
@@ -73,7 +73,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path, chromium):
-    del chromium  # where there is none, nothing is served either
+    del chromium  # requested so that the test is skipped without a browser
     console = Served(tmp_path)
     yield console
     console.close()
@@ -81,7 +81,7 @@ def served(tmp_path, chromium):
 
 @pytest.fixture
 def person(served, chromium):
-    """Somebody who is signed in, in a browser of their own; what the browser complains of is held against the page."""
+    """Signs people in, each in a browser of their own; fails if a browser reported an error or left the site."""
     contexts, complaints = [], []
 
     def signed_in(name, **options):
@@ -90,7 +90,7 @@ def person(served, chromium):
         page = context.new_page()
         page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda one: one.url.startswith(served.address) or complaints.append(one.url))
+        page.on("request", lambda request: request.url.startswith(served.address) or complaints.append(request.url))
         page.goto("/sign-in?next=/desk")
         page.get_by_label("Token").fill(served.it.tokens[name])
         page.get_by_role("button", name="Sign in").click()
@@ -100,7 +100,7 @@ def person(served, chromium):
     yield signed_in
     for context in contexts:
         context.close()
-    # A refusal (409) is a page like others, and the browser tells of it all the same.
+    # The browser reports a refusal (409) as an error, although it is a regular page.
     assert [text for text in complaints if "409" not in text] == []
 
 
@@ -108,29 +108,29 @@ def text_of(page):
     return page.locator("main").inner_text()
 
 
-def told(page, *words):
-    """Waits for words: a click comes back before the page that it asks for is there."""
-    for one in words:
-        expect(page.locator("main")).to_contain_text(one, use_inner_text=True)
+def wait_for_texts(page, *texts):
+    """Waits for texts on the page, as a click returns before the next page is loaded."""
+    for text in texts:
+        expect(page.locator("main")).to_contain_text(text, use_inner_text=True)
 
 
-def followed(page, name, role="button"):
-    """A click that another page comes of."""
+def click_through(page, name, role="button"):
+    """Clicks an element and waits for the next page."""
     with page.expect_navigation():
         page.get_by_role(role, name=name, exact=True).click()
 
 
-def test_two_people_review_at_once_and_never_the_same_case(served, person):
+def test_two_reviewers_never_get_the_same_case(served, person):
     for name in ("one", "two"):
         served.tried(name, verdict(H, strengths=TIE, rationale=RATIONALE), words=f"case {name}")
     ada, bea = person("ada"), person("bea")
-    for one in (ada, bea):
-        one.get_by_role("button", name="Take the next case").click()
-        one.get_by_role("heading", name="Your case").wait_for()
-    hers, his = ada.url.rpartition("/")[2], bea.url.rpartition("/")[2]
-    assert {hers, his} == {"one", "two"}
+    for page in (ada, bea):
+        page.get_by_role("button", name="Take the next case").click()
+        page.get_by_role("heading", name="Your case").wait_for()
+    ada_case, bea_case = ada.url.rpartition("/")[2], bea.url.rpartition("/")[2]
+    assert {ada_case, bea_case} == {"one", "two"}
 
-    bea.goto(f"/desk/cases/{hers}")
+    bea.goto(f"/desk/cases/{ada_case}")
     assert "ada looks at this case" in text_of(bea)
     assert bea.get_by_role("button", name="Decide").count() == 0
     bea.goto("/desk")
@@ -145,32 +145,32 @@ def test_two_people_review_at_once_and_never_the_same_case(served, person):
     ada.wait_for_selector("#verdict-title")
     assert RATIONALE in text_of(ada) and "before it was shown" in text_of(ada)
     assert "It is a precedent since: trial:" in text_of(ada)
-    review = served.record(hers).last(VerdictReviewed)
+    review = served.record(ada_case).last(VerdictReviewed)
     assert (review.label, review.blind, review.reviewer, review.clause) == (N, True, "ada", "4")
 
-    # The other one finds it harmful as the court did, but has looked first, and asks ada what she thinks.
-    bea.goto(f"/desk/cases/{his}")
+    # Bea looks at the verdict first and asks for a second opinion, which ada is offered.
+    bea.goto(f"/desk/cases/{bea_case}")
     bea.get_by_role("button", name="Show the verdict first").click()
-    told(bea, RATIONALE)
+    wait_for_texts(bea, RATIONALE)
     bea.get_by_text("Ask for a second opinion").click()
     bea.get_by_label("What are you unsure of?").fill("Is the hat meant?")
     bea.get_by_role("button", name="Ask, and give the case back").click()
-    told(bea, "asked for a second opinion")
+    wait_for_texts(bea, "asked for a second opinion")
     ada.goto("/desk")
     assert "second opinion asked" in text_of(ada)
     ada.get_by_role("button", name="Take the next case").click()
-    told(ada, "bea asked for a second opinion")
+    wait_for_texts(ada, "bea asked for a second opinion")
     assert "Is the hat meant?" not in text_of(ada)
-    assert served.record(his).last(SecondOpinionAsked).by == "bea"
+    assert served.record(bea_case).last(SecondOpinionAsked).by == "bea"
 
 
-def test_everything_by_keyboard_alone(served, person):
+def test_review_by_keyboard_alone(served, person):
     for name in ("one", "two", "three"):
         served.tried(name, verdict(U, rationale=RATIONALE), words=f"case {name}")
     page = person("ada")
 
     def press(*keys):
-        page.wait_for_load_state()  # with its scripts
+        page.wait_for_load_state()  # and its scripts
         for key in keys:
             page.keyboard.press(key)
 
@@ -197,7 +197,7 @@ def test_everything_by_keyboard_alone(served, person):
     press("o")
     page.wait_for_url(f"**{opened}")
 
-    press("t")  # takes it
+    press("t")  # takes the case
     page.get_by_role("heading", name="Your case").wait_for()
     assert page.locator("img.sharp").count() == 0
     press("b")
@@ -236,7 +236,7 @@ def test_everything_by_keyboard_alone(served, person):
     page.get_by_text(RATIONALE).wait_for()
     press("u")
     assert page.get_by_label("Uphold: undecided").is_checked()
-    press("x")  # and gives it back after all
+    press("x")  # gives the case back
     page.wait_for_url("**/desk")
     press("g", "f")
     page.wait_for_url("**/desk/find")
@@ -247,35 +247,35 @@ def test_everything_by_keyboard_alone(served, person):
     expect(page.locator("[data-row]")).to_have_count(1)
 
 
-def test_everything_without_scripts(served, person):
+def test_review_without_scripts(served, person):
     served.tried("one", verdict(H, strengths=TIE, rationale=RATIONALE), words="case one")
     page = person("ada", java_script_enabled=False)
-    followed(page, "case one", "link")
-    followed(page, "Take this case")
-    followed(page, "Show the picture")
+    click_through(page, "case one", "link")
+    click_through(page, "Take this case")
+    click_through(page, "Show the picture")
     assert "/desk/cases/one" in page.url and page.locator("img.sharp").count() == 1
-    assert RATIONALE not in page.content()  # also the way to the picture does not lead past the verdict
-    followed(page, "Blur again", "link")
+    assert RATIONALE not in page.content()  # showing the picture does not reveal the verdict either
+    click_through(page, "Blur again", "link")
     assert page.locator("img.sharp").count() == 0
     page.get_by_label("Not harmful").check()
     page.get_by_label("Clause of the policy").fill("4")
     page.get_by_label("Reason").fill("It mocks a habit.")
-    followed(page, "Decide")
+    click_through(page, "Decide")
     assert RATIONALE in text_of(page)
     assert served.record("one").last(VerdictReviewed).blind
     page.goto("/desk/cases/one")
-    followed(page, "Similar trials", "link")
+    click_through(page, "Similar trials", "link")
     assert "No other trial" in text_of(page)
     page.goto("/desk/find")
     page.get_by_label("Words in the text").fill("one")
-    followed(page, "Find")
+    click_through(page, "Find")
     page.get_by_label("Keep this search as").fill("ones")
-    followed(page, "Save")
+    click_through(page, "Save")
     assert page.get_by_role("link", name="ones", exact=True).count() == 1
-    assert not page.get_by_role("button", name="Keys").is_visible()  # what needs scripts is not offered
+    assert not page.get_by_role("button", name="Keys").is_visible()  # controls that need scripts are hidden
 
 
-def test_what_a_reviewer_writes_is_not_lost_when_the_case_was_taken_meanwhile(served, person):
+def test_written_decision_survives_when_another_reviewer_took_the_case(served, person):
     served.tried("one", verdict(U))
     page = person("ada")
     page.get_by_role("button", name="Take the next case").click()
@@ -286,7 +286,7 @@ def test_what_a_reviewer_writes_is_not_lost_when_the_case_was_taken_meanwhile(se
     served.run(served.it.desk.take("one", "bea"))
     page.get_by_role("button", name="Decide").click()
     page.get_by_role("alert").wait_for()
-    told(page, "not yours", "bea looks at this case")
+    wait_for_texts(page, "not yours", "bea looks at this case")
     assert page.get_by_label("What you wrote").input_value() == "A long and careful reason."
     assert not served.record("one").all(VerdictReviewed)
     served.run(served.it.desk.release("one", "bea"))
@@ -300,7 +300,7 @@ def test_what_a_reviewer_writes_is_not_lost_when_the_case_was_taken_meanwhile(se
     assert review.reason == "A long and careful reason."
 
 
-def test_an_open_page_tells_that_the_case_was_lost(served, person):
+def test_open_page_reports_that_another_reviewer_has_the_case(served, person):
     served.tried("one", verdict(U))
     page = person("ada")
     page.get_by_role("button", name="Take the next case").click()
@@ -315,12 +315,12 @@ def test_an_open_page_tells_that_the_case_was_lost(served, person):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_desk_can_be_read_by_all(served, person, scheme):
+def test_desk_pages_are_accessible_and_fit_a_phone(served, person, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     served.tried("one", verdict(H, score=0.55, strengths=TIE, category="nationality"), words="case one")
     served.tried("two", verdict(U), words="case one")
-    for who, label in (("bea", N), ("cy", H)):
-        served.run(served.it.reviewed("two", who, label, again=True))
+    for reviewer, label in (("bea", N), ("cy", H)):
+        served.run(served.it.reviewed("two", reviewer, label, again=True))
     page = person("root", color_scheme=scheme, viewport={"width": 390, "height": 800})
     reading = ["/desk", "/desk/find?text=case", "/desk/agreement", "/desk/cases/one/similar", "/desk/cases/one"]
     for path in [*(reading if scheme == "light" else reading[-1:]), "take", "/desk/cases/two", "keys"]:
@@ -331,7 +331,7 @@ def test_the_desk_can_be_read_by_all(served, person, scheme):
             page.keyboard.press("?")
         else:
             page.goto(path)
-        found = axe.run(page, options=AXE)
-        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        results = axe.run(page, options=AXE)
+        assert results.violations_count == 0, f"{path}: {results.generate_report()}"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide == 0, path

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server with pgvector, and empty databases in it."""
+"""Fixtures with a real PostgreSQL server with pgvector, and empty databases in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrieval.library.postgres.address import Address
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     if programs() is None and not os.environ.get("CI"):
-        pytest.skip("there is no PostgreSQL here")
+        pytest.skip("PostgreSQL is not installed")
     server = PostgresServer()
     yield server
     server.close()
@@ -26,13 +26,13 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def bare_database(postgres_server: PostgresServer) -> Address:
-    """Without pgvector."""
+    """Address of a database without pgvector."""
     return Address(postgres_server.url())
 
 
 @pytest.fixture
 def database(postgres_server: PostgresServer) -> Address:
-    """With pgvector, and without a library."""
+    """Address of a database with pgvector and without a library."""
     import psycopg
 
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
@@ -49,7 +49,7 @@ def database(postgres_server: PostgresServer) -> Address:
 
 @pytest.fixture
 def docket_database(postgres_server: PostgresServer) -> str:
-    """The address of a database without a docket."""
+    """URL of a database without a docket."""
     import psycopg
 
     url = postgres_server.url()
@@ -61,7 +61,7 @@ def docket_database(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a docket may be made that is not there yet; as text, so that other processes can be told."""
+    """Place for a new docket, as text that can be passed to other processes."""
     if request.param == "sqlite":
         return str(tmp_path / "docket.sqlite")
     return str(request.getfixturevalue("docket_database"))
@@ -69,7 +69,7 @@ def docket_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def using(docket_place: str) -> Any:
-    """Opens that docket, runs work on it and closes it."""
+    """A function that runs work on the docket at ``docket_place``."""
     from tests.support.dockets import place_of, with_docket
 
     return lambda work, **options: with_docket(place_of(docket_place), work, **options)
@@ -77,7 +77,7 @@ def using(docket_place: str) -> Any:
 
 @pytest.fixture(scope="session")
 def forks() -> ForkServerContext:
-    """Processes that are quick to start: copies of one that has loaded the docket and nothing else."""
+    """A context of processes that start quickly, forked from one that has only imported the docket."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.dockets"])
     return context

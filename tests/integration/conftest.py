@@ -1,4 +1,4 @@
-"""The real server as a process of its own, with the embedded default: real OCR, encoder, library, docket and socket."""
+"""Fixtures that run the real server as a subprocess, with its default OCR, encoder, library, docket and socket."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ import pytest
 
 
 class Server:
-    """``memecourt serve`` as a user starts it; what it says is kept line by line."""
+    """``memecourt serve`` as a subprocess; ``log`` holds its output line by line."""
 
     def __init__(self, home: Path, docket: Path, *options: str) -> None:
         self.docket = docket
         self.anchor = home / f"{uuid.uuid4()}.checkpoints"
         self.log: list[str] = []
-        self._grown = threading.Condition()
+        self._log_grown = threading.Condition()
         command = [sys.executable, "-m", "serving.cli", "serve", "--address", "127.0.0.1:0", "--docket", str(docket)]
         self.process = subprocess.Popen(
             [*command, *options],
@@ -28,30 +28,30 @@ class Server:
             text=True,
             env={**os.environ, "MEMECOURT_HOME": str(home), "MEMECOURT_ANCHOR": str(self.anchor)},
         )
-        self._readers = [threading.Thread(target=self._listen, args=(stream,)) for stream in self._streams()]
+        self._readers = [threading.Thread(target=self._read_lines, args=(stream,)) for stream in self._streams()]
         for reader in self._readers:
             reader.start()
 
     def _streams(self):
         return self.process.stdout, self.process.stderr
 
-    def _listen(self, stream) -> None:
+    def _read_lines(self, stream) -> None:
         for line in stream:
-            with self._grown:
+            with self._log_grown:
                 self.log.append(line.rstrip("\n"))
-                self._grown.notify_all()
-        with self._grown:
-            self._grown.notify_all()
+                self._log_grown.notify_all()
+        with self._log_grown:
+            self._log_grown.notify_all()
 
-    def wait_for(self, found, seconds: float = 180) -> str:
-        """The first line, said or yet to be said, for which ``found`` is true."""
-        with self._grown:
-            assert self._grown.wait_for(
-                lambda: any(map(found, self.log)) or self.process.poll() is not None, seconds
-            ), f"not said within {seconds} s:\n" + "\n".join(self.log)
-            said = next(filter(found, self.log), None)
-            assert said is not None, "the server ended:\n" + "\n".join(self.log)
-            return said
+    def wait_for(self, matches, seconds: float = 180) -> str:
+        """Returns the first line, logged already or yet to come, for which ``matches`` is true."""
+        with self._log_grown:
+            assert self._log_grown.wait_for(
+                lambda: any(map(matches, self.log)) or self.process.poll() is not None, seconds
+            ), f"no such line within {seconds} s:\n" + "\n".join(self.log)
+            line = next(filter(matches, self.log), None)
+            assert line is not None, "the server ended:\n" + "\n".join(self.log)
+            return line
 
     @property
     def address(self) -> str:
@@ -62,7 +62,7 @@ class Server:
         return self
 
     def announced(self) -> set[tuple[str, int]]:
-        """Trial and number of every event that the server has said to have kept."""
+        """Returns trial and sequence number of every event that the server has logged as stored."""
         events = set()
         for line in self.log:
             if " event=" in line:
@@ -71,7 +71,7 @@ class Server:
         return events
 
     def end(self, *, kill: bool = False) -> int:
-        """Ends the process this test started, and waits until all that it said has been read."""
+        """Ends the process and waits until all its output has been read; returns the exit code."""
         if self.process.poll() is None:
             self.process.kill() if kill else self.process.terminate()
         code = self.process.wait(timeout=200)
@@ -84,30 +84,30 @@ class Server:
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """Where the starter library lies: a copy of one that is made once, before any start is waited for.
+    """A home folder with a copy of the starter library, which is built once for all test processes.
 
-    On a busy machine it takes longer to make than a start may take, and the more so where each process makes its own.
+    On a busy machine, building it takes longer than a server may take to start, all the more if every process does so.
     """
     home = tmp_path_factory.mktemp("home")
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # of all processes of this run
-    made = shared / "starter"
+        shared = shared.parent  # the one that all workers of this run share
+    built = shared / "starter"
     with (shared / "starter.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            making = shared / "starter.making"
-            shutil.rmtree(making, ignore_errors=True)
-            words = ["judge", "--text", "a quiet sunday", "--docket", str(making / "docket.sqlite")]
+        if not built.exists():
+            unfinished = shared / "starter.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            arguments = ["judge", "--text", "a quiet sunday", "--docket", str(unfinished / "docket.sqlite")]
             subprocess.run(
-                [sys.executable, "-m", "serving.cli", *words],
-                env={**os.environ, "MEMECOURT_HOME": str(making)},
+                [sys.executable, "-m", "serving.cli", *arguments],
+                env={**os.environ, "MEMECOURT_HOME": str(unfinished)},
                 check=True,
                 capture_output=True,
                 timeout=280,
             )
-            (making / "libraries").rename(made)
-    shutil.copytree(made, home / "libraries")
+            (unfinished / "libraries").rename(built)
+    shutil.copytree(built, home / "libraries")
     return home
 
 
@@ -120,13 +120,13 @@ def server(home, tmp_path_factory):
 
 @pytest.fixture
 def start(home, tmp_path):
-    """Starts further servers, for tests that end theirs."""
+    """Starts additional servers, for tests that stop or kill theirs."""
     started = []
 
-    def another(docket=None, *options):
+    def start_server(docket=None, *options):
         started.append(Server(home, docket or tmp_path / "docket.sqlite", *options))
         return started[-1]
 
-    yield another
-    for one in started:
-        one.end(kill=True)
+    yield start_server
+    for running in started:
+        running.end(kill=True)

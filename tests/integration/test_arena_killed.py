@@ -1,4 +1,4 @@
-"""An arena whose process is killed, at any moment, comes to the same as one that is left alone."""
+"""An arena whose process is killed at random moments yields the same result as an undisturbed one."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
 TARGETS = {"ash": 1.0, "beech": 0.0, "cedar": -1.0}
 DELAY_S = 0.02
-AT_ONCE = 3 * 8  # calls under way: models, and what a chair asks at once
+IN_FLIGHT = 3 * 8  # most calls in flight: models times concurrent calls to each
 
 CHILD = """
 import asyncio, os, sys
@@ -29,13 +29,13 @@ from eval.models.call_cache import SqliteCallCache
 from tests.integration.test_arena_killed import DELAY_S, arena_in
 
 root = Path(sys.argv[1])
-asked = os.open(root / "asked", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-arena = arena_in(root, lambda: os.write(asked, b"."))
+requests = os.open(root / "requests", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+arena = arena_in(root, lambda: os.write(requests, b"."))
 
 async def go():
     arena.store = SqliteCallCache.open(root / "calls.sqlite")
     arena.folder.write_manifest(arena.manifest())
-    print("begun", flush=True)
+    print("started", flush=True)
     await arena.go(delay_s=DELAY_S)
     await arena.store.close()
 
@@ -45,50 +45,50 @@ asyncio.run(go())
 pytestmark = pytest.mark.integration
 
 
-def arena_in(root, told=lambda: None):
-    def says(request, usual):
-        told()
+def arena_in(root, on_call=lambda: None):
+    def reply(request, usual):
+        on_call()
         return usual
 
-    voices = {name: Voice(name, TARGETS, says=says) for name in TARGETS}
+    voices = {name: Voice(name, TARGETS, says=reply) for name in TARGETS}
     return Arena(root, memes=4, strengths=TARGETS, judges=["ash", "beech"], voices=voices)
 
 
-def started(root):
+def start_child(root):
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "begun\n"
+    assert child.stdout.readline() == "started\n"
     return child
 
 
-def asked_of(path, what):
+def query(path, sql):
     with sqlite3.connect(path) as connection:
-        (found,) = connection.execute(what).fetchone()
+        (value,) = connection.execute(sql).fetchone()
     connection.close()
-    return found
+    return value
 
 
-def test_what_is_killed_goes_on_and_asks_for_nothing_twice(tmp_path):
-    root, whole = tmp_path / "killed", tmp_path / "whole"
+def test_killed_arena_resumes_without_repeating_calls(tmp_path):
+    root, undisturbed = tmp_path / "killed", tmp_path / "whole"
     root.mkdir()
-    whole.mkdir()
+    undisturbed.mkdir()
     rng = random.Random(7)
-    cut_short = 0
+    kills = 0
     for _ in range(KILLS):
-        with started(root) as child:
+        with start_child(root) as child:
             time.sleep(rng.uniform(0.1, 0.5))
             child.send_signal(signal.SIGKILL)
-        cut_short += child.returncode == -signal.SIGKILL
-    with started(root) as child:
+        kills += child.returncode == -signal.SIGKILL
+    with start_child(root) as child:
         pass
-    assert child.returncode == 0 and cut_short > 0
+    assert child.returncode == 0 and kills > 0
     store = root / "calls.sqlite"
-    kept = asked_of(store, "SELECT count(*) FROM calls")
-    assert kept <= len((root / "asked").read_bytes()) <= kept + cut_short * AT_ONCE
+    stored = query(store, "SELECT count(*) FROM calls")
+    assert stored <= len((root / "requests").read_bytes()) <= stored + kills * IN_FLIGHT
 
-    alone = arena_in(whole)
-    # Fences carry marks that are a store's own, and scripted judges draw by the words that they are shown.
-    alone.store.fence_key = asked_of(store, "SELECT fence_key FROM secret")
-    alone.folder.write_manifest(alone.manifest())
-    asyncio.run(alone.go(delay_s=DELAY_S))
-    assert len(alone.store.kept) == kept
-    assert sorted(map(json_line, ArenaFolder(root).events())) == sorted(map(json_line, alone.folder.events()))
+    reference = arena_in(undisturbed)
+    # Each store marks its fences with a key of its own, and a scripted judge's choice depends on the words it is shown.
+    reference.store.fence_key = query(store, "SELECT fence_key FROM secret")
+    reference.folder.write_manifest(reference.manifest())
+    asyncio.run(reference.go(delay_s=DELAY_S))
+    assert len(reference.store.kept) == stored
+    assert sorted(map(json_line, ArenaFolder(root).events())) == sorted(map(json_line, reference.folder.events()))

@@ -1,7 +1,7 @@
-"""The whole benchmark, checked to the last digit: memes by a hidden rule, a model of known ability, the real commands.
+"""The whole benchmark, checked to the last digit: synthetic memes, a model of known ability, the real commands.
 
-What every prediction has to be follows from the key of the synthetic memes and from :func:`expected`; what every figure
-has to be is computed here from those, without scikit-learn and without anything of ``eval.scores.metrics``.
+Expected predictions follow from the key of the synthetic memes and from :func:`expected`. Expected figures are computed
+from them here, without scikit-learn and without ``eval.scores.metrics``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.integration
 
 TRAIN, VAL, TEST = 24, 8, 12
 LEAKED = ("same id", "same file", "same picture", "same text", "near-duplicate")
-BLIND = ("damaged picture", "missing picture")
-"""Precedents whose picture nobody can see."""
+UNREADABLE = ("damaged picture", "missing picture")
+"""Planted defects of precedents whose picture can't be read."""
 ARMS = {
     "full": {},
     "no-precedents": {},
@@ -49,19 +49,19 @@ ARMS = {
     "shuffled-labels": {},
     "swapped-sides": {"advocates": False},  # arguments on the wrong sides help as much as none
 }
-"""What is told to the oracle's expectation, for each arm of an ablation."""
+"""Arguments of :func:`expected` for each arm of an ablation."""
 REPLIES = ("description", "question", "answer", "summary", "harmful_strength")
-"""A property of each kind of reply that a trial asks for."""
+"""A JSON property of each kind of reply that a trial asks for."""
 EXAMINED = {"full", "no-precedents", "post-stance", "random-precedents", "shuffled-labels", "swapped-sides"}
 """Arms whose sides ask questions."""
 
 
 class Bench:
-    """A synthetic benchmark in a directory, and the commands, called as a user calls them."""
+    """A synthetic benchmark in a directory, and the commands, invoked as by a user."""
 
-    def __init__(self, place, layout):
-        self.place, self.layout, self.dataset = place, layout, f"synthetic-{layout}"
-        self.data = place / "data"
+    def __init__(self, folder, layout):
+        self.folder, self.layout, self.dataset = folder, layout, f"synthetic-{layout}"
+        self.data = folder / "data"
         self.test = "test" if layout == "harmeme" else "test_seen"
         self.call(
             "synthetic", self.data, "--layout", layout, "--train", TRAIN, "--val", VAL, "--test", TEST,
@@ -72,37 +72,37 @@ class Bench:
             if meme.planted not in ("duplicate id", "empty label", "foreign label", "no JSON"):
                 self.key[meme.split, meme.id] = meme
 
-    def call(self, *words, code=0):
-        environment = {"MEMECOURT_HOME": str(self.place / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
-        done = CliRunner().invoke(cli, [str(word) for word in words], env=environment)
-        assert done.exit_code == code, f"{done.output}\n{done.exception!r}"
-        return done.stdout if code == 0 or words[-1] == "--json" else done.output
+    def call(self, *arguments, code=0):
+        environment = {"MEMECOURT_HOME": str(self.folder / "home"), "MEMECOURT_PICTURE_WORKERS": "1"}
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], env=environment)
+        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+        return result.stdout if code == 0 or arguments[-1] == "--json" else result.output
 
-    def json(self, *words, code=0):
-        return json.loads(self.call(*words, "--json", code=code))
+    def json(self, *arguments, code=0):
+        return json.loads(self.call(*arguments, "--json", code=code))
 
-    def judging(self, command, out, url, *words):
-        """Options that all commands have which judge."""
-        given = (command, "--dataset", self.dataset, "--data", self.data, "--out", out)
-        return (*given, "--llm-url", url, "--model", "stand-in", "--set", "overlap=false", *words)
+    def judging(self, command, out, url, *more):
+        """Returns the command line of a judging command, with the options that all of them share."""
+        options = (command, "--dataset", self.dataset, "--data", self.data, "--out", out)
+        return (*options, "--llm-url", url, "--model", "stand-in", "--set", "overlap=false", *more)
 
     def memes(self, split):
-        """Those that can be judged or fail alone, in order."""
-        return [meme for (where, _), meme in self.key.items() if where == split]
+        """Returns the memes of a split that can be judged or fail on their own, in order."""
+        return [meme for (meme_split, _), meme in self.key.items() if meme_split == split]
 
     def due(self, run, split, **changed):
-        """What has to be said of every meme; None where its picture is damaged. Precedents are those of the record."""
+        """Returns the expected opinion by meme, None for a damaged picture; precedents are those on record."""
         shown = asyncio.run(exhibits(run))
         opinions = {}
         for meme in self.memes(split):
             precedents = []
             for precedent in shown.get(meme.id, ()):
-                known = self.key["train", precedent.id]
-                assert precedent.text == known.text
-                assert split != self.test or known.planted not in LEAKED
+                original = self.key["train", precedent.id]
+                assert precedent.text == original.text
+                assert split != self.test or original.planted not in LEAKED
                 harmful = precedent.label == "HARMFUL"
-                assert harmful == known.harmful or run.name == "shuffled-labels"
-                precedents.append((known.text, None if known.planted in BLIND else known.badge, harmful))
+                assert harmful == original.harmful or run.name == "shuffled-labels"
+                precedents.append((original.text, None if original.planted in UNREADABLE else original.badge, harmful))
             damaged = meme.planted == "damaged picture"
             opinions[meme.id] = (
                 None if damaged else expected(meme.text, meme.badge, Ability(), precedents=precedents, **changed)
@@ -111,7 +111,7 @@ class Bench:
 
 
 async def exhibits(run):
-    """The precedents that each meme's Judge was shown."""
+    """Returns the precedents that the Judge was shown, by meme."""
     docket = Docket.open(run / "docket.sqlite", create=False)
     try:
         shown = {}
@@ -125,12 +125,12 @@ async def exhibits(run):
 
 
 def check_predictions(bench, run, split, *, examined, **changed):
-    """Every prediction is the one that was due; gives those that were."""
+    """Checks every prediction of a run against the expected opinions, and returns these."""
     due = bench.due(run, split, **changed)
-    said = {prediction.meme: prediction for prediction in RunFolder(run).predictions()}
-    assert said.keys() == due.keys()
+    predictions = {prediction.meme: prediction for prediction in RunFolder(run).predictions()}
+    assert predictions.keys() == due.keys()
     for meme in bench.memes(split):
-        opinion, prediction = due[meme.id], said[meme.id]
+        opinion, prediction = due[meme.id], predictions[meme.id]
         if opinion is None:
             assert (prediction.outcome, prediction.reason) == (Outcome.FAILED, "PICTURE_DAMAGED")
             continue
@@ -146,14 +146,14 @@ def check_predictions(bench, run, split, *, examined, **changed):
 
 
 def figures(bench, split, due, protocol):
-    """The figures of a card, from gold and what was due, by their definitions."""
+    """Computes the figures of a card from gold labels and expected opinions, by definition."""
     rows = []
     for meme in bench.memes(split):
         if protocol == "extreme" and meme.level is Level.SOMEWHAT_HARMFUL:
             continue
         rows.append((meme, due[meme.id]))
-    said = [(meme.harmful, opinion.harmful if opinion else None) for meme, opinion in rows]
-    decided = [(gold, label) for gold, label in said if label is not None]
+    pairs = [(meme.harmful, opinion.harmful if opinion else None) for meme, opinion in rows]
+    decided = [(gold, label) for gold, label in pairs if label is not None]
     scored = [(meme.harmful, opinion.probability) for meme, opinion in rows if opinion]
     above = [
         (high > low) + (high == low) / 2
@@ -168,13 +168,13 @@ def figures(bench, split, due, protocol):
     columns = (False, True, "undecided", None)
     return {
         "n": len(rows),
-        "harmful": sum(gold for gold, _ in said),
+        "harmful": sum(gold for gold, _ in pairs),
         "dropped": len(bench.memes(split)) - len(rows),
-        "failed": len(said) - len(decided),
+        "failed": len(pairs) - len(decided),
         "undecided": 0,
-        "coverage": len(decided) / len(said),
-        "confusion": [[said.count((gold, label)) for label in columns] for gold in (False, True)],
-        "strict": rates(said),
+        "coverage": len(decided) / len(pairs),
+        "confusion": [[pairs.count((gold, label)) for label in columns] for gold in (False, True)],
+        "strict": rates(pairs),
         "decided": rates(decided),
         "auroc": mean(above),
         "brier": mean((score - gold) ** 2 for gold, score in scored),
@@ -182,21 +182,22 @@ def figures(bench, split, due, protocol):
     }
 
 
-def rates(said):
+def rates(pairs):
     classes = []
-    for which in (False, True):
-        hits = said.count((which, which))
-        claimed, there = sum(label is which for _, label in said), sum(gold is which for gold, _ in said)
-        classes.append((hits / claimed if claimed else None, hits / there, 2 * hits / (claimed + there)))
+    for label in (False, True):
+        hits = pairs.count((label, label))
+        claimed = sum(predicted is label for _, predicted in pairs)
+        actual = sum(gold is label for gold, _ in pairs)
+        classes.append((hits / claimed if claimed else None, hits / actual, 2 * hits / (claimed + actual)))
     return {
-        "accuracy": sum(gold is label for gold, label in said) / len(said),
+        "accuracy": sum(gold is predicted for gold, predicted in pairs) / len(pairs),
         "macro_f1": mean(f1 for *_, f1 in classes),
         "classes": classes,
     }
 
 
 def check_card(card, due):
-    """Every figure of a card as JSON is the one that was due, and lies within its interval."""
+    """Checks that every figure of a card (as JSON) is the expected one and lies within its interval."""
     for name in ("n", "harmful", "dropped", "failed", "undecided", "confusion"):
         assert card[name] == due[name], name
     assert card["benign"] == due["n"] - due["harmful"]
@@ -206,41 +207,41 @@ def check_card(card, due):
     for which in ("strict", "decided"):
         check_figure(card[which]["accuracy"], due[which]["accuracy"])
         check_figure(card[which]["macro_f1"], due[which]["macro_f1"])
-        for told, wanted in zip(card[which]["classes"], due[which]["classes"], strict=True):
+        for figure, wanted in zip(card[which]["classes"], due[which]["classes"], strict=True):
             for name, value in zip(("precision", "recall", "f1"), wanted, strict=True):
-                check_figure(told[name], value)
-    assert sum(one["n"] for one in card["calibration"]) == card["scored"] == due["n"] - due["failed"]
+                check_figure(figure[name], value)
+    assert sum(bin_["n"] for bin_ in card["calibration"]) == card["scored"] == due["n"] - due["failed"]
 
 
-def check_figure(told, due):
+def check_figure(figure, due):
     if due is None:
-        assert told is None
+        assert figure is None
         return
-    assert told["value"] == pytest.approx(due, abs=1e-12)
-    assert told["low"] - 1e-9 <= due <= told["high"] + 1e-9
+    assert figure["value"] == pytest.approx(due, abs=1e-12)
+    assert figure["low"] - 1e-9 <= due <= figure["high"] + 1e-9
 
 
-class Served:
-    """The stand-in, playing the oracle, behind a real socket in a thread of its own; it keeps what it is asked."""
+class OracleServer:
+    """A fake model server that plays the oracle, on a real socket in its own thread; it records its requests."""
 
     def __init__(self):
-        # Without ids of pictures: with them the same request looks different once the server has the picture.
+        # Without picture ids: with them, the same request looks different once the server has the picture.
         self.server = FakeModelServer(Settings(play="synthetic", features=FEATURES - {"picture_ids"}), keep=True)
 
     @contextlib.contextmanager
     def listening(self):
-        listening, ends = threading.Event(), []
+        ready, ends = threading.Event(), []
 
         async def serve():
             end = asyncio.Event()
             async with serving(self.server) as port:
                 ends.append((asyncio.get_running_loop(), end, port))
-                listening.set()
+                ready.set()
                 await end.wait()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
-        assert listening.wait(120)
+        assert ready.wait(120)
         loop, end, port = ends[0]
         try:
             yield f"http://127.0.0.1:{port}/v1"
@@ -248,16 +249,16 @@ class Served:
             loop.call_soon_threadsafe(end.set)
             thread.join()
 
-    def asked(self):
-        """Calls of trials, each as often as it was made; none that only ask what the server can do."""
-        trials = []
+    def trial_calls(self):
+        """Counts the calls of trials by their body, without those that probe the server's capabilities."""
+        bodies = []
         for body in self.server.requests:
-            wanted = json.dumps(body.get("response_format") or {})
-            if any(f'"{name}"' in wanted for name in REPLIES) or "with the letter alone" in json.dumps(
+            schema = json.dumps(body.get("response_format") or {})
+            if any(f'"{name}"' in schema for name in REPLIES) or "with the letter alone" in json.dumps(
                 body["messages"]
             ):
-                trials.append(json.dumps(body, sort_keys=True))
-        return Counter(trials)
+                bodies.append(json.dumps(body, sort_keys=True))
+        return Counter(bodies)
 
 
 @pytest.fixture(scope="module")
@@ -267,16 +268,16 @@ def harmeme(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(harmeme):
-    """All arms, judged once: their folder, what the command told, and the server."""
-    out, served = harmeme.place / "study", Served()
+    """All arms, judged once: their folder, the command's JSON output, and the server."""
+    out, served = harmeme.folder / "study", OracleServer()
     with served.listening() as url:
-        told = harmeme.json(*harmeme.judging("ablate", out, url, "--arms", ",".join(ARMS)))
-    return out, told, served
+        output = harmeme.json(*harmeme.judging("ablate", out, url, "--arms", ",".join(ARMS)))
+    return out, output, served
 
 
 @pytest.fixture(scope="module")
 def due(harmeme, study):
-    """What was due of each meme in each arm; that it was said is checked on the way."""
+    """Expected opinions by arm and meme; the predictions are checked against them here."""
     out, _, _ = study
     return {
         arm: check_predictions(harmeme, out / arm, "test", examined=arm in EXAMINED, **changed)
@@ -284,51 +285,55 @@ def due(harmeme, study):
     }
 
 
-def test_what_is_planted_is_told(harmeme):
-    (told,) = harmeme.json("datasets", "check", harmeme.data, "--pictures", code=1)["datasets"]
-    assert told["dataset"] == "synthetic-harmeme"
-    found = {(one["split"], one["kind"]): one["count"] for one in told["findings"]}
-    assert found["train", "row damaged"] == 1 and found["train", "pictures missing"] == 1
-    assert sum(one["kind"] == "row damaged" for one in told["findings"]) == 3  # labels, and what is no JSON
-    assert {split for split, kind in found if kind == "picture unreadable"} == {"train", "test"}
+def test_dataset_check_reports_planted_defects(harmeme):
+    (report,) = harmeme.json("datasets", "check", harmeme.data, "--pictures", code=1)["datasets"]
+    assert report["dataset"] == "synthetic-harmeme"
+    counts = {(finding["split"], finding["kind"]): finding["count"] for finding in report["findings"]}
+    assert counts["train", "row damaged"] == 1 and counts["train", "pictures missing"] == 1
+    # Two rows with bad labels, and one that is not JSON.
+    assert sum(finding["kind"] == "row damaged" for finding in report["findings"]) == 3
+    assert {split for split, kind in counts if kind == "picture unreadable"} == {"train", "test"}
     for kind in ("id twice", "text twice", "picture twice"):
-        assert ("train+test", kind) in found
+        assert ("train+test", kind) in counts
 
 
 def check_excluded(bench, run):
-    """Each leak under its reason, and nothing else. Of several memes with the same text, the first found is named."""
+    """Checks that exactly the leaks are excluded, each with its reason; of memes with one text, the first is named."""
     planted = {m.id: m for m in bench.memes("train") if m.planted in LEAKED}
     assert {meme.planted for meme in planted.values()} == set(LEAKED)
     excluded = RunFolder(run).excluded()
-    assert {one.precedent: one.why for one in excluded} == {meme.id: meme.planted for meme in planted.values()}
-    for one in excluded:
-        near, named = bench.key[bench.test, planted[one.precedent].of], bench.key[bench.test, one.meme]
-        assert near == named or (one.why == "same text" and near.text == named.text)
+    assert {exclusion.precedent: exclusion.why for exclusion in excluded} == {
+        meme.id: meme.planted for meme in planted.values()
+    }
+    for exclusion in excluded:
+        source = bench.key[bench.test, planted[exclusion.precedent].of]
+        named = bench.key[bench.test, exclusion.meme]
+        assert source == named or (exclusion.why == "same text" and source.text == named.text)
 
 
-def test_mistakes_are_told_before_anything_is_done(harmeme):
-    place, data = harmeme.place, ("--data", harmeme.data)
-    told = harmeme.call("run", "--dataset", "harm-c", *data, "--out", place / "wrong", code=1)
-    assert "--dataset synthetic-harmeme" in told  # its figures would stand beside published ones
+def test_wrong_options_are_refused_before_a_library_is_built(harmeme):
+    folder, data = harmeme.folder, ("--data", harmeme.data)
+    output = harmeme.call("run", "--dataset", "harm-c", *data, "--out", folder / "wrong", code=1)
+    assert "--dataset synthetic-harmeme" in output  # else its figures would appear beside published ones
     for command in ("run", "ablate"):
-        full = (command, "--dataset", harmeme.dataset, *data, "--out", place / "none", "--procedure", "full")
+        full = (command, "--dataset", harmeme.dataset, *data, "--out", folder / "none", "--procedure", "full")
         assert "--llm-url URL and --model NAME" in harmeme.call(*full, code=1)
-    assert not (place / "none" / "library").exists() and not (place / "wrong" / "library").exists()
+    assert not (folder / "none" / "library").exists() and not (folder / "wrong" / "library").exists()
 
 
-def test_each_leak_is_left_out_under_its_reason_and_nothing_else(harmeme, study):
+def test_each_leak_and_nothing_else_is_excluded_with_its_reason(harmeme, study):
     out, _, _ = study
     for arm in ARMS:
         check_excluded(harmeme, out / arm)
         folder = RunFolder(out / arm)
         assert folder.manifest().excluded == dict.fromkeys(LEAKED, 1)
-        # What was asked for, and of what was planted the two whose rows are sound but for the picture.
-        assert folder.manifest().library_size == TRAIN + len(BLIND)
+        # The requested number, plus the two planted rows that are valid except for their picture.
+        assert folder.manifest().library_size == TRAIN + len(UNREADABLE)
 
 
-def test_every_prediction_of_every_arm_is_the_one_that_was_due(harmeme, due):
+def test_predictions_of_every_arm_match_the_oracle(harmeme, due):
     assert set(due) == set(ARMS)
-    # A benchmark on which everything comes out alike would show nothing.
+    # If all arms gave the same predictions, the benchmark would show nothing.
     assert len({tuple(sorted((k, v) for k, v in one.items() if v)) for one in due.values()}) >= 3
     right = {
         arm: sum(o.harmful == harmeme.key["test", m].harmful for m, o in each.items() if o) for arm, each in due.items()
@@ -336,17 +341,17 @@ def test_every_prediction_of_every_arm_is_the_one_that_was_due(harmeme, due):
     assert TEST / 2 <= min(right.values()) < max(right.values()) <= TEST
 
 
-def test_what_arms_have_in_common_is_asked_once(study):
-    out, told, served = study
-    asked = served.asked()
-    assert set(asked.values()) == {1}
-    made = {row["arm"]: row["made"] for row in told["merged"]}
-    assert sum(made.values()) == asked.total()
+def test_calls_shared_by_arms_are_made_once(study):
+    out, output, served = study
+    calls = served.trial_calls()
+    assert set(calls.values()) == {1}
+    made = {row["arm"]: row["made"] for row in output["merged"]}
+    assert sum(made.values()) == calls.total()
     for arm in ("no-precedents", "no-advocates", "dull-judge", "random-precedents", "shuffled-labels", "swapped-sides"):
-        assert made[arm] <= 3 * TEST  # the Judge's ruling and its two orders of the odds
+        assert made[arm] <= 3 * TEST  # the Judge's ruling, and its odds in both orders
     assert made["dull-judge"] == 3 * TEST
-    assert [row["arm"] for row in told["merged"]] == list(ARMS)
-    for row in told["merged"]:
+    assert [row["arm"] for row in output["merged"]] == list(ARMS)
+    for row in output["merged"]:
         predictions = RunFolder(out / row["arm"]).predictions()
         assert row["calls"] == sum(p.cost.calls for p in predictions)
         assert row["stored"] == sum(p.cost.stored for p in predictions) == row["calls"] - row["made"]
@@ -354,15 +359,15 @@ def test_what_arms_have_in_common_is_asked_once(study):
 
 @pytest.fixture(scope="module")
 def report(harmeme, study):
-    """What the report's JSON says, its Markdown and its page."""
-    page, text = harmeme.place / "report.html", harmeme.place / "report.md"
-    told = harmeme.json("report", study[0], "--html", page, "--markdown", text, "--no-pictures")
-    return told, text.read_text(), page.read_text()
+    """The report as JSON, Markdown and HTML."""
+    page, text = harmeme.folder / "report.html", harmeme.folder / "report.md"
+    as_json = harmeme.json("report", study[0], "--html", page, "--markdown", text, "--no-pictures")
+    return as_json, text.read_text(), page.read_text()
 
 
 @pytest.mark.parametrize("protocol", ["merged", "extreme"])
-def test_every_figure_of_the_report_is_the_one_that_was_due(harmeme, study, due, report, protocol):
-    _, told, _ = study
+def test_report_figures_match_the_oracle(harmeme, study, due, report, protocol):
+    _, ablation, _ = study
     report, text, page = report
     (table,) = [one for one in report["tables"] if one["protocol"] == protocol]
     assert {row["run"] for row in table["rows"]} == set(ARMS)
@@ -371,79 +376,83 @@ def test_every_figure_of_the_report_is_the_one_that_was_due(harmeme, study, due,
         wanted = figures(harmeme, "test", due[row["run"]], protocol)
         check_card(row["card"], wanted)
         (line,) = [line for line in heading.splitlines() if line.startswith(f"| {row['run']} | {wanted['n']} |")]
-        for share in (wanted["strict"]["accuracy"], wanted["strict"]["macro_f1"], wanted["decided"]["accuracy"]):
-            assert f"{100 * share:.1f}" in line
+        for value in (wanted["strict"]["accuracy"], wanted["strict"]["macro_f1"], wanted["decided"]["accuracy"]):
+            assert f"{100 * value:.1f}" in line
     full = figures(harmeme, "test", due["full"], protocol)
-    for row in told[protocol]:
+    for row in ablation[protocol]:
         wanted = figures(harmeme, "test", due[row["arm"]], protocol)
         assert row["accuracy_a"] == pytest.approx(wanted["strict"]["accuracy"])
         assert row["macro_f1_a"] == pytest.approx(wanted["strict"]["macro_f1"])
         difference = wanted["strict"]["accuracy"] - full["strict"]["accuracy"]
         assert row["difference_accuracy"]["value"] == pytest.approx(difference)
-    # Every wrong verdict is on the page.
+    # The page shows every wrong verdict.
     wrong = {
         m for each in due.values() for m, o in each.items() if not o or o.harmful != harmeme.key["test", m].harmful
     }
     assert wrong and all(meme in page for meme in wrong)
 
 
-def test_two_arms_are_compared_meme_by_meme(harmeme, study, due):
+def test_comparison_of_two_arms_counts_memes_and_flips(harmeme, study, due):
     out, _, _ = study
-    told = harmeme.json("compare", out / "full", out / "dull-judge", "--protocol", "merged")["comparisons"][0]
+    comparison = harmeme.json("compare", out / "full", out / "dull-judge", "--protocol", "merged")["comparisons"][0]
 
     def right(arm):
         return {m for m, opinion in due[arm].items() if opinion and opinion.harmful == harmeme.key["test", m].harmful}
 
     a, b = right("full"), right("dull-judge")
     only_a, only_b = len(a - b), len(b - a)
-    assert (told["only_a_right"], told["only_b_right"], told["both_right"]) == (only_a, only_b, len(a & b))
-    assert told["both_wrong"] == TEST + 1 - len(a | b)
-    assert {one["meme"] for one in told["flipped"]} == a ^ b
+    assert (comparison["only_a_right"], comparison["only_b_right"]) == (only_a, only_b)
+    assert comparison["both_right"] == len(a & b)
+    assert comparison["both_wrong"] == TEST + 1 - len(a | b)
+    assert {flip["meme"] for flip in comparison["flipped"]} == a ^ b
     tail = sum(math.comb(only_a + only_b, k) for k in range(min(only_a, only_b) + 1)) / 2 ** (only_a + only_b)
-    assert told["mcnemar_p"] == pytest.approx(min(1, 2 * tail))
-    assert told["difference_accuracy"]["value"] == pytest.approx((only_a - only_b) / (TEST + 1))
+    assert comparison["mcnemar_p"] == pytest.approx(min(1, 2 * tail))
+    assert comparison["difference_accuracy"]["value"] == pytest.approx((only_a - only_b) / (TEST + 1))
 
 
-def test_the_same_predictions_from_a_file_score_the_same(harmeme, due):
-    file = harmeme.place / "elsewhere.csv"
+def test_predictions_read_from_a_file_score_the_same(harmeme, due):
+    file = harmeme.folder / "predictions.csv"
     with file.open("w", newline="") as lines:
         writer = csv.writer(lines)
         writer.writerow(["id", "label", "score", "level"])
         for meme, opinion in due["full"].items():
             if opinion:
                 writer.writerow([meme, int(opinion.harmful), repr(opinion.probability), int(opinion.level)])
-    told = harmeme.json("score", file, "--dataset", harmeme.dataset, "--data", harmeme.data, "--split", "test")
-    assert told["missing"] == [meme for meme, opinion in due["full"].items() if opinion is None]
-    for card in told["cards"]:
+    scores = harmeme.json("score", file, "--dataset", harmeme.dataset, "--data", harmeme.data, "--split", "test")
+    assert scores["missing"] == [meme for meme, opinion in due["full"].items() if opinion is None]
+    for card in scores["cards"]:
         check_card(card, figures(harmeme, "test", due["full"], card["protocol"]))
 
 
-def test_a_sweep_ranks_by_what_was_due_and_never_touches_the_test_split(harmeme):
-    out, served = harmeme.place / "sweep", Served()
+def test_sweep_ranks_by_validation_scores_and_refuses_the_test_split(harmeme):
+    out, served = harmeme.folder / "sweep", OracleServer()
     with served.listening() as url:
         grid = ("--grid", "captioner=true,false", "--thresholds", "0.3", "--protocol", "merged", "--procedure", "full")
-        told = harmeme.json(*harmeme.judging("sweep", out, url, *grid))["merged"]
-        refused = harmeme.judging("sweep", harmeme.place / "no", url, *grid, "--split", "test")
-        asked = served.server.stats.calls
+        ranking = harmeme.json(*harmeme.judging("sweep", out, url, *grid))["merged"]
+        refused = harmeme.judging("sweep", harmeme.folder / "no", url, *grid, "--split", "test")
+        calls = served.server.stats.calls
         harmeme.call(*refused, code=1)
-        assert served.server.stats.calls == asked and not (harmeme.place / "no").exists()
-    found = {(one["run"], one["threshold"]): one["macro_f1"]["value"] for one in told["candidates"]}
-    assert len(found) == 4 and told["n"] == VAL
+        assert served.server.stats.calls == calls and not (harmeme.folder / "no").exists()
+    macro_f1 = {
+        (candidate["run"], candidate["threshold"]): candidate["macro_f1"]["value"]
+        for candidate in ranking["candidates"]
+    }
+    assert len(macro_f1) == 4 and ranking["n"] == VAL
     for captioner in (True, False):
         name = f"captioner={str(captioner).lower()}"
         due = check_predictions(harmeme, out / name, "val", examined=captioner, captioner=captioner)
         wanted = figures(harmeme, "val", due, "merged")
-        assert found[name, None] == pytest.approx(wanted["strict"]["macro_f1"])
-        said = [(harmeme.key["val", m].harmful, opinion.probability >= 0.3) for m, opinion in due.items()]
-        assert found[name, 0.3] == pytest.approx(rates(said)["macro_f1"])
-    values = [one["macro_f1"]["value"] for one in told["candidates"]]
+        assert macro_f1[name, None] == pytest.approx(wanted["strict"]["macro_f1"])
+        pairs = [(harmeme.key["val", m].harmful, opinion.probability >= 0.3) for m, opinion in due.items()]
+        assert macro_f1[name, 0.3] == pytest.approx(rates(pairs)["macro_f1"])
+    values = [candidate["macro_f1"]["value"] for candidate in ranking["candidates"]]
     assert values == sorted(values, reverse=True)
 
 
-def test_an_exported_run_says_what_the_run_says(harmeme, study, due):
+def test_exported_run_has_the_scores_of_the_run(harmeme, study, due):
     inspect_log = pytest.importorskip("inspect_ai.log")
     out, _, _ = study
-    target = harmeme.place / "full.eval"
+    target = harmeme.folder / "full.eval"
     harmeme.call("export", out / "full", "--inspect", target)
     log = inspect_log.read_eval_log(str(target))
     assert {sample.id for sample in log.samples} == set(due["full"])
@@ -453,29 +462,29 @@ def test_an_exported_run_says_what_the_run_says(harmeme, study, due):
         right = opinion is not None and opinion.harmful == gold
         assert (sample.scores["merged"].answer, sample.scores["merged"].value) == (answer, "C" if right else "I")
     wanted = figures(harmeme, "test", due["full"], "merged")["strict"]
-    told = {one.name: one.metrics for one in log.results.scores}["merged"]
-    assert told["accuracy"].value == pytest.approx(wanted["accuracy"])
-    assert told["macro_f1"].value == pytest.approx(wanted["macro_f1"])
+    metrics = {score.name: score.metrics for score in log.results.scores}["merged"]
+    assert metrics["accuracy"].value == pytest.approx(wanted["accuracy"])
+    assert metrics["macro_f1"].value == pytest.approx(wanted["macro_f1"])
 
 
-def test_in_the_layout_of_fhm_before_a_server_of_its_own(tmp_path):
+def test_fhm_layout_is_judged_by_a_model_server_subprocess(tmp_path):
     bench = Bench(tmp_path, "fhm")
     command = [sys.executable, "-m", "eval.perf.model_server.server", "--play", "synthetic", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         try:
             address = f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
-            told = bench.json(*bench.judging("run", tmp_path / "run", f"{address}/v1", "--procedure", "full"))
+            output = bench.json(*bench.judging("run", tmp_path / "run", f"{address}/v1", "--procedure", "full"))
             with urllib.request.urlopen(f"{address}/stats", timeout=60) as answer:
                 stats = json.load(answer)
         finally:
             process.terminate()
     due = check_predictions(bench, tmp_path / "run", "test_seen", examined=True)
     wanted = figures(bench, "test_seen", due, "plain")
-    check_card(told["cards"]["plain"], wanted)
+    check_card(output["cards"]["plain"], wanted)
     (table,) = bench.json("report", tmp_path / "run")["tables"]
     check_card(table["rows"][0]["card"], wanted)
-    assert table["protocol"] == "plain" and told["without_class"] == {"PICTURE_DAMAGED": 1}
+    assert table["protocol"] == "plain" and output["without_class"] == {"PICTURE_DAMAGED": 1}
     predictions = RunFolder(tmp_path / "run").predictions()
     made = sum(p.cost.calls - p.cost.stored for p in predictions)
-    assert 0 < made <= stats["answered"] <= made + 20  # and the calls that ask what the server can do
+    assert 0 < made <= stats["answered"] <= made + 20  # and the calls that probe the server's capabilities
     check_excluded(bench, tmp_path / "run")

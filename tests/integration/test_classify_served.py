@@ -1,4 +1,4 @@
-"""Classify over sockets: a model of known ability behind a real server, with the built-in encoder and examples."""
+"""``memecourt-eval classify`` on a model of known ability behind a real socket, with the built-in encoder."""
 
 import json
 import subprocess
@@ -27,25 +27,25 @@ def url():
             server.terminate()
 
 
-def test_tasks_over_sockets_come_to_the_oracles_answers(tmp_path, url, monkeypatch):
+def test_classified_tasks_match_the_oracle(tmp_path, url, monkeypatch):
     monkeypatch.setenv("MEMECOURT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MEMECOURT_PICTURE_WORKERS", "1")
     data = make(tmp_path / "data", Layout.FHM, train=24, val=4, test=8, seed=2).root
     key = {meme.id: meme for meme in read_key(data)}
-    asked = ("--dataset", data / CARD, "--data", data, "--llm-url", url, "--model", "stand-in", "--odds")
+    options = ("--dataset", data / CARD, "--data", data, "--llm-url", url, "--model", "stand-in", "--odds")
     for task, shots in (("target", 0), ("signs", 2)):
-        words = [*asked, "--task", task, "--shots", shots, "--out", tmp_path / task, "--json"]
-        told = CliRunner().invoke(cli, ["classify", *map(str, words)])
-        assert told.exit_code == 0, told.output
-        (run,) = json.loads(told.stdout)["groups"][0]["runs"]
+        arguments = [*options, "--task", task, "--shots", shots, "--out", tmp_path / task, "--json"]
+        result = CliRunner().invoke(cli, ["classify", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        (run,) = json.loads(result.stdout)["groups"][0]["runs"]
         assert run["card"]["n"] == run["card"]["scored"] == 8
-        for one in read_results(tmp_path / task).judged:
-            meme, answer = key[one.meme.id], one.prediction.said[task]
+        for judged in read_results(tmp_path / task).judged:
+            meme, answer = key[judged.meme.id], judged.prediction.said[task]
             if task == "target":
-                due = (answer_target(TaskInput(meme.text, meme.badge), Ability()),)
-                assert max(answer.scores, key=answer.scores.get) == due[0]
+                wanted = (answer_target(TaskInput(meme.text, meme.badge), Ability()),)
+                assert max(answer.scores, key=answer.scores.get) == wanted[0]
             else:
-                due = answer_signs(TaskInput(meme.text, meme.badge, follow=True), Ability())
-                assert {sign for sign in SIGNS if answer.scores[sign] > 0.5} == set(due)
-            assert answer.labels == due
-            assert one.prediction.cost.tokens_in > 0
+                wanted = answer_signs(TaskInput(meme.text, meme.badge, follow=True), Ability())
+                assert {sign for sign in SIGNS if answer.scores[sign] > 0.5} == set(wanted)
+            assert answer.labels == wanted
+            assert judged.prediction.cost.tokens_in > 0

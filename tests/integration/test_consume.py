@@ -1,4 +1,4 @@
-"""``memecourt consume`` beside the real server and a real Redis, killed and stopped in the middle of its work."""
+"""``memecourt consume`` with a real server and a real Redis, killed and stopped while it works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/queue.md"
 
 
 class Consumer:
-    """The command as a process of its own."""
+    """``memecourt consume`` as a subprocess; ``first`` is its first line of output."""
 
     def __init__(self, queue, server, *options):
         command = [sys.executable, "-m", "serving.cli", "consume", queue, "--server", server.address, *options]
@@ -36,11 +36,11 @@ class Consumer:
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline()
 
-    def end(self, number):
+    def end(self, signal_number):
         if self.process.poll() is None:
-            self.process.send_signal(number)
-        said, errors = self.process.communicate(timeout=120)
-        return self.process.returncode, self.first + said, errors
+            self.process.send_signal(signal_number)
+        output, errors = self.process.communicate(timeout=120)
+        return self.process.returncode, self.first + output, errors
 
 
 @pytest.fixture
@@ -53,64 +53,66 @@ def queue():
 def consume():
     started = []
 
-    def another(*arguments):
+    def start_consumer(*arguments):
         started.append(Consumer(*arguments))
         return started[-1]
 
-    yield another
-    for one in started:
-        one.end(signal.SIGKILL)
+    yield start_consumer
+    for consumer in started:
+        consumer.end(signal.SIGKILL)
 
 
 MEMES = 48
-"""So many that some are left when consumers have been killed twice, however late a busy machine is with that."""
+"""Enough that some are unanswered after two kills, even if a busy machine delivers these late."""
 
 
-def put_memes(queue, number):
-    """Memes that differ, so that no verdict is given for another's."""
+def put_memes(queue, count):
+    """Adds memes that differ, so that no verdict is reused."""
     with redis.Redis.from_url(queue.url) as client:
-        for each in range(number):
-            about = {"request_id": f"post-{each}", "content": {"namespace": "forum", "id": str(each)}}
-            text = f"the printer jams on floor {each}, again, with {each * 7} pages left"
-            client.xadd("memes", {"request": json.dumps(about), "text": text, "image": drawn(*HARMLESS, seed=each)})
+        for number in range(count):
+            request = {"request_id": f"post-{number}", "content": {"namespace": "forum", "id": str(number)}}
+            text = f"the printer jams on floor {number}, again, with {number * 7} pages left"
+            client.xadd("memes", {"request": json.dumps(request), "text": text, "image": drawn(*HARMLESS, seed=number)})
 
 
 def answers_in(queue, at_least=0):
     return asyncio.run(entries_of(queue.url, "memes.answers", at_least=at_least, within_s=240))
 
 
-def test_consumers_that_are_killed_lose_nothing_and_have_nothing_judged_twice(start, queue, consume):
+def test_killed_consumers_lose_no_meme_and_judge_none_twice(start, queue, consume):
     server = start(None, "--reuse", "off").ready()
     put_memes(queue, MEMES)
     options = ("--at-once", "4", "--again-after", "1")
     answered = 0
-    for _ in range(2):  # each dies with memes on their way to the court
-        dies = consume(queue.url, server, *options)
-        assert dies.first == "consuming memes\n"
+    for _ in range(2):  # each is killed while the court judges some of its memes
+        killed = consume(queue.url, server, *options)
+        assert killed.first == "consuming memes\n"
         answers_in(queue, at_least=answered + 1)
-        dies.end(signal.SIGKILL)
+        killed.end(signal.SIGKILL)
         answered = len(answers_in(queue))
-    assert answered < MEMES, "there was nothing left to take up"
+    assert answered < MEMES, "the consumers were killed too late: nothing was left"
     last = consume(queue.url, server, *options)
     answers = answers_in(queue, at_least=MEMES)
-    code, said, errors = last.end(signal.SIGTERM)
+    code, output, errors = last.end(signal.SIGTERM)
     assert code == 0, errors
-    assert "answered, 0 put aside" in said
+    assert "answered, 0 put aside" in output
 
     names = [answer["request_id"].decode() for answer in answers_in(queue)]
-    assert sorted(names) == sorted(f"post-{each}" for each in range(MEMES)), "each is answered once"
-    given = {answer["request_id"].decode(): json.loads(answer["verdict"])["verdict_id"] for answer in answers}
+    assert sorted(names) == sorted(f"post-{number}" for number in range(MEMES)), "each meme is answered once"
+    answered_with = {answer["request_id"].decode(): json.loads(answer["verdict"])["verdict_id"] for answer in answers}
     verdicts = {}
     for record in records(server.docket).values():
         if record.last(VerdictGiven):
             verdicts.setdefault(record.opened.request_id, []).append(record.trial_id)
-    assert verdicts == {name: [verdict] for name, verdict in given.items()}, "each has one verdict in the docket"
+    assert verdicts == {name: [verdict] for name, verdict in answered_with.items()}, (
+        "each meme has one verdict in the docket"
+    )
     with redis.Redis.from_url(queue.url) as client:
         assert client.xpending("memes", "memecourt")["pending"] == 0
         assert client.xlen("memes.dead") == 0
 
 
-def test_a_server_that_is_restarted_loses_nothing_either(start, queue, consume, tmp_path):
+def test_server_restart_loses_no_queued_meme(start, queue, consume, tmp_path):
     docket = tmp_path / "docket.sqlite"
     server = start(docket).ready()
     put_memes(queue, 10)
@@ -129,55 +131,58 @@ def test_a_server_that_is_restarted_loses_nothing_either(start, queue, consume, 
     again.end()
 
 
-def test_what_the_court_refuses_is_put_aside_and_a_harmful_meme_is_not_allowed(server, queue, consume):
+def test_refused_messages_become_dead_letters_and_harmful_memes_are_withheld(server, queue, consume):
     with redis.Redis.from_url(queue.url) as client:
         client.xadd("in", {"image": drawn(*HARMFUL)})
         client.xadd("in", {"image": b"no picture"})
         client.xadd("in", {"request": json.dumps({"image_url": "https://cdn.example.org/meme.png"})})
     names = ("--stream", "in", "--group", "g", "--answers", "out", "--dead", "aside", "--remove")
-    at = f"127.0.0.1:{free_port('127.0.0.1')}"
-    consumer = consume(queue.url, server, *names, "--metrics", at)
+    metrics_address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    consumer = consume(queue.url, server, *names, "--metrics", metrics_address)
     (answer,) = asyncio.run(entries_of(queue.url, "out", at_least=1))
-    letters = asyncio.run(entries_of(queue.url, "aside", at_least=2))
+    dead_letters = asyncio.run(entries_of(queue.url, "aside", at_least=2))
     assert answer["decision"] in (b"block", b"review")
-    assert sorted(letter["dead_reason"] for letter in letters) == [b"PICTURE_FORMAT_NOT_READ", b"URL_NOT_ALLOWED"]
+    assert sorted(dead_letter["dead_reason"] for dead_letter in dead_letters) == [
+        b"PICTURE_FORMAT_NOT_READ",
+        b"URL_NOT_ALLOWED",
+    ]
     assert asyncio.run(entries_of(queue.url, "in")) == []
-    with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as page:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=60) as page:
         metrics = page.read().decode()
     assert 'memecourt_queue_dead_total{reason="URL_NOT_ALLOWED"} 1.0' in metrics
     assert "memecourt_queue_message_duration_seconds_count 1.0" in metrics
-    code, said, _ = consumer.end(signal.SIGTERM)
-    assert (code, said) == (0, "consuming in\n1 answered, 2 put aside\n")
+    code, output, _ = consumer.end(signal.SIGTERM)
+    assert (code, output) == (0, "consuming in\n1 answered, 2 put aside\n")
 
 
-def test_the_lines_of_the_page_get_an_answer(server, queue, consume, tmp_path):
+def test_documented_python_example_gets_a_decision(server, queue, consume, tmp_path):
     code = re.search(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     assert code
-    assert len(code[1].strip().splitlines()) <= 17, "fifteen and the blank ones"
+    assert len(code[1].strip().splitlines()) <= 17, "fifteen lines and two blank ones"
     (tmp_path / "ask.py").write_text(code[1])
     (tmp_path / "meme.png").write_bytes(drawn(*HARMLESS))
-    asking = subprocess.Popen(
+    example = subprocess.Popen(
         [sys.executable, "ask.py"], cwd=tmp_path, env={**os.environ, "QUEUE": queue.url}, stdout=subprocess.PIPE
     )
     consume(queue.url, server)
-    said, _ = asking.communicate(timeout=120)
-    assert said.decode().strip() in ("allow", "review", "block")
+    output, _ = example.communicate(timeout=120)
+    assert output.decode().strip() in ("allow", "review", "block")
 
 
-def test_what_is_wrong_is_said_in_a_line(server, queue):
-    def said(*arguments, **environment):
-        done = subprocess.run(
+def test_wrong_arguments_end_with_an_error_and_no_traceback(server, queue):
+    def error_of(*arguments, **environment):
+        result = subprocess.run(
             [sys.executable, "-m", "serving.cli", "consume", *arguments],
             capture_output=True,
             text=True,
             timeout=120,
             env={**os.environ, **environment},
         )
-        assert done.returncode
-        assert "Traceback" not in done.stderr
-        return done.stderr
+        assert result.returncode
+        assert "Traceback" not in result.stderr
+        return result.stderr
 
-    assert "redis://HOST:PORT/DATABASE" in said("amqp://here")
-    assert "can't be reached" in said("redis://127.0.0.1:1/0")
-    assert "Redis refuses this consumer" in said(queue.url.replace("unix://", "unix://:wrong@"))
-    assert "token" in said(queue.url, "--server", "court.example.org:443", MEMECOURT_TOKEN="secret")
+    assert "redis://HOST:PORT/DATABASE" in error_of("amqp://here")
+    assert "can't be reached" in error_of("redis://127.0.0.1:1/0")
+    assert "Redis refuses this consumer" in error_of(queue.url.replace("unix://", "unix://:wrong@"))
+    assert "token" in error_of(queue.url, "--server", "court.example.org:443", MEMECOURT_TOKEN="secret")

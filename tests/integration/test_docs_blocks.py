@@ -1,7 +1,7 @@
-"""The documentation's console blocks as they stand: the tutorial from top to bottom, and commands of all other pages.
+"""The console blocks of the documentation: the tutorial from top to bottom, and the commands of all other pages.
 
-Where a command has a place for something of the reader's own (an id, a folder), that is put there. Which are not run,
-and why, is one list: :data:`tests.support.doc_blocks.NOT_RUN`.
+Placeholders for something of the reader's own (an id, a folder) are filled in. Commands that are not run are listed,
+each with the reason, in :data:`tests.support.doc_blocks.NOT_RUN`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ SMALLER = (
     ("--train 900 --val 40 --test 300", "--train 120 --val 4 --test 12"),
     ("--train 200 --val 40", "--train 24 --val 4"),
 )
-"""Data sets are drawn smaller than a page's figures are of."""
+"""Smaller sizes for the data sets that the pages draw, so that their commands run quickly."""
 
 
 class Shell:
-    """A user's shell in a folder: commands are run by bash with this environment's programs first on the path."""
+    """A user's shell in a folder: bash runs the commands, with this environment's programs first on the path."""
 
-    def __init__(self, folder: Path, home: Path, **more: str) -> None:
+    def __init__(self, folder: Path, home: Path, **environment: str) -> None:
         self.folder = folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "MEMECOURT_HOME": str(home), "PATH": path, **more}
+        self.environment = {**os.environ, "MEMECOURT_HOME": str(home), "PATH": path, **environment}
 
-    def run(self, line: str, *, fine: Collection[int] = (0,)) -> str:
-        """What a command prints; "yes" to whatever it asks. Fails where it exits with anything but these codes."""
-        done = subprocess.run(
+    def run(self, line: str, *, allowed_codes: Collection[int] = (0,)) -> str:
+        """Returns the output of a command, with "y" as its input; fails unless the exit code is allowed."""
+        result = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", line],
             cwd=self.folder,
             env=self.environment,
@@ -52,8 +52,8 @@ class Shell:
             capture_output=True,
             text=True,
         )
-        assert done.returncode in fine, f"{line}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        return done.stdout
+        assert result.returncode in allowed_codes, f"{line}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
+        return result.stdout
 
 
 def trial_in(listing: str) -> str:
@@ -61,13 +61,13 @@ def trial_in(listing: str) -> str:
 
 
 class Tutorial:
-    """A reader of the tutorial: the folder that they are in, and what the commands so far said."""
+    """A reader of the tutorial: a shell in a folder, and the output of each command so far."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.docket = folder / "docket.sqlite"
         self.home = home
         self.shell = Shell(folder, home, MEMECOURT_DOCKET=str(self.docket))
-        self.said: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")
@@ -79,20 +79,20 @@ STEPS = [one.line for one in commands(TUTORIAL)]
 SERVE = next(line for line in STEPS if line.startswith("memecourt serve"))
 
 
-# In their order, each with a time limit of its own.
+# In order; one test per command, so that each has its own time limit.
 @pytest.mark.parametrize("line", [line for line in STEPS if line != SERVE and not line.startswith("pip install")])
-def test_the_commands_of_the_tutorial_from_top_to_bottom(reader, line):
-    listing = reader.said.get("memecourt records list", "")
-    told = reader.said[line] = reader.shell.run(re.sub(r"\bID\b", trial_in(listing) if listing else "", line))
+def test_tutorial_commands_run_from_top_to_bottom(reader, line):
+    listing = reader.outputs.get("memecourt records list", "")
+    output = reader.outputs[line] = reader.shell.run(re.sub(r"\bID\b", trial_in(listing) if listing else "", line))
     if line == "memecourt demo":
-        assert told.count("records show") == 3
+        assert output.count("records show") == 3
     elif line.startswith("memecourt judge --text"):
-        assert "No picture was sent" in told and "exit code 10" in told
+        assert "No picture was sent" in output and "exit code 10" in output
     elif line.startswith("memecourt precedents build"):
-        assert "go to a person where at most 10 %" in told
+        assert "go to a person where at most 10 %" in output
 
 
-def test_the_review_of_the_tutorial(reader):
+def test_tutorial_review_script_runs(reader):
     options = re.sub(r"(127\.0\.0\.1):\d+", r"\1:0", SERVE).split()[2:]
     options[options.index("my-library")] = str(reader.shell.folder / "my-library")
     server = Server(reader.home, reader.docket, *options)
@@ -110,7 +110,7 @@ def test_the_review_of_the_tutorial(reader):
 
 @pytest.fixture(scope="module")
 def library(home, tmp_path_factory):
-    """A folder with a library, labelled memes and files of a reader's own, as the pages' examples name them."""
+    """A folder with the library, labelled memes and files that the pages' examples name."""
     folder = tmp_path_factory.mktemp("docs")
     shell = Shell(folder, home, MEMECOURT_DOCKET=str(folder / "docket.sqlite"))
     shell.run("memecourt-eval synthetic DATA --train 24 --val 4 --test 8")
@@ -120,14 +120,14 @@ def library(home, tmp_path_factory):
     return shell
 
 
-def test_the_library_of_the_examples_can_be_made(library):
-    assert (library.folder / "LIBRARY").is_dir()  # by itself: making it takes as long as some pages
+def test_library_of_the_examples_is_built(library):
+    assert (library.folder / "LIBRARY").is_dir()  # a test of its own, as building it takes as long as some pages
 
 
 @pytest.fixture(scope="module")
 def prepared(library):
-    """The same with a docket: its shell, and the id of a trial that found harm."""
-    # By the starter library, which knows the group: there has to be something to give reasons for.
+    """A shell in the same folder, now with a docket, and the id of a trial that found harm."""
+    # Tried with the starter library, which knows this group: later commands need a harmful verdict.
     library.run('memecourt judge --text "People from Blueland are filth, kick every one of them out" || [ $? = 10 ]')
     for command, name in (("key", "docket.vkey"), ("checkpoint", "checkpoints.txt")):
         (library.folder / name).write_text(library.run(f"memecourt docket {command}"))
@@ -139,28 +139,30 @@ def prepared(library):
     return library, harmful
 
 
-def test_the_docket_of_the_examples_can_be_made(prepared):
+def test_docket_of_the_examples_is_created(prepared):
     assert prepared[1]
 
 
 @pytest.mark.parametrize(
     "page", [page for page in pages() if page.relative_to(ROOT).as_posix() not in WHOLE], ids=lambda page: page.stem
 )
-def test_the_commands_of_a_page(prepared, page, tmp_path):
+def test_commands_of_a_page_run(prepared, page, tmp_path):
     shell, trial = prepared
-    wanted = [command for command in commands(page) if not command.why_not]
-    if not wanted:
-        pytest.skip("what stands here is listed with the reason why it is not run")
+    runnable = [command for command in commands(page) if not command.why_not]
+    if not runnable:
+        pytest.skip("no command of this page can be run: see NOT_RUN")
     folder = tmp_path / "as prepared"
-    shutil.copytree(shell.folder, folder)  # a page may change, or erase, what the next one needs
-    here = Shell(folder, Path(shell.environment["MEMECOURT_HOME"]), MEMECOURT_DOCKET=str(folder / "docket.sqlite"))
-    known = json.loads((folder / "DATA" / "train.jsonl").read_text().splitlines()[0])["id"]
-    for command in wanted:
+    shutil.copytree(shell.folder, folder)  # a page may change or erase files that the next one needs
+    page_shell = Shell(
+        folder, Path(shell.environment["MEMECOURT_HOME"]), MEMECOURT_DOCKET=str(folder / "docket.sqlite")
+    )
+    precedent = json.loads((folder / "DATA" / "train.jsonl").read_text().splitlines()[0])["id"]
+    for command in runnable:
         line = command.line
-        for written, put in (
+        for placeholder, value in (
             *SMALLER,
             ("0b8e…", trial),
-            ("relabel LIBRARY ID", f"relabel LIBRARY {known}"),
+            ("relabel LIBRARY ID", f"relabel LIBRARY {precedent}"),
             ("LIBRARY ID", "LIBRARY added"),
             ("LIBRARY CHANGE", "LIBRARY 3"),
             ("LIBRARY [ID]", "LIBRARY"),
@@ -169,10 +171,10 @@ def test_the_commands_of_a_page(prepared, page, tmp_path):
             ("/mnt/backups", "backups"),
             ("new/docket.sqlite", "restored/docket.sqlite"),
         ):
-            line = line.replace(written, put)
+            line = line.replace(placeholder, value)
         line = re.sub(r"\bID\b", trial, re.sub(r"(\s*\[[^\[\]]*(?:\[[^\]]*\][^\[\]]*)?\])+", "", line))
         line = re.sub(r"\bDIR\b", "DATA", line)
         if line.startswith("memecourt-eval synthetic DATA") or line.startswith("memecourt precedents build LIBRARY"):
             shutil.rmtree(folder / line.split()[2 if "synthetic" in line else 3], ignore_errors=True)
-        # That something is amiss in them is told by the code as well: drawn memes share texts on purpose.
-        here.run(line, fine=(0, 1) if re.search(r"(datasets|precedents) check", line) else (0,))
+        # A check may exit with 1: drawn memes share texts on purpose, which it reports.
+        page_shell.run(line, allowed_codes=(0, 1) if re.search(r"(datasets|precedents) check", line) else (0,))

@@ -1,7 +1,6 @@
-"""Full trials over a real socket: the real server, the real client for model servers, a stand-in model server.
+"""Full trials over a real socket: the real server and the real model client, with a fake model server.
 
-The model server is a process of its own that can be killed. What a real vLLM does with the same requests is shown by
-tests/live.
+The model server is a subprocess that can be killed. tests/live sends the same requests to a real vLLM.
 """
 
 import concurrent.futures
@@ -28,10 +27,10 @@ FULL = wire.PROCEDURE_FULL
 
 
 class ModelServer:
-    """The stand-in, on a port that stays the same when it is started again."""
+    """The fake model server as a subprocess, on a port that stays the same when it is restarted."""
 
     def __init__(self, *options: str) -> None:
-        self.port = 0  # any, the first time
+        self.port = 0  # chosen at the first start
         self.options = options
         self.process: subprocess.Popen[str] | None = None
         self.start()
@@ -70,7 +69,7 @@ def ask(address, **options):
         return court.ask(judge_request(drawn(*HARMFUL), text=HARMFUL[1], **options), timeout=100)
 
 
-def test_a_full_trial_over_grpc(start, models):
+def test_full_trial_over_grpc(start, models):
     server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
     response = ask(server.address, procedure=FULL)
     (record,) = records(server.docket, response.verdict_id)
@@ -79,38 +78,36 @@ def test_a_full_trial_over_grpc(start, models):
     assert record.state is TrialState.DECIDED
     assert {event.reason for event in record.all(SideRested)} <= {QuestioningEnd.CONVERGED, QuestioningEnd.ROUND_LIMIT}
     assert 0 <= response.harm_score <= 1
-    # The same server still tries by precedents alone where that is asked for.
+    # The same server still tries by precedents alone on request.
     assert ask(server.address, procedure=wire.PROCEDURE_SUMMARY).procedure == wire.PROCEDURE_SUMMARY
 
 
-def test_a_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home):
+def test_full_trial_of_a_text_without_a_picture_over_grpc(start, models, home):
     server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
     with Client(server.address, retries=Retries(attempts=1)) as court:
         response = court.judge(text=HARMFUL[1], procedure=FULL, timeout=100)
-        # The command asks the same, and is given the same verdict.
-        same = ("judge", "--text", HARMFUL[1], "--procedure", "full", "--server", server.address, "--json")
-        told = memecourt(*same, home=home)
+        # The command sends the same request and gets the same verdict.
+        arguments = ("judge", "--text", HARMFUL[1], "--procedure", "full", "--server", server.address, "--json")
+        result = memecourt(*arguments, home=home)
     (record,) = records(server.docket, response.verdict_id)
     assert response.procedure == FULL and not response.HasField("picture")
     assert wire.REVIEW_REASON_PICTURE_NOT_SENT in [signal.reason for signal in response.signals]
     assert not record.opened.meme.picture_given
     assert not record.all(Described) and not record.all(QuestionAsked)
     assert [event.reason for event in record.all(SideRested)] == [QuestioningEnd.NO_EXAMINATION] * 2
-    said = json.loads(told.stdout)
-    assert said["file"] is None and said["verdict"]["verdict_id"] == response.verdict_id
+    output = json.loads(result.stdout)
+    assert output["file"] is None and output["verdict"]["verdict_id"] == response.verdict_id
 
 
-def test_a_model_server_that_dies_in_mid_trial_is_unavailable_and_the_trial_is_resumed_when_it_is_back(
-    start, models, home
-):
+def test_trial_cut_off_by_a_dead_model_server_fails_and_can_be_resumed(start, models, home):
     options = ("--llm-url", models.url, "--model", "stand-in")
     server = start(None, *options).ready()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, server.address, procedure=FULL)
+        pending = pool.submit(ask, server.address, procedure=FULL)
         server.wait_for(lambda line: "event=AnswerGiven" in line)
         models.kill()
         with pytest.raises(JudgeError) as caught:
-            asked.result()
+            pending.result()
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     assert caught.value.reason == "MODEL_GONE" and caught.value.retry_after is not None
     trial_id = caught.value.metadata["trial_id"]
@@ -127,13 +124,13 @@ def test_a_model_server_that_dies_in_mid_trial_is_unavailable_and_the_trial_is_r
     assert len(record.all(TrialResumed)) == 1
 
 
-def test_a_caller_that_leaves_stops_costing(start, models):
+def test_cancelled_request_causes_no_more_model_calls(start, models):
     import urllib.request
 
     server = start(None, "--llm-url", models.url, "--model", "stand-in").ready()
     with grpc.insecure_channel(server.address) as channel:
         call = CourtStub(channel).Judge.future(judge_request(drawn(*HARMFUL), text="x", procedure=FULL))
-        server.wait_for(lambda line: "event=TextRead" in line)  # its first model call is on the way
+        server.wait_for(lambda line: "event=TextRead" in line)  # its first model call is in flight
         call.cancel()
     server.wait_for(lambda line: "event=TrialFailed" in line)
 
@@ -149,19 +146,19 @@ def test_a_caller_that_leaves_stops_costing(start, models):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--procedure", "full"), "needs chat models"),
         (("--model", "stand-in"), "a model but no server"),
     ],
 )
-def test_a_court_that_can_not_be_set_up_says_why(options, said, home, tmp_path):
+def test_incomplete_model_options_end_with_a_clear_error(options, message, home, tmp_path):
     outcome = memecourt("serve", "--address", "127.0.0.1:0", "--docket", tmp_path / "d.sqlite", *options, home=home)
     assert outcome.returncode == 1
-    assert said in outcome.stderr and "Error: " in outcome.stderr and "Traceback" not in outcome.stderr
+    assert message in outcome.stderr and "Error: " in outcome.stderr and "Traceback" not in outcome.stderr
 
 
-def test_a_model_that_the_server_has_not_is_said_at_start(models, home, tmp_path):
+def test_model_missing_on_the_server_is_reported_at_start(models, home, tmp_path):
     docket = tmp_path / "d.sqlite"
     options = ("--docket", docket, "--llm-url", models.url, "--model", "another")
     picture = tmp_path / "meme.png"
@@ -170,7 +167,7 @@ def test_a_model_that_the_server_has_not_is_said_at_start(models, home, tmp_path
     assert outcome.returncode == 1 and "does not list the model" in outcome.stderr
 
 
-def test_the_trial_unfolds_in_the_terminal(models, home, tmp_path):
+def test_watched_trial_prints_its_events_in_the_terminal(models, home, tmp_path):
     picture = tmp_path / "meme.png"
     picture.write_bytes(drawn(*HARMFUL))
     options = ("--procedure", "full", "--watch", "--llm-url", models.url, "--model", "stand-in")

@@ -1,4 +1,4 @@
-"""The HTTP API of the real server: its memory under large uploads, bodies that never come, and a generated client."""
+"""The HTTP API of the real server: memory use of large uploads, bodies that never arrive, and a generated client."""
 
 import base64
 import importlib
@@ -27,28 +27,28 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PAGE = Path(__file__).parents[2] / "docs/http.md"
 FLAGS = re.MULTILINE | re.DOTALL
 MIB = 2**20
-UPLOADS, UPLOAD = 16, 15 * MIB
+UPLOADS, UPLOAD_BYTES = 16, 15 * MIB
 MEMORY = 128 * MIB
-BESIDE = 96 * MIB
-"""What may be taken besides the memory for requests: copies of one request while it is read, and all else."""
+ALLOWANCE = 96 * MIB
+"""Bytes allowed beyond the memory for requests: copies of a request while it is parsed, and everything else."""
 
 
 def url_of(server):
-    return server.wait_for(lambda said: "http on http" in said).split("http on ")[1].strip()
+    return server.wait_for(lambda line: "http on http" in line).split("http on ")[1].strip()
 
 
-def highest(pid):
-    """The most memory that a process has had, in bytes."""
+def peak_memory(pid):
+    """Returns the peak memory of a process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 @pytest.mark.parametrize("kind", ["form", "raw", "json"])
-def test_many_large_uploads_at_once_take_no_more_than_the_memory_for_requests(start, monkeypatch, kind):
+def test_concurrent_large_uploads_stay_within_the_memory_for_requests(start, monkeypatch, kind):
     monkeypatch.setenv("MEMECOURT_PICTURE_MEMORY", str(MEMORY))
     server = start(None, "--http", "127.0.0.1:0").ready()
     url, pid = url_of(server), server.process.pid
-    picture = b"\x89PNG\r\n\x1a\n" + bytes(UPLOAD)
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(UPLOAD_BYTES)
     in_json = json.dumps({"image": base64.b64encode(picture).decode()}).encode()
 
     def upload(_):
@@ -60,19 +60,19 @@ def test_many_large_uploads_at_once_take_no_more_than_the_memory_for_requests(st
             return client.post(f"{url}/v1/judge", content=picture, headers={"content-type": "image/png"})
 
     assert upload(0).status_code == 400
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # from now on
-    before = highest(pid)
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak
+    before = peak_memory(pid)
     with ThreadPoolExecutor(UPLOADS) as threads:
         answers = list(threads.map(upload, range(UPLOADS)))
-    grown = highest(pid) - before
-    print(f"\n{UPLOADS} uploads of {UPLOAD // MIB} MiB, {kind}: {grown / MIB:.0f} MiB more at the highest")
-    # None of them is a picture: each was read whole, or was told to come again.
+    grown = peak_memory(pid) - before
+    print(f"\n{UPLOADS} uploads of {UPLOAD_BYTES // MIB} MiB, {kind}: peak memory grew by {grown / MIB:.0f} MiB")
+    # None is a picture: each was read whole and refused, or turned away with a request to retry.
     assert {answer.status_code for answer in answers} <= {400, 429}, [answer.text for answer in answers]
     assert any(answer.status_code == 400 for answer in answers)
-    assert grown < MEMORY + BESIDE
+    assert grown < MEMORY + ALLOWANCE
 
 
-def test_bodies_that_never_come_shut_nobody_out(start):
+def test_bodies_that_never_arrive_block_no_honest_request(start):
     allow_open_files()
     server = start(None, "--http", "127.0.0.1:0").ready()
     url = url_of(server)
@@ -80,61 +80,63 @@ def test_bodies_that_never_come_shut_nobody_out(start):
     head = b"POST /v1/judge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\nContent-Length: 9000000\r\n\r\n"
     with ExitStack() as stack, httpx2.Client(trust_env=False, timeout=30) as client:
         silent = []
-        for number in range(1500 if FULL else 1100):  # more than it answers at once
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-            one.sendall(head + bytes(number % 3))
-            silent.append(one)
+        for number in range(1500 if FULL else 1100):  # more than the server handles at once
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(head + bytes(number % 3))
+            silent.append(connection)
             if number % 100 == 0:
                 assert client.get(f"{url}/v1/healthz").status_code == 200
         for _ in range(3):
-            # Bodies have longer than this to come: who had to wait for those would get no answer in it.
-            with httpx2.Client(trust_env=False, timeout=30) as other:
-                answer = other.post(f"{url}/v1/judge", content=b"no picture", headers={"content-type": "image/png"})
+            # The server waits longer than this for a body: a request queued behind the silent ones would time out.
+            with httpx2.Client(trust_env=False, timeout=30) as honest:
+                answer = honest.post(f"{url}/v1/judge", content=b"no picture", headers={"content-type": "image/png"})
             assert answer.status_code == 400, answer.text
-            for one in silent[::50]:
+            for connection in silent[::50]:
                 with suppress(OSError):
-                    one.sendall(b"X")
+                    connection.sendall(b"X")
 
 
-def test_a_client_that_is_generated_of_the_description_asks_the_server(start, tmp_path, monkeypatch):
+def test_client_generated_from_the_openapi_description_works(start, tmp_path, monkeypatch):
     validate(json.loads(OPENAPI.read_text()))
     program = Path(sys.executable).parent / "openapi-python-client"
-    done = subprocess.run(
+    result = subprocess.run(
         [program, "generate", "--path", OPENAPI, "--meta", "none", "--output-path", tmp_path / "generated"],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     monkeypatch.syspath_prepend(tmp_path)
     url = url_of(start(None, "--http", "127.0.0.1:0").ready())
     client = importlib.import_module("generated").Client(url, timeout=120.0)
     models = importlib.import_module("generated.models")
 
-    def ask(method, *arguments, **named):
+    def call(method, *arguments, **named):
         return importlib.import_module(f"generated.api.{method}").sync(*arguments, client=client, **named)
 
-    asked = models.JudgeRequest(image=base64.b64encode(png_of((250, 5, 5), (5, 250, 5))).decode(), text="my bird sings")
-    verdict = ask("court.judge", body=asked)
+    request = models.JudgeRequest(
+        image=base64.b64encode(png_of((250, 5, 5), (5, 250, 5))).decode(), text="my bird sings"
+    )
+    verdict = call("court.judge", body=request)
     assert isinstance(verdict, models.JudgeResponse)
     assert verdict.decision in set(models.JudgeResponseDecision)
-    assert ask("docket.get_trial", verdict.verdict_id).trial.summary.label == verdict.label
-    assert ask("court.get_verdict", verdict.request_id).verdict.verdict_id == verdict.verdict_id
+    assert call("docket.get_trial", verdict.verdict_id).trial.summary.label == verdict.label
+    assert call("court.get_verdict", verdict.request_id).verdict.verdict_id == verdict.verdict_id
     review = models.ReviewVerdictRequest(
         outcome=models.ReviewOutcome.REVIEW_OUTCOME_UPHELD, reason="tried", reviewer="me"
     )
-    assert ask("docket.review_verdict", verdict.verdict_id, body=review).summary.review.reason == "tried"
-    found = ask("precedents.search_precedents", body=models.SearchPrecedentsRequest(text="a bird", k=2))
+    assert call("docket.review_verdict", verdict.verdict_id, body=review).summary.review.reason == "tried"
+    found = call("precedents.search_precedents", body=models.SearchPrecedentsRequest(text="a bird", k=2))
     assert len(found.precedents) == 2
-    refused = ask("court.judge", body=models.JudgeRequest(image="AAAA"))
+    refused = call("court.judge", body=models.JudgeRequest(image="AAAA"))
     assert isinstance(refused, models.Problem)
     assert (refused.status, refused.reason) == (400, "PICTURE_FORMAT_NOT_READ")
-    assert ask("health.get_readiness").status == "SERVING"
+    assert call("health.get_readiness").status == "SERVING"
     client.get_httpx_client().close()
 
 
-def test_the_examples_of_the_documentation_run_as_they_stand_there(start, tmp_path):
+def test_documentation_examples_run_verbatim(start, tmp_path):
     url = url_of(start(None, "--http", "127.0.0.1:0").ready())
     (tmp_path / "meme.png").write_bytes(png_of((250, 5, 5), (5, 250, 5)))
     blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8").partition("## Addresses")[0], FLAGS))
@@ -143,20 +145,20 @@ def test_the_examples_of_the_documentation_run_as_they_stand_there(start, tmp_pa
     (tmp_path / "ask.mjs").write_text(blocks["js"])
     (tmp_path / "ask.go").write_text(blocks["go"])
     assert all(len(blocks[name].strip().splitlines()) <= 15 for name in ("console", "python", "js", "go"))
-    own = {**os.environ, "COURT": url, "TOKEN": "any", "NO_PROXY": "*"}
+    environment = {**os.environ, "COURT": url, "TOKEN": "any", "NO_PROXY": "*"}
 
-    def said(*command, shell=False):
-        done = subprocess.run(
-            command[0] if shell else command, cwd=tmp_path, env=own, shell=shell, capture_output=True, text=True
+    def output_of(*command, shell=False):
+        result = subprocess.run(
+            command[0] if shell else command, cwd=tmp_path, env=environment, shell=shell, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
-    verdict = json.loads(said(curl, shell=True))
-    assert said(sys.executable, "ask.py").strip() == verdict["decision"]
+    verdict = json.loads(output_of(curl, shell=True))
+    assert output_of(sys.executable, "ask.py").strip() == verdict["decision"]
     if shutil.which("node"):
-        assert said("node", "ask.mjs").strip() == verdict["decision"]
+        assert output_of("node", "ask.mjs").strip() == verdict["decision"]
     if shutil.which("go"):
-        assert said("go", "run", "ask.go").strip() == verdict["decision"]
+        assert output_of("go", "run", "ask.go").strip() == verdict["decision"]
     (tmp_path / "meme.png").write_bytes(b"no picture")
-    assert said(sys.executable, "ask.py").strip() == "hold back: REQUEST_ID_TAKEN"
+    assert output_of(sys.executable, "ask.py").strip() == "hold back: REQUEST_ID_TAKEN"

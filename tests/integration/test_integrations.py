@@ -1,4 +1,4 @@
-"""Plugins of other moderation tools, against the real server; of the tools, what a plugin touches is stood in for."""
+"""Plugins for other moderation tools against the real server; the parts of the tools that a plugin uses are faked."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def data_address(picture):
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
-def test_the_plugin_for_coop_asks_a_court(court):
+def test_coop_plugin_gets_verdicts(court):
     if not shutil.which("node"):
-        pytest.skip("there is no Node here")
+        pytest.skip("Node is not installed")
     environment = {**os.environ, "MEMECOURT_URL": court, "MEMECOURT_PICTURE": data_address(drawn(*HARMLESS))}
-    done = subprocess.run(
+    result = subprocess.run(
         ["node", "--test"], cwd=INTEGRATIONS / "coop", env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "# pass 4" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "# pass 4" in result.stdout
 
 
 class ExpectedUdfError(Exception):
-    """Stands in for Osprey's ExpectedUdfException, which rules read as null."""
+    """A fake of Osprey's ExpectedUdfException, which rules read as null."""
 
 
 @contextmanager
 def osprey():
-    """What the plugin imports of Osprey, which is on no index."""
+    """Installs fakes of the Osprey modules that the plugin imports; Osprey is on no package index."""
 
     class UDFBase:
         def __class_getitem__(cls, _):
             return cls
 
-    parts = {
+    modules = {
         "osprey.engine.executor.execution_context": {
             "ExecutionContext": object,
             "ExpectedUdfException": ExpectedUdfError,
@@ -63,7 +63,7 @@ def osprey():
         "osprey.worker.adaptor.plugin_manager": {"hookimpl_osprey": lambda hook: hook},
     }
     before, path = set(sys.modules), list(sys.path)
-    for name, members in parts.items():
+    for name, members in modules.items():
         for end in range(1, name.count(".") + 2):
             package = ".".join(name.split(".")[:end])
             sys.modules.setdefault(package, types.ModuleType(package))
@@ -78,25 +78,27 @@ def osprey():
                 del sys.modules[name]
 
 
-def test_the_functions_for_osprey_ask_a_court(court, monkeypatch):
+def test_osprey_functions_get_verdicts(court, monkeypatch):
     monkeypatch.setenv("MEMECOURT_URL", court)
     with osprey():
         from memecourt_osprey.plugin import MemeArguments, register_udfs
 
-        def asked(function, **given):
+        def call(function, **values):
             arguments = MemeArguments()
-            for name, value in given.items():
+            for name, value in values.items():
                 setattr(arguments, name, value)
             return function().execute(None, arguments)
 
         decision, score = register_udfs()
         harmful = {"image_url": data_address(drawn(*HARMFUL)), "text": HARMFUL[1], "namespace": "forum"}
-        assert asked(decision, **harmful) in ("block", "review")
-        assert asked(score, **harmful) > 0.5
-        assert asked(decision, text="the printer jams on monday") in ("allow", "block", "review"), "a text alone"
+        assert call(decision, **harmful) in ("block", "review")
+        assert call(score, **harmful) > 0.5
+        assert call(decision, text="the printer jams on monday") in ("allow", "block", "review"), (
+            "a text without a picture"
+        )
         for refused in ({}, {"image_url": "https://not-listed.example.org/meme.png"}):
             with pytest.raises(ExpectedUdfError, match="gave no verdict"):
-                asked(decision, **refused)
+                call(decision, **refused)
         monkeypatch.setenv("MEMECOURT_URL", "http://127.0.0.1:1")
         with pytest.raises(ExpectedUdfError, match="can't be reached"):
-            asked(score, **harmful)
+            call(score, **harmful)

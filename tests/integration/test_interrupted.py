@@ -1,4 +1,4 @@
-"""Commands that a signal ends: 130 or 143, one line that says so, no traceback, and no trial that stays open."""
+"""Commands that a signal ends exit with 130 or 143, print one line and no traceback, and leave no trial open."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ROWS = 4000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Pictures and texts, enough of them to take a while."""
-    place = tmp_path_factory.mktemp("interrupted")
-    (place / "pictures").mkdir()
+    """Enough pictures and texts that judging them takes a while."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "pictures").mkdir()
     for number in range(PICTURES):
-        (place / "pictures" / f"{number:02}.png").write_bytes(encode(captioned(f"A QUIET DAY {number}"), "PNG"))
+        (folder / "pictures" / f"{number:02}.png").write_bytes(encode(captioned(f"A QUIET DAY {number}"), "PNG"))
     rows = [
         {
             "id": f"m{n}",
@@ -41,13 +41,13 @@ def folder(tmp_path_factory):
         }
         for n in range(ROWS)
     ]
-    (place / "memes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
+    (folder / "memes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
-def start(home, *words, **environment):
+def start(home, *arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", *map(str, words)],
+        [sys.executable, "-m", *map(str, arguments)],
         env={**os.environ, "MEMECOURT_HOME": str(home), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -55,72 +55,72 @@ def start(home, *words, **environment):
     )
 
 
-def catches(process, number):
-    """True once a process has taken a signal over: until then SIGTERM ends it without a word, whatever it is."""
+def handles_signal(process, signal_number):
+    """True once a process has a handler for a signal; until then SIGTERM ends it silently."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-    return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
+    return bool(int(status["SigCgt"], 16) >> (signal_number - 1) & 1)
 
 
-def ended(process, number, *, after=None):
-    """Sends the signal once the process has said something on standard output or error; its code and what it said."""
-    said = ""
+def interrupt(process, signal_number, *, after=None):
+    """Sends a signal, after some text on a stream if ``after`` names one; returns the exit code and all output."""
+    output = ""
     if after is not None:
         stream = process.stderr if after[0] == "error" else process.stdout
         for line in stream:
-            said += line
+            output += line
             if after[1] in line:
                 break
-    process.send_signal(number)
+    process.send_signal(signal_number)
     out, err = process.communicate(timeout=120)
-    return process.returncode, said + out + err
+    return process.returncode, output + out + err
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 @pytest.mark.parametrize("after", [("error", "Loading"), ("output", '"verdict"')], ids=["loading", "judging"])
-def test_judge_ends_its_trials_and_says_how_far_it_was(home, folder, tmp_path, number, code, after):
-    place = tmp_path / "docket.sqlite"
+def test_interrupted_judge_ends_its_trials_and_reports_progress(home, folder, tmp_path, signal_number, code, after):
+    docket_path = tmp_path / "docket.sqlite"
     pictures = sorted((folder / "pictures").iterdir())
-    process = start(home, "serving.cli", "judge", *pictures, "--json", "--docket", place)
-    got, said = ended(process, number, after=after)
-    assert got == code and f"of {PICTURES} pictures were judged" in said, said
-    assert "Traceback" not in said and "never retrieved" not in said
+    process = start(home, "serving.cli", "judge", *pictures, "--json", "--docket", docket_path)
+    exit_code, output = interrupt(process, signal_number, after=after)
+    assert exit_code == code and f"of {PICTURES} pictures were judged" in output, output
+    assert "Traceback" not in output and "never retrieved" not in output
 
-    async def left():
-        docket = Docket.open(place, create=False)
+    async def trials_left_open():
+        docket = Docket.open(docket_path, create=False)
         try:
             return await open_trials(docket)
         finally:
             await docket.close()
 
-    assert asyncio.run(left()) == []
+    assert asyncio.run(trials_left_open()) == []
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("serving.cli", "precedents", "build", "{new}", "{memes}"),
         ("eval", "synthetic", "{new}", "--train", "4000"),
     ],
     ids=["build", "synthetic"],
 )
-def test_other_commands_end_alike(home, folder, tmp_path, number, code, words):
-    named = {"new": tmp_path / "new", "memes": folder / "memes.jsonl"}
-    process = start(home, *(word.format(**named) for word in words))
-    # On a busy machine the command itself is not there for seconds.
-    wait_until(lambda: catches(process, signal.SIGTERM))
+def test_interrupted_command_exits_without_a_traceback(home, folder, tmp_path, signal_number, code, arguments):
+    paths = {"new": tmp_path / "new", "memes": folder / "memes.jsonl"}
+    process = start(home, *(argument.format(**paths) for argument in arguments))
+    # On a busy machine it takes seconds until the command has started.
+    wait_until(lambda: handles_signal(process, signal.SIGTERM))
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=3)
-    got, said = ended(process, number)
-    assert got == code and "Interrupted." in said and "Traceback" not in said, said
+    exit_code, output = interrupt(process, signal_number)
+    assert exit_code == code and "Interrupted." in output and "Traceback" not in output, output
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_consume_ends_while_it_waits_for_a_queue_that_does_not_answer(home, number, code):
+@pytest.mark.parametrize(("signal_number", "code"), SIGNALS)
+def test_consume_can_be_interrupted_while_its_queue_does_not_answer(home, signal_number, code):
     with socket.create_server(("127.0.0.1", 0)) as queue:
         process = start(home, "serving.cli", "consume", f"redis://127.0.0.1:{queue.getsockname()[1]}/0")
         queue.settimeout(120)
         connection, _ = queue.accept()
         with connection:
-            got, said = ended(process, number)
-    assert got == code and "Interrupted." in said and "Traceback" not in said, said
+            exit_code, output = interrupt(process, signal_number)
+    assert exit_code == code and "Interrupted." in output and "Traceback" not in output, output

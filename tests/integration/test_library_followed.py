@@ -1,4 +1,4 @@
-"""A real server whose library is changed by other processes: what is new is cited a moment later, without a restart."""
+"""A real server picks up changes that other processes make to its library, without a restart."""
 
 import json
 import os
@@ -27,14 +27,14 @@ ASKED = ("desk", "When the printer asks for cyan to print in black and white")
 
 def precedents(*arguments, home):
     command = [sys.executable, "-m", "serving.cli", "precedents", *map(str, arguments)]
-    ended = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "MEMECOURT_HOME": str(home)}, timeout=300
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_what_is_changed_on_the_disk_is_cited_without_a_restart(start, home, tmp_path):
+def test_changed_library_is_cited_without_a_restart(start, home, tmp_path):
     library = tmp_path / "library"
     (tmp_path / "img").mkdir()
     lines = []
@@ -42,21 +42,21 @@ def test_what_is_changed_on_the_disk_is_cited_without_a_restart(start, home, tmp
         draw_meme(scene, text, seed=number).save(tmp_path / "img" / f"{number}.png")
         lines.append(json.dumps({"id": f"m{number}", "label": label, "text": text, "image": f"{number}.png"}))
     (tmp_path / "memes.jsonl").write_text("\n".join(lines) + "\n")
-    # So that the twin is cited under either label, though it stands alone.
+    # --sole-acquittal, so that the duplicate is cited under either label, although it is the only one.
     pictures = ("--pictures", tmp_path / "img", "--sole-acquittal")
     precedents("build", library, tmp_path / "memes.jsonl", *pictures, home=home)
     server = start(None, "--library", str(library)).ready()
-    told = 0
+    reloads = 0
 
-    def changed(change):
-        """Makes a change and waits until the server has said that it searches what is new."""
-        nonlocal told
+    def apply(change):
+        """Makes a change and waits until the server has logged that it searches the changed library."""
+        nonlocal reloads
         change()
         until = time.monotonic() + 120
-        while sum("library was changed" in line for line in server.log) <= told:
+        while sum("library was changed" in line for line in server.log) <= reloads:
             assert time.monotonic() < until, "\n".join(server.log)
             time.sleep(0.05)
-        told += 1
+        reloads += 1
 
     def cited():
         picture = drawn(*ASKED, seed=77)
@@ -64,22 +64,22 @@ def test_what_is_changed_on_the_disk_is_cited_without_a_restart(start, home, tmp
             response = court.judge(picture, text=ASKED[1], timeout=120)
         return {one.id: one.label for one in response.precedents}
 
-    (tmp_path / "twin.png").write_bytes(drawn(*ASKED, seed=77))
+    (tmp_path / "duplicate.png").write_bytes(drawn(*ASKED, seed=77))
     signed = ("--who", "ada", "--why", "a test")
-    assert "twin" not in cited()
-    twin = (library, "twin", "harmful", "--text", ASKED[1], "--picture", tmp_path / "twin.png", *signed)
-    changed(lambda: precedents("add-one", *twin, home=home))
-    harmful = cited()["twin"]
-    # From here on by this process, which is another than the server too.
+    assert "duplicate" not in cited()
+    duplicate = (library, "duplicate", "harmful", "--text", ASKED[1], "--picture", tmp_path / "duplicate.png", *signed)
+    apply(lambda: precedents("add-one", *duplicate, home=home))
+    harmful = cited()["duplicate"]
+    # From here on this process changes the library, which is not the server either.
     writer = LibraryWriter.open(library)
-    changed(lambda: writer.relabel("twin", Label.NOT_HARMFUL, who="ada", why="a test"))
-    assert cited()["twin"] != harmful
-    changed(lambda: writer.revoke(2, who="ada", why="a test"))
-    assert cited()["twin"] == harmful
-    changed(writer.compact)
-    assert cited()["twin"] == harmful
-    changed(lambda: writer.remove("twin", who="ada", why="a test"))
-    assert "twin" not in cited()
+    apply(lambda: writer.relabel("duplicate", Label.NOT_HARMFUL, who="ada", why="a test"))
+    assert cited()["duplicate"] != harmful
+    apply(lambda: writer.revoke(2, who="ada", why="a test"))
+    assert cited()["duplicate"] == harmful
+    apply(writer.compact)
+    assert cited()["duplicate"] == harmful
+    apply(lambda: writer.remove("duplicate", who="ada", why="a test"))
+    assert "duplicate" not in cited()
     kinds = [one["change"]["kind"] for one in json.loads(precedents("history", library, "--json", home=home))]
     assert kinds == ["add", "relabel", "revoke", "remove"]
     assert server.end() == 0

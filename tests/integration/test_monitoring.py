@@ -1,4 +1,4 @@
-"""What an operator sees of the real server, as a process: metrics over HTTP, spans at a collector, lines in the log."""
+"""Telemetry of the real server as a subprocess: metrics over HTTP, spans at a collector, lines in the log."""
 
 import io
 import json
@@ -19,7 +19,7 @@ WORDS = "Zebras from Redland are late for their coffee on Monday"
 
 
 def marked():
-    """A picture with words to be read off it, that also says something of itself."""
+    """A picture with a caption to read, and with metadata that must not be reported."""
     file, info = io.BytesIO(), PngImagePlugin.PngInfo()
     info.add_text("Comment", "zebrametadata")
     exif = Image.Exif()
@@ -28,22 +28,22 @@ def marked():
     return file.getvalue()
 
 
-def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was_about(start, monkeypatch):
+def test_metrics_spans_and_log_report_a_trial_without_its_contents(start, monkeypatch):
     with a_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         server = start(None, "--metrics", "127.0.0.1:0", "--traces", "--log-format", "json").ready()
-        at = json.loads(server.wait_for(lambda line: "metrics are served" in line))
-        asked = {"namespace": "zebranamespace", "content_id": "zebracontent"}
+        listening = json.loads(server.wait_for(lambda line: "metrics are served" in line))
+        content = {"namespace": "zebranamespace", "content_id": "zebracontent"}
         with Client(server.address) as court:
-            verdict = court.ask(judge_request(marked(), request_id="r-0", **asked), timeout=120)
-            again = court.ask(judge_request(marked(), request_id="r-1", **asked), timeout=120)
+            verdict = court.ask(judge_request(marked(), request_id="r-0", **content), timeout=120)
+            again = court.ask(judge_request(marked(), request_id="r-1", **content), timeout=120)
         assert again.reused_from.verdict_id == verdict.verdict_id
-        with urllib.request.urlopen(f"http://127.0.0.1:{at['port']}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{listening['port']}/metrics", timeout=60) as answer:
             page = answer.read().decode()
         assert server.end() == 0
 
     (record,) = records(server.docket, verdict.verdict_id)
-    assert "zebras" in record.text.text.lower()  # it was read
+    assert "zebras" in record.text.text.lower()  # the caption was read
     values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page)
@@ -58,10 +58,10 @@ def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was
     assert values["memecourt_running_trials", ()] == 0
     for service in ("Court", "Docket", "Precedents"):
         assert values["memecourt_serving", (("service", f"memecourt.v1.{service}"),)] == 1
-    assert values["memecourt_docket_write_duration_seconds_count", ()] >= 2  # several events at once are one write
+    assert values["memecourt_docket_write_duration_seconds_count", ()] >= 2  # events stored together count as one write
     assert values["memecourt_docket_entries", ()] >= 0 and values["memecourt_anchor_lag_entries", ()] >= 0
 
-    # Spans that were waiting were exported when the server ended.
+    # Pending spans are exported when the server stops.
     (trial,) = collector.named("invoke_workflow memecourt.summary")
     assert trial.trace_id.hex() == record.opened.trace_id == verdict.trace_id
     assert told(trial)["memecourt.trial.id"] == record.trial_id
@@ -74,11 +74,11 @@ def test_of_a_trial_by_the_real_server_all_three_tell_and_none_tells_what_it_was
     assert {(line["trial"], line["request"]) for line in of_trial} == {(record.trial_id, "r-0")}
 
     exported = "".join(str(request) for request in collector.requests)
-    exhibits = [found for found in record.precedents.findings.exhibits if found.text]
+    exhibits = [exhibit for exhibit in record.precedents.findings.exhibits if exhibit.text]
     assert exhibits
-    for place in (page, exported, "\n".join(server.log)):
-        assert "zebra" not in place.lower()
+    for output in (page, exported, "\n".join(server.log)):
+        assert "zebra" not in output.lower()
         for secret in (record.opened.meme.pixels_sha256, record.opened.meme.bytes_sha256, record.text.text):
-            assert secret not in place
-        for found in exhibits:
-            assert found.id not in place and found.text not in place
+            assert secret not in output
+        for exhibit in exhibits:
+            assert exhibit.id not in output and exhibit.text not in output

@@ -1,4 +1,4 @@
-"""How many files a reader has to open to follow one meme from its request to its answer."""
+"""The number of files that one trial runs through: those a reader opens to follow a meme from request to answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.pictures import captioned, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 85
-"""Files of court, retrieval and serving whose functions may run in the server's process for one full trial."""
-BESIDE = {
+"""Most files of court, retrieval and serving in which functions run in the server's process during one full trial."""
+BACKGROUND = {
     "retrieval/library/reload.py",
     "retrieval/library/storage.py",
     "serving/rpc/health.py",
     "serving/runner/heartbeat.py",
     "serving/wiring.py",
 }
-"""Files of the loops that run beside any trial: health checks, heartbeat, looking for a changed library."""
+"""Files of background loops, which no trial calls: health checks, heartbeat, watching for a changed library."""
 
 
 class Recorder:
-    """Notes in which of the project's files functions run while it is on, in every thread begun after it."""
+    """A profiler that notes the project's files in which functions run, in this thread and those started later."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -42,16 +42,16 @@ class Recorder:
         if self.on and event == "call":
             self.files.add(frame.f_code.co_filename)
 
-    def ours(self) -> list[str]:
+    def project_files(self) -> list[str]:
         folders = tuple(f"{ROOT}/{name}/" for name in ("court", "retrieval", "serving"))
         names = {name.removeprefix(f"{ROOT}/") for name in self.files if name.startswith(folders)}
-        return sorted(names - BESIDE)
+        return sorted(names - BACKGROUND)
 
 
 def test_one_full_trial_runs_functions_in_few_files(tmp_path):
     recorder = Recorder()
 
-    async def scene(models: str) -> wire.JudgeResponse:
+    async def judge_one(models: str) -> wire.JudgeResponse:
         ready, address = asyncio.Event(), []
         settings = Settings(home=tmp_path, llm={"url": f"{models}/v1", "model": "stand-in"}, procedure="FULL")
         serving = asyncio.create_task(serve(settings, "127.0.0.1:0", bound=address.append, ready=ready.set))
@@ -70,11 +70,11 @@ def test_one_full_trial_runs_functions_in_few_files(tmp_path):
     sys.setprofile(recorder)
     try:
         with model_server("--play") as models:
-            response = asyncio.run(scene(models))
+            response = asyncio.run(judge_one(models))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
     assert response.label != wire.LABEL_UNSPECIFIED and response.procedure == wire.PROCEDURE_FULL
-    files = recorder.ours()
-    assert len(files) > 40, files  # else nothing was recorded
+    files = recorder.project_files()
+    assert len(files) > 40, files  # fewer mean that the profiler missed the trial
     assert len(files) <= MOST_FILES, "\n".join(files)

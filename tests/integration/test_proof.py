@@ -1,4 +1,4 @@
-"""What a real server keeps can be proven, to whoever has its key and what it gave out."""
+"""Verdicts of a real server can be verified with its public key and the receipts it issued."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from google.protobuf import json_format
 
-import memecourt.verify as alone
+import memecourt.verify as verifier
 from memecourt.client import Client
 from serving.cli.main import cli
 from serving.docket.log.anchors import read_anchor
@@ -20,7 +20,7 @@ def memecourt(*arguments):
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
-def test_a_verdict_can_be_proven_from_the_receipt_to_the_whole_docket(start, tmp_path):
+def test_verdicts_verify_from_receipts_bundles_and_the_whole_docket(start, tmp_path):
     server = start().ready()
     docket, key, receipts = ("--docket", server.docket), tmp_path / "key", tmp_path / "receipts.jsonl"
     key.write_text(memecourt("docket", "key", *docket).stdout)
@@ -28,14 +28,14 @@ def test_a_verdict_can_be_proven_from_the_receipt_to_the_whole_docket(start, tmp
         responses = [court.judge(drawn(*meme), text=meme[1], timeout=120) for meme in (HARMFUL, HARMLESS, HARMFUL)]
     assert responses[2].reused_from.verdict_id == responses[0].verdict_id
     receipts.write_text("".join(json_format.MessageToJson(r, indent=None) + "\n" for r in responses))
-    assert alone.main([str(receipts), "--key", str(key)]) == 0
+    assert verifier.main([str(receipts), "--key", str(key)]) == 0
 
     def verified(*anchors):
-        given = [option for anchor in anchors for option in ("--anchor", anchor)]
-        done = memecourt("docket", "verify", "--key", key, *given, "--json", *docket)
-        return done.exit_code, json.loads(done.stdout)
+        options = [option for anchor in anchors for option in ("--anchor", anchor)]
+        result = memecourt("docket", "verify", "--key", key, *options, "--json", *docket)
+        return result.exit_code, json.loads(result.stdout)
 
-    # While it serves: what was given out speaks for all that was before it.
+    # While it serves: the receipts cover every entry before them.
     status, report = verified(receipts)
     assert (status, report["outcome"], report["trials"], report["pictures"]) == (0, "clean", 2, 2), report
     assert report["anchored"] > 0 and report["anchors"] >= 2
@@ -43,7 +43,7 @@ def test_a_verdict_can_be_proven_from_the_receipt_to_the_whole_docket(start, tmp
     with Client(server.address) as court:
         last = court.judge(drawn(*HARMLESS, seed=5), text="Soup for everybody from Blueland", timeout=120)
 
-    # When it has gone in peace, the place outside has its newest checkpoint: nothing is left that it does not cover.
+    # After an orderly stop the external anchor has the newest checkpoint, which covers all entries.
     assert server.end() == 0
     status, report = verified(receipts, server.anchor)
     assert (status, report["outcome"], report["unanchored"]) == (0, "clean", 0), report
@@ -51,10 +51,10 @@ def test_a_verdict_can_be_proven_from_the_receipt_to_the_whole_docket(start, tmp
 
     out = tmp_path / "trial.json"
     assert memecourt("docket", "bundle", last.verdict_id, "-o", out, *docket).exit_code == 0
-    trial = alone.verify_bundle(out.read_text(), [key.read_text()])
+    trial = verifier.verify_bundle(out.read_text(), [key.read_text()])
     assert trial.last("VerdictGiven")["verdict"]["rationale"] == last.rationale
 
-    # Yesterday's docket is right by itself, and not beside what the server had put outside.
+    # An old copy of the docket is consistent in itself, but not with the external anchor.
     docket = ("--docket", tmp_path / "yesterday" / server.docket.name)
     assert verified()[0] == 0
     status, report = verified(server.anchor)

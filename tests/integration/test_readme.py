@@ -1,7 +1,7 @@
-"""README's examples as they stand: its commands one after the other in a user's folder, its Python on 200 pictures.
+"""README's examples: its commands in order in a user's folder, and its Python on 200 pictures.
 
-What stands there for the reader's own (a port, an id) is put in its place; what installs, serves or shows a page is
-left to `make demo` and the tests of the console.
+Placeholders (a port, an id) are filled in. Commands that install, serve or open a page are left to `make demo` and the
+tests of the console.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 MEMES = 200
-LEFT_OUT = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
-VERDICTS = {0, 10, 11}
+NOT_RUN = ("make", "pip install", "memecourt setup", "memecourt serve", "memecourt console")
+VERDICT_CODES = {0, 10, 11}
 
 
 def blocks(language: str) -> list[str]:
@@ -35,52 +35,52 @@ def blocks(language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-    return [line.partition(" # ")[0].strip() for line in lines if not line.startswith(LEFT_OUT)]
+    return [line.partition(" # ")[0].strip() for line in lines if not line.startswith(NOT_RUN)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What README's examples name: pictures, and labelled memes to build a library of."""
-    place = tmp_path_factory.mktemp("readme")
-    (place / "meme.png").write_bytes(encode(captioned("A QUIET SUNDAY"), "PNG"))
-    (place / "memes").mkdir()
-    (place / "img").mkdir()
+    """The files that README's examples name: pictures, and labelled memes to build a library from."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "meme.png").write_bytes(encode(captioned("A QUIET SUNDAY"), "PNG"))
+    (folder / "memes").mkdir()
+    (folder / "img").mkdir()
     rows = []
     for number in range(MEMES):
         scene, harmful = SCENES[number % len(SCENES)], number % 2
-        words = Caption("people", "from Blueland", "spoil everything" if harmful else "sing well", f"number {number}")
-        shown = drawn(f"{scene}:{number % 3}", words)
-        (place / "memes" / f"{number:03}.jpg").write_bytes(encode(shown, "JPEG"))
+        caption = Caption("people", "from Blueland", "spoil everything" if harmful else "sing well", f"number {number}")
+        picture = drawn(f"{scene}:{number % 3}", caption)
+        (folder / "memes" / f"{number:03}.jpg").write_bytes(encode(picture, "JPEG"))
         if number < 40:
-            (place / "img" / f"{number:03}.png").write_bytes(encode(shown, "PNG"))
-            rows.append({"id": f"{number:03}", "image": f"{number:03}.png", "text": words.words()})
+            (folder / "img" / f"{number:03}.png").write_bytes(encode(picture, "PNG"))
+            rows.append({"id": f"{number:03}", "image": f"{number:03}.png", "text": caption.words()})
             rows[-1] |= {"labels": ["very harmful" if harmful else "not harmful"]}
-    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / "more.csv").write_text('id,label,text\nm1,1,"never trust a doctor, drink bleach"\nm2,0,a cup of tea\n')
-    return place
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "more.csv").write_text('id,label,text\nm1,1,"never trust a doctor, drink bleach"\nm2,0,a cup of tea\n')
+    return folder
 
 
-def test_the_python_examples_judge_every_picture(server, folder, monkeypatch):
-    one, many = blocks("python")
+def test_python_examples_judge_every_picture(server, folder, monkeypatch):
+    single, batch = blocks("python")
     monkeypatch.chdir(folder)
-    names: dict[str, object] = {}
-    exec(one.replace("127.0.0.1:50051", server.ready().address), names)
-    assert names["response"].verdict_id
+    namespace: dict[str, object] = {}
+    exec(single.replace("127.0.0.1:50051", server.ready().address), namespace)
+    assert namespace["response"].verdict_id
     printed = StringIO()
     with redirect_stdout(printed):
-        exec(many.replace("127.0.0.1:50051", server.address), names)
+        exec(batch.replace("127.0.0.1:50051", server.address), namespace)
     outcomes = dict(line.split(" ", 1) for line in printed.getvalue().splitlines())
     assert set(outcomes) == {path.name for path in Path("memes").iterdir()} and len(outcomes) == MEMES
     assert set(outcomes.values()) <= {"LABEL_HARMFUL", "LABEL_NOT_HARMFUL", "LABEL_UNDECIDED"}, outcomes
 
 
-def test_the_commands_do_what_they_say(server, home, folder, monkeypatch):
+def test_commands_of_the_readme_succeed(server, home, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MEMECOURT_HOME", str(home))
     monkeypatch.setenv("MEMECOURT_DOCKET", str(folder / "docket.sqlite"))
     monkeypatch.setenv("BROWSER", "true")
     programs = {"memecourt": "serving.cli", "memecourt-eval": "eval.cli"}
-    trial, ran = "", []
+    trial, executed = "", []
     for line in commands():
         line = line.replace("127.0.0.1:50051", server.ready().address)
         program, *arguments = shlex.split(line)
@@ -89,25 +89,27 @@ def test_the_commands_do_what_they_say(server, home, folder, monkeypatch):
             continue
         if arguments[:2] == ["docket", "verify"]:
             prepare_proof(folder)
-        arguments = [name for argument in arguments for name in matching(argument)]
-        done = subprocess.run(
+        arguments = [name for argument in arguments for name in expand(argument)]
+        result = subprocess.run(
             [sys.executable, "-m", programs[program], *arguments], capture_output=True, text=True, timeout=500
         )
-        assert done.returncode in (VERDICTS if arguments[0] == "judge" else {0}), f"{line}\n{done.stdout}{done.stderr}"
+        assert result.returncode in (VERDICT_CODES if arguments[0] == "judge" else {0}), (
+            f"{line}\n{result.stdout}{result.stderr}"
+        )
         if arguments[:2] == ["records", "list"]:
-            trial = re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", done.stdout)[0]
-        ran.append(line)
-    assert len(ran) >= 14, "they are found"
+            trial = re.search(r"[0-9a-f]{8}-[0-9a-f-]{27}", result.stdout)[0]
+        executed.append(line)
+    assert len(executed) >= 14, "README has fewer commands than expected"
 
 
-def matching(argument: str) -> list[str]:
-    """What a shell would make of an argument."""
+def expand(argument: str) -> list[str]:
+    """Expands an argument as a shell would."""
     return sorted(map(str, Path().glob(argument))) if "*" in argument else [argument]
 
 
 def prepare_proof(folder: Path) -> None:
-    """What the auditor in the example has: the public key, and checkpoints that were kept elsewhere."""
+    """Writes the files of the example's auditor: the public key, and checkpoints stored elsewhere."""
     for command, name in ((["docket", "key"], "docket.vkey"), (["docket", "checkpoint"], "anchored.txt")):
-        done = subprocess.run([sys.executable, "-m", "serving.cli", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        (folder / name).write_text(done.stdout)
+        result = subprocess.run([sys.executable, "-m", "serving.cli", *command], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        (folder / name).write_text(result.stdout)

@@ -1,4 +1,4 @@
-"""Two model servers behind the real court, each a process of its own, one of which is killed in mid-trial."""
+"""Two model servers, each a subprocess, behind the real court; one is killed in mid-trial."""
 
 import concurrent.futures
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def two():
+def model_servers():
     servers = {server.url: server for server in (ModelServer("--call-s", "0.15") for _ in range(2))}
     yield servers
     for server in servers.values():
@@ -29,26 +29,26 @@ def calls(server):
         return json.load(answer)["calls"]
 
 
-def test_a_trial_keeps_to_one_server_and_goes_on_at_the_other_when_that_is_killed(start, two):
-    # The same picture is tried twice here.
-    court = start(None, "--reuse", "off", "--llm-url", ",".join(two), "--model", "stand-in").ready()
+def test_trial_stays_on_one_model_server_and_fails_over_when_it_is_killed(start, model_servers):
+    # Reuse is off because the same picture is tried twice.
+    court = start(None, "--reuse", "off", "--llm-url", ",".join(model_servers), "--model", "stand-in").ready()
     address = court.address
-    probed = {url: calls(server) for url, server in two.items()}
-    assert all(probed.values()), "each is asked at start what it can do"
+    probed = {url: calls(server) for url, server in model_servers.items()}
+    assert all(probed.values()), "each is probed for its capabilities at start"
 
-    whole = ask(address, procedure=FULL)
-    (used,) = [url for url, server in two.items() if calls(server) > probed[url]]
-    (other,) = set(two) - {used}
-    (record,) = records(court.docket, whole.verdict_id)
+    first = ask(address, procedure=FULL)
+    (used,) = [url for url, server in model_servers.items() if calls(server) > probed[url]]
+    (other,) = set(model_servers) - {used}
+    (record,) = records(court.docket, first.verdict_id)
     assert record.opened.servers["JUDGE"] == (used, other)
 
-    # The same picture comes to the same server, which does not survive it.
+    # The same picture goes to the same server again, which is killed in mid-trial.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, address, procedure=FULL)
-        court.wait_for(lambda line: "event=AnswerGiven" in line and whole.verdict_id not in line)
-        assert calls(two[other]) == probed[other]
-        two[used].kill()
-        response = asked.result()
+        pending = pool.submit(ask, address, procedure=FULL)
+        court.wait_for(lambda line: "event=AnswerGiven" in line and first.verdict_id not in line)
+        assert calls(model_servers[other]) == probed[other]
+        model_servers[used].kill()
+        response = pending.result()
     assert response.label in (wire.LABEL_HARMFUL, wire.LABEL_NOT_HARMFUL)
     (record,) = records(court.docket, response.verdict_id)
     assert record.state is TrialState.DECIDED

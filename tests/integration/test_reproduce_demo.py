@@ -1,4 +1,4 @@
-"""The whole of ``memecourt-eval reproduce`` on drawn memes: every figure is the one that the oracle has to come to."""
+"""``memecourt-eval reproduce`` from end to end on drawn memes: every figure matches the oracle's."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,7 @@ from eval.synthetic.oracle import expected, rounds_of
 
 TRAIN, TEST = 24, 16
 RULED = (("people from Blueland never wash a cup", None, True),)
-"""A precedent that is labelled by the hidden rule, as all are that a trial may be shown."""
+"""A precedent labelled by the hidden rule, as are all that a trial may be shown."""
 ALTERED = {
     "full": {"precedents": RULED},
     "no-precedents": {},
@@ -42,59 +42,58 @@ ROWS = {
 }
 
 
-def called(root, urls, *words, code=0):
-    result = CliRunner().invoke(cli, [*arguments(root, urls), *words])
+def reproduce(root, urls, *more, code=0):
+    result = CliRunner().invoke(cli, [*arguments(root, urls), *more])
     assert result.exit_code == code, result.output[-3000:]
     return result.stdout
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory):
-    """The command's folder, and the figures that it told."""
-    # All runs of a paper take longer, on a busy machine, than a test may before it counts as hung.
+def reproduced(tmp_path_factory):
+    """The command's folder, the URLs of its fake model servers, and its JSON output."""
+    # On a busy machine, all runs of the paper take longer than the limit after which a test counts as hung.
     faulthandler.cancel_dump_traceback_later()
     root = tmp_path_factory.mktemp("reproduced")
     draw_benches(root / "data", train=TRAIN, test=TEST, size=(320, 240))
     with pytest.MonkeyPatch.context() as patched, stand_ins() as urls:
         patched.setenv("MEMECOURT_HOME", str(root / "home"))
-        # Nothing is asked ahead: here servers and command share the processors, and what turns out to be superfluous
-        # is in no figure.
+        # No speculative calls: servers and command share the processors here, and superfluous calls enter no figure.
         patched.setenv("MEMECOURT_LLM__CONCURRENCY", "1")
-        told = json.loads(called(root, urls, "--json", "--with-leaks"))
-        yield root, urls, told
+        output = json.loads(reproduce(root, urls, "--json", "--with-leaks"))
+        yield root, urls, output
 
 
 def judged(root, bench):
-    """Memes of a bench that are scored: of three levels, those that are not somewhat harmful."""
+    """Returns the memes of a bench that are scored, without those labelled somewhat harmful."""
     test = "test_seen" if bench == "fhm" else "test"
     memes = [meme for meme in read_key(root / "data" / bench) if meme.split == test]
     return [meme for meme in memes if bench == "fhm" or meme.level != 1]
 
 
 def rates(pairs):
-    """Accuracy and macro-F1 of (gold, said), by their definitions."""
+    """Computes accuracy and macro-F1 of (gold, predicted) pairs by definition."""
     f1s = []
     for label in (False, True):
-        hits = sum(gold is label and said is label for gold, said in pairs)
-        named = sum((gold is label) + (said is label) for gold, said in pairs)
+        hits = sum(gold is label and predicted is label for gold, predicted in pairs)
+        named = sum((gold is label) + (predicted is label) for gold, predicted in pairs)
         f1s.append(2 * hits / named if named else 0.0)
-    return sum(gold is said for gold, said in pairs) / len(pairs), sum(f1s) / 2
+    return sum(gold is predicted for gold, predicted in pairs) / len(pairs), sum(f1s) / 2
 
 
-def said_by_the_oracle(root, size, bench, arm):
+def oracle_labels(root, size, bench, arm):
     ability = ABILITIES[size]
     return [
         (meme.harmful, expected(meme.text, meme.badge, ability, **ALTERED[arm]).harmful) for meme in judged(root, bench)
     ]
 
 
-def test_every_row_is_filled_and_is_the_oracle_s_to_the_last_digit(held):
-    root, _, told = held
-    assert told["finished"] is True
-    rows = {row["id"]: row for row in told["rows"] if row["id"]}
+def test_every_row_matches_the_oracle_to_the_last_digit(reproduced):
+    root, _, output = reproduced
+    assert output["finished"] is True
+    rows = {row["id"]: row for row in output["rows"] if row["id"]}
     assert rows.keys() == ROWS.keys()
     for id_, (size, bench, arm) in ROWS.items():
-        accuracy, macro_f1 = rates(said_by_the_oracle(root, size, bench, arm))
+        accuracy, macro_f1 = rates(oracle_labels(root, size, bench, arm))
         ours, published = rows[id_]["ours"], rows[id_]["published"]
         assert ours["n"] == len(judged(root, bench))
         assert math.isclose(ours["accuracy"]["value"], accuracy, abs_tol=1e-12), id_
@@ -102,12 +101,12 @@ def test_every_row_is_filled_and_is_the_oracle_s_to_the_last_digit(held):
         assert math.isclose(published["accuracy"], 100 * accuracy, abs_tol=1e-9)
         assert math.isclose(published["macro_f1"], 100 * macro_f1, abs_tol=1e-9)
         assert rows[id_]["reached"] == "within interval"
-    # A demonstration in which everything came out alike would show nothing.
+    # If all rows had the same figure, the demonstration would show nothing.
     assert len({row["ours"]["accuracy"]["value"] for row in rows.values()}) > 2
 
 
-def test_no_meme_that_is_somewhat_harmful_is_judged_or_a_precedent(held):
-    root, _, _ = held
+def test_somewhat_harmful_memes_are_neither_judged_nor_precedents(reproduced):
+    root, _, _ = reproduced
     run = RunFolder(root / "study" / "32b" / "harm-c" / "full")
     assert {meme.id for meme in run.memes()} == {meme.id for meme in judged(root, "harm-c")}
     manifest = run.manifest()
@@ -117,59 +116,60 @@ def test_no_meme_that_is_somewhat_harmful_is_judged_or_a_precedent(held):
     assert manifest.settings["judge_order"] == "defender first" and manifest.settings["tally_shown"] is False
 
 
-def test_controls_and_comparators_stand_beside_the_published_rows(held):
-    root, _, told = held
-    ours = {row["arm"]: row for row in told["rows"] if not row["id"]}
+def test_controls_and_comparators_are_reported_beside_the_published_rows(reproduced):
+    root, _, output = reproduced
+    ours = {row["arm"]: row for row in output["rows"] if not row["id"]}
     assert ours.keys() == {
         "random-precedents", "shuffled-labels", "swapped-sides", "plain-judge", "equal-compute", "mars", "with-leaks"
     }  # fmt: skip
-    full = next(row for row in told["rows"] if row["id"] == "T1.hc")
+    full = next(row for row in output["rows"] if row["id"] == "T1.hc")
     assert 0.5 * full["tokens"] < ours["equal-compute"]["tokens"] <= full["tokens"]
     assert (ours["plain-judge"]["calls"], ours["mars"]["calls"]) == (1, 4)
-    dull = rates(said_by_the_oracle(root, "32b", "harm-c", "dull-judge"))[0]
+    dull = rates(oracle_labels(root, "32b", "harm-c", "dull-judge"))[0]
     assert ours["plain-judge"]["ours"]["accuracy"]["value"] == pytest.approx(dull)
-    # Nothing was planted in these splits, and the oracle goes by the rule of any precedent.
-    assert told["leaks"]["figure"]["value"] == 0 and "Worth of leaks" in (root / "study/reproduction.md").read_text()
+    # No leak was planted in these splits, and to the oracle one precedent is as good as any.
+    assert output["leaks"]["figure"]["value"] == 0 and "Worth of leaks" in (root / "study/reproduction.md").read_text()
 
 
-def test_claims_and_figures_are_filled(held):
-    root, _, told = held
-    claims = {claim["id"]: claim for claim in told["claims"]}
+def test_claims_and_figures_are_filled(reproduced):
+    root, _, output = reproduced
+    claims = {claim["id"]: claim for claim in output["claims"]}
     assert list(claims) == [f"C{number}" for number in range(1, 8)]
     assert {id_ for id_, claim in claims.items() if claim["verdict"] == "not tested"} == {"C7"}
     (rounds,) = {part["figure"]["value"] for part in claims["C5"]["parts"]}
-    assert rounds == 0  # the oracle's rounds hang on the meme's text alone
-    for one in told["figure_5"]["harm-c"]:
-        counted = [rounds_of(meme.text) for meme in judged(root, "harm-c") if meme.harmful is one["harmful"]]
-        assert one["n"] == len(counted) and one["mean"] == pytest.approx(sum(counted) / len(counted))
-    assert told["figure_4"]["meme"] in {meme.id for meme in judged(root, "harm-p")}
+    assert rounds == 0  # the oracle's rounds depend on the meme's text only
+    for figure in output["figure_5"]["harm-c"]:
+        expected_rounds = [rounds_of(meme.text) for meme in judged(root, "harm-c") if meme.harmful is figure["harmful"]]
+        assert figure["n"] == len(expected_rounds)
+        assert figure["mean"] == pytest.approx(sum(expected_rounds) / len(expected_rounds))
+    assert output["figure_4"]["meme"] in {meme.id for meme in judged(root, "harm-p")}
     page = (root / "study" / "reproduction.html").read_text()
     text = (root / "study" / "reproduction.md").read_text()
     for title in ("Table 1", "Table 2", "Table 3", "Claims", "Figure 3", "Figure 4", "Figure 5", "What differs"):
         assert title in page and title in text
     assert page.count("<svg") == 3 and "What badge is shown in the middle" in text
-    # Words stand in the folder alone.
-    assert "badge" not in json.dumps(told)
-    assert json.loads((root / "study" / "reproduction.json").read_text()) == told
+    # Texts of memes stay in the folder's pages.
+    assert "badge" not in json.dumps(output)
+    assert json.loads((root / "study" / "reproduction.json").read_text()) == output
 
 
-def test_what_is_finished_needs_no_server_and_asks_nothing(held):
-    root, _, told = held
-    nobody = dict.fromkeys(ABILITIES, "http://127.0.0.1:9/v1")
-    assert json.loads(called(root, nobody, "--json")) == told
-    gone = CliRunner().invoke(cli, [*arguments(root, nobody), "--seed", "5"])
-    assert gone.exit_code == 1 and "begun with something else: seed" in gone.output
+def test_finished_reproduction_needs_no_model_server(reproduced):
+    root, _, output = reproduced
+    dead_urls = dict.fromkeys(ABILITIES, "http://127.0.0.1:9/v1")
+    assert json.loads(reproduce(root, dead_urls, "--json")) == output
+    changed = CliRunner().invoke(cli, [*arguments(root, dead_urls), "--seed", "5"])
+    assert changed.exit_code == 1 and "begun with something else: seed" in changed.output
 
 
-def test_a_run_that_lost_a_prediction_is_taken_up_where_it_was(held, tmp_path):
-    root, urls, told = held
+def test_run_that_lost_predictions_is_resumed(reproduced, tmp_path):
+    root, urls, output = reproduced
     run = RunFolder(root / "study" / "7b" / "harm-c" / "full")
     predictions, manifest = run.predictions(), run.manifest()
     with contextlib.suppress(FileNotFoundError):
         Path(root / "study" / "reproduction.json").unlink()
     run.write_predictions(predictions[:-3])
     run.write_manifest(manifest.model_copy(update={"finished": None}))
-    again = json.loads(called(root, urls, "--json"))
-    strip = [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in again["rows"]]
-    assert strip == [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in told["rows"]]
+    repeated = json.loads(reproduce(root, urls, "--json"))
+    rows = [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in repeated["rows"]]
+    assert rows == [{k: v for k, v in row.items() if k not in ("calls", "tokens")} for row in output["rows"]]
     assert run.manifest().interruptions == 1

@@ -1,4 +1,4 @@
-"""Requests at the court as it is wired for a server: real pictures, encoder, library and docket."""
+"""Trial requests to a court wired as in a server: real pictures, encoder, library and docket."""
 
 import asyncio
 import subprocess
@@ -19,68 +19,68 @@ from tests.support.pictures import captioned, encode
 MEME = captioned("A picture", "with two lines")
 
 
-def settings_for(home, tmp_path, **given):
-    return Settings(home=home, docket=tmp_path / "docket.sqlite", picture_workers=1, text_workers=1, **given)
+def settings_for(home, tmp_path, **options):
+    return Settings(home=home, docket=tmp_path / "docket.sqlite", picture_workers=1, text_workers=1, **options)
 
 
-def served(settings, work):
+def with_runner(settings, send):
     async def scene():
-        async with open_court(settings, read_text=False) as house, TrialRunner(house, settings) as reception:
-            return await work(reception)
+        async with open_court(settings, read_text=False) as court, TrialRunner(court, settings) as runner:
+            return await send(runner)
 
     return asyncio.run(scene())
 
 
-def test_the_same_pixels_in_another_file_are_known_and_other_pixels_are_not(home, tmp_path):
+def test_verdict_is_reused_for_the_same_pixels_in_another_file_only(home, tmp_path):
     settings = settings_for(home, tmp_path)
     files = [encode(MEME, "PNG", compress_level=0), encode(MEME, "PNG", compress_level=9), encode(MEME, "GIF")]
     files += [encode(MEME, "WEBP", lossless=True), encode(MEME, "JPEG", quality=60)]
     assert len(set(files)) == 5
 
-    async def scene(reception):
-        return [await reception.answer(TrialRequest(image=file, text="two lines")) for file in files]
+    async def scene(runner):
+        return [await runner.answer(TrialRequest(image=file, text="two lines")) for file in files]
 
-    first, *others = served(settings, scene)
+    first, *others = with_runner(settings, scene)
     assert not first.reused and first.record.state is TrialState.DECIDED
     lossless = [answer.record.opened.meme.pixels_sha256 == first.record.opened.meme.pixels_sha256 for answer in others]
     assert [answer.reused for answer in others] == lossless
     assert lossless[0] and lossless[2] and not lossless[3]
-    # Again, by another process that knows nothing yet.
-    again = served(settings, scene)
+    # Again with an empty cache, as after a restart: the docket has the verdicts.
+    again = with_runner(settings, scene)
     assert [answer.reused for answer in again] == [True] * 5
 
 
-def test_the_same_picture_with_other_text_is_not_given_an_earlier_verdict(home, tmp_path):
+def test_verdict_is_not_reused_for_the_same_picture_with_another_text(home, tmp_path):
     settings = settings_for(home, tmp_path)
     file = encode(MEME, "PNG")
 
-    async def scene(reception):
-        return [await reception.answer(TrialRequest(image=file, text=f"text number {number}")) for number in range(3)]
+    async def scene(runner):
+        return [await runner.answer(TrialRequest(image=file, text=f"text number {number}")) for number in range(3)]
 
-    answers = served(settings, scene)
+    answers = with_runner(settings, scene)
     assert len({answer.record.trial_id for answer in answers}) == 3 and not any(each.reused for each in answers)
 
 
-def test_where_the_operator_allows_it_a_nearly_same_meme_is_given_the_earlier_verdict(home, tmp_path):
-    first, nearly = encode(MEME, "PNG"), encode(MEME, "JPEG", quality=95)
+def test_verdict_is_reused_for_a_near_duplicate_if_configured(home, tmp_path):
+    first, similar = encode(MEME, "PNG"), encode(MEME, "JPEG", quality=95)
 
-    async def scene(reception):
-        first_of = await reception.answer(TrialRequest(image=first, text="two lines", request_id="first"))
-        results = [first_of]
+    async def scene(runner):
+        first_result = await runner.answer(TrialRequest(image=first, text="two lines", request_id="first"))
+        results = [first_result]
         for number in range(2):
             results.append(
-                await reception.answer(TrialRequest(image=nearly, text="two lines", request_id=f"near {number}"))
+                await runner.answer(TrialRequest(image=similar, text="two lines", request_id=f"near {number}"))
             )
-        results.append(await reception.answer(TrialRequest(image=nearly, text="two lines", request_id="near 0")))
-        results.append(await reception.answer(TrialRequest(image=nearly, text="other words", request_id="other")))
+        results.append(await runner.answer(TrialRequest(image=similar, text="two lines", request_id="near 0")))
+        results.append(await runner.answer(TrialRequest(image=similar, text="other words", request_id="other")))
         results.append(
-            await reception.answer(TrialRequest(image=nearly, text="two lines", language="de", request_id="language"))
+            await runner.answer(TrialRequest(image=similar, text="two lines", language="de", request_id="language"))
         )
         return results
 
     (tmp_path / "on").mkdir()
-    found = served(settings_for(home, tmp_path / "on", reuse_near=True), scene)
-    assert [(answer.reused, answer.near) for answer in found] == [
+    answers = with_runner(settings_for(home, tmp_path / "on", reuse_near=True), scene)
+    assert [(answer.reused, answer.near) for answer in answers] == [
         (False, False),
         (True, True),
         (True, True),
@@ -89,24 +89,22 @@ def test_where_the_operator_allows_it_a_nearly_same_meme_is_given_the_earlier_ve
         (False, False),
     ]
     (tmp_path / "off").mkdir()
-    found = served(settings_for(home, tmp_path / "off"), scene)
-    assert [(answer.reused, answer.near) for answer in found[:3]] == [(False, False), (False, False), (True, False)]
+    answers = with_runner(settings_for(home, tmp_path / "off"), scene)
+    assert [(answer.reused, answer.near) for answer in answers[:3]] == [(False, False), (False, False), (True, False)]
 
 
-def test_a_pin_on_the_library_that_is_searched_holds(home, tmp_path):
+def test_required_library_version_must_be_loaded(home, tmp_path):
     settings, file = settings_for(home, tmp_path), encode(MEME, "PNG")
 
-    async def scene(reception):
-        first = await reception.answer(TrialRequest(image=file, text="x"))
+    async def scene(runner):
+        first = await runner.answer(TrialRequest(image=file, text="x"))
         loaded = first.record.opened.versions.library
-        assert (
-            await reception.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library=loaded)))
-        ).reused
+        assert (await runner.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library=loaded)))).reused
         with pytest.raises(NotLoaded) as caught:
-            await reception.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library="sha256:0")))
+            await runner.answer(TrialRequest(image=file, text="x", pins=RequiredVersions(library="sha256:0")))
         return caught.value
 
-    assert served(settings, scene).field == "pins.library"
+    assert with_runner(settings, scene).field == "pins.library"
 
 
 CRASH = """
@@ -119,15 +117,15 @@ CRASH = """
 
     async def main():
         settings = Settings(home=Path(sys.argv[1]), docket=Path(sys.argv[2]), picture_workers=1, text_workers=1)
-        async with open_court(settings, read_text=False) as house:
+        async with open_court(settings, read_text=False) as court:
             async def watch(event):
                 if event.kind == "TextRead":
                     print(event.trial_id, flush=True)
                     os._exit(9)
 
-            async with TrialRunner(house, settings) as reception:
-                house.feed.subscribe(watch)
-                await reception.answer(
+            async with TrialRunner(court, settings) as runner:
+                court.feed.subscribe(watch)
+                await runner.answer(
                     TrialRequest(image=Path(sys.argv[3]).read_bytes(), text="two lines", request_id="cut")
                 )
 
@@ -135,7 +133,7 @@ CRASH = """
 """
 
 
-def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
+def test_trial_of_a_killed_process_is_taken_over_by_the_next(home, tmp_path, monkeypatch):
     monkeypatch.setattr("serving.runner.heartbeat.DEAD_S", 1.0)
     monkeypatch.setattr("serving.runner.heartbeat.BEAT_S", 0.1)
     settings, file = settings_for(home, tmp_path), tmp_path / "meme.png"
@@ -145,24 +143,24 @@ def test_what_a_killed_process_left_is_taken_over_by_the_next(home, tmp_path, mo
     assert killed.returncode == 9, killed.stderr
     trial_id = killed.stdout.strip()
 
-    async def scene(reception):
-        assert await reception.trial_of(RequestName("", "cut")) == trial_id
-        return await reception.answer(TrialRequest(image=file.read_bytes(), text="two lines", request_id="cut"))
+    async def scene(runner):
+        assert await runner.trial_of(RequestName("", "cut")) == trial_id
+        return await runner.answer(TrialRequest(image=file.read_bytes(), text="two lines", request_id="cut"))
 
-    answer = served(settings, scene)
+    answer = with_runner(settings, scene)
     assert answer.record.trial_id == trial_id and answer.record.state is TrialState.DECIDED
     kinds = [event.kind for event in answer.record.events]
     assert kinds.count("TrialResumed") == kinds.count("TrialOpened") == kinds.count("PrecedentsCited") == 1
 
 
-def test_a_court_does_not_open_with_an_expert_witness_and_no_source_of_evidence(home, tmp_path):
-    async def scene(reception):
+def test_expert_witness_without_a_source_of_evidence_is_refused_at_start(home, tmp_path):
+    async def scene(runner):
         return None
 
     always = {"expert": "always"}
     with pytest.raises(NotLoaded, match=r"trial\.expert to off") as caught:
-        served(settings_for(home, tmp_path, procedure="SUMMARY", trial=always), scene)
+        with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always), scene)
     assert caught.value.reason == "EVIDENCE_SOURCE_MISSING"
-    gone = f"onnx:{tmp_path / 'gone'}"
+    missing = f"onnx:{tmp_path / 'gone'}"
     with pytest.raises(BadRequest, match="is no folder"):
-        served(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=gone), scene)
+        with_runner(settings_for(home, tmp_path, procedure="SUMMARY", trial=always, entailment=missing), scene)

@@ -1,7 +1,7 @@
-"""Runs as processes of their own that are killed again and again: nothing is lost, nothing is done twice.
+"""Runs as subprocesses that are killed repeatedly: nothing is lost, nothing is done twice.
 
-The model server is the stand-in behind a real socket; it plays its part and puts into each reply the digest of the
-request that it answers, so that what the store of calls holds can be held against what was asked.
+The fake model server, on a real socket, puts a digest of the request into each reply, so that the replies in the store
+of calls can be compared with the requests made.
 """
 
 import asyncio
@@ -42,96 +42,96 @@ def tag_of(body):
 
 
 class Server:
-    """A stand-in in a thread of its own, for as long as the context lasts."""
+    """A fake model server in a thread, for as long as the context lasts."""
 
     def __init__(self, call_s):
-        self.asked = []  # tags, in the order in which calls were begun to be answered
-        # Without ids of pictures: with them, the same request looks different once the server has the picture.
+        self.tags = []  # tags of requests, in the order in which their answers began
+        # Without picture ids: with them, the same request looks different once the server has the picture.
         settings = Settings(call_s=call_s, features=FEATURES - {"picture_ids"})
         self.server = FakeModelServer(settings, keep=True, answer=self.answer)
 
     def answer(self, body):
-        said = scripted_reply(body)
-        if said is None:
+        reply_text = scripted_reply(body)
+        if reply_text is None:
             return None
         tag = tag_of(body)
-        self.asked.append(tag)
-        reply = json.loads(said)
+        self.tags.append(tag)
+        reply = json.loads(reply_text)
         name = next(name for name in TAGGED if name in reply)
         end = "?" if reply[name].endswith("?") else "."
         return json.dumps({**reply, name: f"{reply[name].rstrip('?.')} {tag}{end}"})
 
     def odds(self):
-        """Bodies of calls for odds of the Judge."""
+        """Counts the calls for odds of the Judge by their body."""
         bodies = [json.dumps(b, sort_keys=True) for b in self.server.requests if b.get("logprobs")]
         return Counter(body for body in bodies if "Say hello" not in body)
 
     @contextlib.contextmanager
     def __call__(self):
-        listening, port, done = threading.Event(), [], []
+        ready, port, ends = threading.Event(), [], []
 
         async def serve():
             end = asyncio.Event()
-            done.append((asyncio.get_running_loop(), end))
+            ends.append((asyncio.get_running_loop(), end))
             async with serving(self.server) as number:
                 port.append(number)
-                listening.set()
+                ready.set()
                 await end.wait()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
-        assert listening.wait(120)
+        assert ready.wait(120)
         try:
             yield f"http://127.0.0.1:{port[0]}/v1"
         finally:
-            loop, end = done[0]
+            loop, end = ends[0]
             loop.call_soon_threadsafe(end.set)
             thread.join()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A data set whose memes are tried in two to four rounds, and a home that runs share."""
-    place = tmp_path_factory.mktemp("killed")
-    make(place / "data", Layout.HARMEME, train=16, val=4, test=MEMES)
-    test = place / "data" / "test.jsonl"
+    """A folder with a data set whose memes are tried in two to four rounds, and with the home of all runs."""
+    folder = tmp_path_factory.mktemp("killed")
+    make(folder / "data", Layout.HARMEME, train=16, val=4, test=MEMES)
+    test = folder / "data" / "test.jsonl"
     rows = [json.loads(line) for line in test.read_text().splitlines()]
     for number, row in enumerate(rows):
         row["text"] += f" in {2 + number % 3} rounds"
     test.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return place
+    return folder
 
 
-def start(place, *words):
+def start(folder, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "eval", "run", *map(str, words)],
+        [sys.executable, "-m", "eval", "run", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "MEMECOURT_HOME": str(place / "home")},
+        env={**os.environ, "MEMECOURT_HOME": str(folder / "home")},
     )
 
 
-def to_the_end(process):
-    said, _ = process.communicate(timeout=240)
-    return process.returncode, said
+def wait_for_exit(process):
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
 
 
-def anew(place, out, *words):
-    given = ("--dataset", "synthetic-harmeme", "--data", place / "data", "--out", out)
-    return start(place, *given, "--concurrency", CONCURRENCY, *words)
+def start_run(folder, out, *more):
+    options = ("--dataset", "synthetic-harmeme", "--data", folder / "data", "--out", out)
+    return start(folder, *options, "--concurrency", CONCURRENCY, *more)
 
 
-def again(place, out, *words):
-    return start(place, "--resume", out, "--concurrency", CONCURRENCY, *words)
+def resume_run(folder, out, *more):
+    return start(folder, "--resume", out, "--concurrency", CONCURRENCY, *more)
 
 
 def full(url):
     return "--llm-url", url, "--model", "stand-in"
 
 
-def kept(out):
-    """Tags of the replies that the store of calls holds."""
+def stored_tags(out):
+    """Returns the tags of the replies in the store of calls."""
     if not (out / CALLS).exists():
         return set()
     with contextlib.closing(sqlite3.connect(out / CALLS)) as file:
@@ -139,125 +139,125 @@ def kept(out):
     return {tag for body in bodies for tag in TAG.findall(body)}
 
 
-def verdicts(out):
-    """How many trials and verdicts the docket holds per meme.
+def trials_and_verdicts(out):
+    """Counts the trials and the verdicts in the docket by meme.
 
-    A trial that was killed before its text was kept has nothing to go on from: the meme is tried anew, and that the
-    first one was opened stays on record. Such a trial is none here.
+    Leaves out trials killed before their text was stored: these can't be resumed, so the meme gets a new trial, while
+    the first one stays on record as opened.
     """
     with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
         trials = file.execute(
             "SELECT trial_id, body FROM entries WHERE kind = 'TrialOpened' AND trial_id IN "
             "(SELECT trial_id FROM entries WHERE kind = 'TextRead')"
         ).fetchall()
-        given = Counter(t for (t,) in file.execute("SELECT trial_id FROM entries WHERE kind = 'VerdictGiven'"))
-    of = {trial: json.loads(unpacked(body))["meme"]["content_id"] for trial, body in trials}
-    return Counter(of.values()), Counter(of[trial] for trial in given.elements())
+        verdict_counts = Counter(t for (t,) in file.execute("SELECT trial_id FROM entries WHERE kind = 'VerdictGiven'"))
+    meme_of = {trial: json.loads(unpacked(body))["meme"]["content_id"] for trial, body in trials}
+    return Counter(meme_of.values()), Counter(meme_of[trial] for trial in verdict_counts.elements())
 
 
-def what_was_said(out):
-    """Predictions by meme, without what depends on the hour: ids, seconds, and calls that turned out superfluous."""
-    said = RunFolder(out).predictions()
-    assert len(said) == len({p.meme for p in said}) == MEMES
-    hours = {"trial": "", "cost": None}
-    return {p.meme: (p.model_copy(update=hours), p.cost.chain) for p in said}
+def comparable_predictions(out):
+    """Returns predictions by meme, without what differs between runs: ids, seconds, and superfluous calls."""
+    predictions = RunFolder(out).predictions()
+    assert len(predictions) == len({p.meme for p in predictions}) == MEMES
+    without = {"trial": "", "cost": None}
+    return {p.meme: (p.model_copy(update=without), p.cost.chain) for p in predictions}
 
 
-def check_whole(out):
-    trials, given = verdicts(out)
-    assert set(trials.values()) == {1} and set(given.values()) == {1} and len(given) == MEMES
+def check_complete(out):
+    trials, verdict_counts = trials_and_verdicts(out)
+    assert set(trials.values()) == {1} and set(verdict_counts.values()) == {1} and len(verdict_counts) == MEMES
     assert RunFolder(out).manifest().finished
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place):
-    """What a full run says that nobody kills."""
+    """Predictions of a full run that is not killed."""
     with Server(call_s=0.0)() as url:
-        code, said = to_the_end(anew(place, place / "undisturbed", "--procedure", "full", *full(url)))
-    assert code == 0, said
-    check_whole(place / "undisturbed")
-    return what_was_said(place / "undisturbed")
+        code, output = wait_for_exit(start_run(place, place / "undisturbed", "--procedure", "full", *full(url)))
+    assert code == 0, output
+    check_complete(place / "undisturbed")
+    return comparable_predictions(place / "undisturbed")
 
 
-def test_a_run_that_nobody_ends_says_something_of_every_meme(undisturbed):
-    # First of all, so that the time this takes is not that of the tests below.
+def test_undisturbed_run_has_a_prediction_for_every_meme(undisturbed):
+    # The first test, so that the undisturbed run does not count toward the time limits of those below.
     assert len(undisturbed) == MEMES
     chains = {chain for _, chain in undisturbed.values()}
     assert chains == {1 + 2 * rounds + 1 + 2 for rounds in (2, 3, 4)}  # D, R (q + a), s, and two calls for odds
 
 
-def when_begun(process, server, number):
-    """Waits until the server has been asked so often, or the run is over."""
+def wait_for_requests(process, server, number):
+    """Waits until the server has got that many requests, or the run is over."""
     end = time.monotonic() + 200
-    while len(server.asked) < number and process.poll() is None:
-        assert time.monotonic() < end, "the run does not get on"
+    while len(server.tags) < number and process.poll() is None:
+        assert time.monotonic() < end, "the run makes no progress"
         time.sleep(0.005)
 
 
 @pytest.mark.parametrize(
-    "how,times",
+    "signal_sent,kills",
     [(signal.SIGKILL, 3 if FULL else 1), (signal.SIGINT, 2 if FULL else 1)],
     ids=["killed", "interrupted"],
 )
-def test_a_run_that_is_ended_again_and_again_asks_nothing_twice_and_says_the_same(place, undisturbed, how, times):
-    out = place / f"ended-{how.name}"
-    server, chance = Server(call_s=0.06), random.Random(how.name)
+def test_run_ended_repeatedly_makes_no_call_twice_and_predicts_the_same(place, undisturbed, signal_sent, kills):
+    out = place / f"ended-{signal_sent.name}"
+    server, rng = Server(call_s=0.06), random.Random(signal_sent.name)
     in_flight = 0
     with server() as url:
-        process = anew(place, out, "--procedure", "full", *full(url))
-        for _ in range(times):
-            begun, before = len(server.asked), kept(out)
-            when_begun(process, server, begun + chance.randrange(8, 24))
-            process.send_signal(how)
-            code, said = to_the_end(process)
-            assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130), f"not ended: {code}, {said}"
-            if how is signal.SIGINT:
-                assert f"memecourt-eval run --resume {out}" in said
-            # Nothing that was kept before this process began has been asked by it.
-            assert not before & set(server.asked[begun:])
-            in_flight += len(set(server.asked[begun:]) - kept(out))
-            process = again(place, out, *full(url))
-        begun, before = len(server.asked), kept(out)
-        code, said = to_the_end(process)
-        assert code == 0, said
-        assert before and not before & set(server.asked[begun:])
-    # Only what was on its way when a process ended was asked more than once.
-    assert len(server.asked) - len(set(server.asked)) <= in_flight
+        process = start_run(place, out, "--procedure", "full", *full(url))
+        for _ in range(kills):
+            requests_before, stored_before = len(server.tags), stored_tags(out)
+            wait_for_requests(process, server, requests_before + rng.randrange(8, 24))
+            process.send_signal(signal_sent)
+            code, output = wait_for_exit(process)
+            assert code == (-signal.SIGKILL if signal_sent is signal.SIGKILL else 130), f"not ended: {code}, {output}"
+            if signal_sent is signal.SIGINT:
+                assert f"memecourt-eval run --resume {out}" in output
+            # No call stored before this process began is made by it.
+            assert not stored_before & set(server.tags[requests_before:])
+            in_flight += len(set(server.tags[requests_before:]) - stored_tags(out))
+            process = resume_run(place, out, *full(url))
+        requests_before, stored_before = len(server.tags), stored_tags(out)
+        code, output = wait_for_exit(process)
+        assert code == 0, output
+        assert stored_before and not stored_before & set(server.tags[requests_before:])
+    # Only calls in flight when a process ended are made more than once.
+    assert len(server.tags) - len(set(server.tags)) <= in_flight
     odds = server.odds()
-    assert sum(odds.values()) - len(odds) <= times * CONCURRENCY
-    check_whole(out)
-    assert RunFolder(out).manifest().interruptions == times
-    assert what_was_said(out) == undisturbed
+    assert sum(odds.values()) - len(odds) <= kills * CONCURRENCY
+    check_complete(out)
+    assert RunFolder(out).manifest().interruptions == kills
+    assert comparable_predictions(out) == undisturbed
 
 
-def test_a_summary_run_that_is_killed_goes_on_and_says_the_same(place):
-    code, said = to_the_end(anew(place, place / "summary"))
-    assert code == 0, said
-    out, seen = place / "summary-killed", 0
-    process = anew(place, out)
+def test_killed_summary_run_resumes_and_predicts_the_same(place):
+    code, output = wait_for_exit(start_run(place, place / "summary"))
+    assert code == 0, output
+    out, judged = place / "summary-killed", 0
+    process = start_run(place, out)
     for number in (1, 3):
-        # Once more of the memes are judged than when it was killed last, or at the latest when it is done.
-        while process.poll() is None and seen < number:
+        # Kill it once more memes are judged than at the last kill, or when it is done.
+        while process.poll() is None and judged < number:
             with contextlib.suppress(FileNotFoundError):
-                seen = (out / "predictions.jsonl").read_bytes().count(b"\n")
+                judged = (out / "predictions.jsonl").read_bytes().count(b"\n")
             time.sleep(0.002)
         process.kill()
-        to_the_end(process)
-        process = again(place, out)
-    code, said = to_the_end(process)
-    assert code == 0, said
-    check_whole(out)
-    assert what_was_said(out) == what_was_said(place / "summary")
+        wait_for_exit(process)
+        process = resume_run(place, out)
+    code, output = wait_for_exit(process)
+    assert code == 0, output
+    check_complete(out)
+    assert comparable_predictions(out) == comparable_predictions(place / "summary")
 
 
-def test_a_run_that_is_killed_before_it_has_begun_is_begun_anew(place):
+def test_run_killed_during_its_setup_starts_over(place):
     out = place / "early"
-    process = anew(place, out)
+    process = start_run(place, out)
     while process.poll() is None and not (out / ".starting").exists():
         time.sleep(0.002)
     process.kill()
-    to_the_end(process)
+    wait_for_exit(process)
     assert not (out / "manifest.json").exists()
-    code, said = to_the_end(anew(place, out))
-    assert code == 0, said
-    check_whole(out)
+    code, output = wait_for_exit(start_run(place, out))
+    assert code == 0, output
+    check_complete(out)

@@ -1,6 +1,6 @@
-"""Runs on a Ray cluster of two nodes, whose workers are killed: they say what a run without a cluster says, once.
+"""Runs on a Ray cluster of two nodes whose workers are killed predict the same as runs without a cluster.
 
-The cluster is of processes of ours on this machine, with a token of its own. Ray is not loaded into this process.
+The cluster consists of processes on this machine, with a token of its own. This process does not import Ray.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ pytest.importorskip("pyarrow")
 
 MEMES = 24
 FULL_MEMES = 8
-ENDS_S = 240  # what takes longer hangs
+ENDS_S = 240  # a process that takes longer counts as hung
 
 
-class Started:
-    """A process of ours, and what it says: line by line, while it runs."""
+class Process:
+    """A subprocess and its output, line by line while it runs."""
 
-    def __init__(self, words, env):
+    def __init__(self, command, env):
         self.lines = []
         self.process = subprocess.Popen(
-            list(map(str, words)),
+            list(map(str, command)),
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -52,30 +52,30 @@ class Started:
             self.lines.append(line)
 
     @property
-    def said(self):
+    def output(self):
         return "".join(self.lines)
 
-    def says(self, words):
-        """Waits until it has said so."""
+    def wait_for(self, text):
+        """Waits until the output contains some text."""
         end = time.monotonic() + ENDS_S
-        while words not in self.said:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < end, self.said
+        while text not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < end, self.output
             time.sleep(0.02)
 
-    def ends(self):
-        """Its exit code."""
+    def wait_for_exit(self):
+        """Waits for the end of the process and returns the exit code."""
         try:
             code = self.process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
             self.stop(signal.SIGKILL)
-            pytest.fail(f"it hangs: {self.said}")
+            pytest.fail(f"the process hangs: {self.output}")
         self.reader.join(60)
         return code
 
-    def stop(self, how=signal.SIGTERM):
+    def stop(self, signal_number=signal.SIGTERM):
         if self.process.poll() is None:
-            self.process.send_signal(how)
+            self.process.send_signal(signal_number)
             try:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
@@ -99,41 +99,41 @@ def place(tmp_path_factory):
     return place
 
 
-def run(place, env, *words):
-    return Started((sys.executable, "-m", "eval", "run", *words), {**env, "MEMECOURT_HOME": str(place / "home")})
+def run(place, env, *arguments):
+    return Process((sys.executable, "-m", "eval", "run", *arguments), {**env, "MEMECOURT_HOME": str(place / "home")})
 
 
-def given(place, data, out):
+def run_options(place, data, out):
     return "--dataset", "synthetic-harmeme", "--data", place / data, "--out", place / out, "--concurrency", "4"
 
 
-def predictions(out):
+def prediction_count(out):
     path = out / "predictions.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kill_one(cluster, process, out, memes):
-    """Kills a worker by SIGKILL as soon as some memes, and not all, have been judged; beside another, if there is time.
+def kill_a_worker(cluster, process, out, memes):
+    """Kills a worker with SIGKILL once some but not all memes are judged; waits for both workers if time allows.
 
-    Nobody promises that both workers begin at once: on a busy machine one judges before the other is there.
+    The workers need not start together: on a busy machine one judges before the other is up.
     """
     end = time.monotonic() + ENDS_S
-    while not (done := predictions(out)) or (len(cluster.workers()) < 2 and done < memes // 3):
-        assert process.process.poll() is None and time.monotonic() < end, process.said
+    while not (done := prediction_count(out)) or (len(cluster.workers()) < 2 and done < memes // 3):
+        assert process.process.poll() is None and time.monotonic() < end, process.output
         time.sleep(0.01)
-    os.kill(cluster.workers()[-1], signal.SIGKILL)  # the newest: one of a run before may be ending yet
-    return predictions(out)
+    os.kill(cluster.workers()[-1], signal.SIGKILL)  # the newest: one of the previous run may still be ending
+    return prediction_count(out)
 
 
-def said(out):
-    """Predictions by meme, without ids, seconds, and calls that turned out superfluous."""
-    all_of_them = RunFolder(out).predictions()
-    assert len(all_of_them) == len({p.meme for p in all_of_them})
-    return {p.meme: (p.model_copy(update={"trial": "", "cost": None}), p.cost.chain) for p in all_of_them}
+def comparable_predictions(out):
+    """Returns predictions by meme, without ids, seconds, and superfluous calls."""
+    found = RunFolder(out).predictions()
+    assert len(found) == len({p.meme for p in found})
+    return {p.meme: (p.model_copy(update={"trial": "", "cost": None}), p.cost.chain) for p in found}
 
 
 def check_docket(out, memes):
-    """One trial a meme, with its verdict and picture, each the one that the prediction names."""
+    """Checks that each meme has one trial with verdict and picture, the one that its prediction names."""
     trials = {p.trial for p in RunFolder(out).predictions()}
     with contextlib.closing(sqlite3.connect(out / DOCKET)) as file:
         kinds = Counter(kind for (kind,) in file.execute("SELECT kind FROM entries WHERE seq >= 0"))
@@ -142,34 +142,34 @@ def check_docket(out, memes):
             "SELECT count(*) FROM (SELECT 1 FROM entries WHERE seq >= 0 "
             "GROUP BY trial_id HAVING max(seq) - min(seq) + 1 <> count(*))"
         ).fetchone()
-    kept = len({path.name.partition(".")[0] for path in (out / f"{DOCKET}-pictures").rglob("*.png")})
-    assert len(trials) == kinds["TrialOpened"] == kinds["VerdictGiven"] == kept == memes
+    picture_count = len({path.name.partition(".")[0] for path in (out / f"{DOCKET}-pictures").rglob("*.png")})
+    assert len(trials) == kinds["TrialOpened"] == kinds["VerdictGiven"] == picture_count == memes
     assert gaps == 0
 
 
-def nothing_is_left_of_texts_and_pictures(cluster):
+def check_workers_left_no_files(cluster):
     assert not list(cluster.tmp.glob("memecourt-ray-*"))
 
 
-def test_a_run_on_a_cluster_of_which_a_worker_is_killed_says_what_a_run_here_says(cluster, place):
-    here = run(place, os.environ, *given(place, "data", "here"))
-    assert here.ends() == 0, here.said
-    here.stop()
-    there = run(place, cluster.env, *given(place, "data", "there"), "--ray", cluster.address)
-    judged = kill_one(cluster, there, place / "there", MEMES)
-    assert there.ends() == 0, there.said
-    there.stop()
+def test_ray_run_with_a_killed_worker_predicts_the_same_as_a_local_run(cluster, place):
+    local_run = run(place, os.environ, *run_options(place, "data", "here"))
+    assert local_run.wait_for_exit() == 0, local_run.output
+    local_run.stop()
+    ray_run = run(place, cluster.env, *run_options(place, "data", "there"), "--ray", cluster.address)
+    judged = kill_a_worker(cluster, ray_run, place / "there", MEMES)
+    assert ray_run.wait_for_exit() == 0, ray_run.output
+    ray_run.stop()
     assert judged < MEMES
-    assert said(place / "there") == said(place / "here")
+    assert comparable_predictions(place / "there") == comparable_predictions(place / "here")
     check_docket(place / "there", MEMES)
     assert RunFolder(place / "there").manifest().finished
     assert cluster.env["RAY_AUTH_TOKEN"] not in RunFolder(place / "there").manifest().model_dump_json()
-    nothing_is_left_of_texts_and_pictures(cluster)
+    check_workers_left_no_files(cluster)
 
 
-def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anything_twice(cluster, place):
+def test_full_ray_run_fails_without_its_model_server_and_can_be_resumed(cluster, place):
     port, key = free_port("127.0.0.1"), secrets.token_hex(8)
-    stand_in = (
+    model_server = (
         sys.executable,
         "-m",
         "eval.perf.model_server.server",
@@ -182,43 +182,43 @@ def test_a_full_run_ends_with_its_model_server_and_goes_on_without_asking_anythi
     )
     url = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--model", "stand-in")
     env = {**cluster.env, "MEMECOURT_LLM__API_KEY": key}
-    server = Started((*stand_in, "--call-s", "0.2"), os.environ)
+    server = Process((*model_server, "--call-s", "0.2"), os.environ)
     try:
-        server.says("port")
+        server.wait_for("port")
         out = place / "full-there"
-        there = run(
-            place, env, *given(place, "few", "full-there"), "--procedure", "full", *url, "--ray", cluster.address
+        ray_run = run(
+            place, env, *run_options(place, "few", "full-there"), "--procedure", "full", *url, "--ray", cluster.address
         )
-        there.says("0 of them judged before")  # the court is open here, and not yet on the nodes
+        ray_run.wait_for("0 of them judged before")  # the court is open in the driver, and not yet on the nodes
         server.stop()
-        assert there.ends() == 1, there.said
-        there.stop()
-        assert "Error: A worker of the Ray cluster can't judge: " in there.said
-        assert key not in there.said
+        assert ray_run.wait_for_exit() == 1, ray_run.output
+        ray_run.stop()
+        assert "Error: A worker of the Ray cluster can't judge: " in ray_run.output
+        assert key not in ray_run.output
         assert not RunFolder(out).manifest().finished
 
-        server = Started((*stand_in, "--call-s", "0.2"), os.environ)
-        server.says("port")
-        there = run(place, env, "--resume", out, "--concurrency", "4", *url, "--ray", cluster.address)
-        judged = kill_one(cluster, there, out, FULL_MEMES)
-        assert there.ends() == 0, there.said
-        there.stop()
+        server = Process((*model_server, "--call-s", "0.2"), os.environ)
+        server.wait_for("port")
+        ray_run = run(place, env, "--resume", out, "--concurrency", "4", *url, "--ray", cluster.address)
+        judged = kill_a_worker(cluster, ray_run, out, FULL_MEMES)
+        assert ray_run.wait_for_exit() == 0, ray_run.output
+        ray_run.stop()
         assert judged < FULL_MEMES
-        here = run(place, env, *given(place, "few", "full-here"), "--procedure", "full", *url)
-        assert here.ends() == 0, here.said
-        here.stop()
+        local_run = run(place, env, *run_options(place, "few", "full-here"), "--procedure", "full", *url)
+        assert local_run.wait_for_exit() == 0, local_run.output
+        local_run.stop()
     finally:
         server.stop()
-    assert said(out) == said(place / "full-here")
+    assert comparable_predictions(out) == comparable_predictions(place / "full-here")
     check_docket(out, FULL_MEMES)
-    # A trial that was held again has its first calls from the store.
+    # A repeated trial takes its first calls from the store.
     assert sum(p.cost.stored for p in RunFolder(out).predictions()) > 0
     assert key not in (out / "manifest.json").read_text()
-    nothing_is_left_of_texts_and_pictures(cluster)
+    check_workers_left_no_files(cluster)
 
 
-def test_the_benchmark_counts_what_a_kill_loses(cluster, tmp_path):
+def test_ray_benchmark_holds_when_a_worker_is_killed(cluster, tmp_path):
     result = compare_jobs(cluster, tmp_path, MEMES)
     assert result.holds, result.figures
     assert result.figures["ray_over_here"] > 0
-    nothing_is_left_of_texts_and_pictures(cluster)
+    check_workers_left_no_files(cluster)

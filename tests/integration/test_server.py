@@ -1,4 +1,4 @@
-"""The main job over a real socket: a meme goes in over gRPC, a verdict with its record comes out."""
+"""Judging over a real socket: a meme is sent over gRPC, and a verdict with its record comes back."""
 
 import asyncio
 import concurrent.futures
@@ -28,7 +28,7 @@ from tests.support.playing import wait_until
 
 pytestmark = pytest.mark.integration
 
-# None of these stands in the starter library.
+# None of these is in the starter library.
 HARMFUL = ("crowd", "People from Blueland are filth. Kick every one of them out of our town!")
 HARMLESS = ("cat", "When the alarm rings on Monday and you are already late for coffee")
 FAR = ("landscape", "Section 14b: depreciation of leased turbine blades over nine fiscal years")
@@ -55,27 +55,27 @@ def records(docket, *trial_ids):
     async def read():
         store = Docket.open(docket, create=False)
         try:
-            lines = await store.index.list(limit=10_000)
-            return {line.trial_id: await store.trials.record(line.trial_id) for line in lines}
+            entries = await store.index.list(limit=10_000)
+            return {entry.trial_id: await store.trials.record(entry.trial_id) for entry in entries}
         finally:
             await store.close()
 
-    kept = asyncio.run(read())
-    return [kept[trial_id] for trial_id in trial_ids] if trial_ids else kept
+    found = asyncio.run(read())
+    return [found[trial_id] for trial_id in trial_ids] if trial_ids else found
 
 
 @pytest.mark.parametrize(
     ("meme", "label"),
     [(HARMFUL, wire.LABEL_HARMFUL), (HARMLESS, wire.LABEL_NOT_HARMFUL), (FAR, wire.LABEL_HARMFUL)],
 )
-def test_a_meme_goes_in_and_a_verdict_with_its_record_comes_out(server, meme, label):
+def test_meme_gets_a_verdict_with_its_record(server, meme, label):
     with Client(server.address) as court:
         response = court.judge(drawn(*meme), timeout=120)
     (record,) = records(server.docket, response.verdict_id)
     assert response.label == label
-    # What is like nothing in the library gets the likelier label, and a person.
+    # A meme unlike anything in the library gets the likelier label and a human review.
     assert response.needs_human_review == (meme is FAR)
-    # The text was really read off the picture: nearly every word of it is there.
+    # The text was really read off the picture: at least 70 % of its words are there.
     words = set(meme[1].lower().split())
     assert response.text.source == wire.TEXT_SOURCE_OCR
     assert len(words & set(response.text.text.lower().split())) >= 0.7 * len(words)
@@ -90,14 +90,14 @@ def test_a_meme_goes_in_and_a_verdict_with_its_record_comes_out(server, meme, la
         assert any("too far" in signal.detail for signal in response.signals)
 
 
-def test_text_that_is_given_is_judged_instead_of_what_stands_on_the_picture(server):
+def test_text_of_the_caller_replaces_the_text_on_the_picture(server):
     with Client(server.address) as court:
         response = court.judge(drawn(*HARMLESS), text=HARMFUL[1], timeout=120)
     assert response.label == wire.LABEL_HARMFUL
     assert response.text.source == wire.TEXT_SOURCE_CALLER
 
 
-def test_many_at_once_are_all_answered_and_not_mixed_up(server):
+def test_concurrent_requests_each_get_their_own_answer(server):
     memes = [HARMFUL, HARMLESS] * 4
     with Client(server.address) as court, concurrent.futures.ThreadPoolExecutor(8) as pool:
         requests = [judge_request(drawn(*m, seed=i), text=m[1], request_id=f"r{i}") for i, m in enumerate(memes)]
@@ -107,10 +107,10 @@ def test_many_at_once_are_all_answered_and_not_mixed_up(server):
 
 
 def damaged():
-    """A picture whose data are noise; one that was only cut short would be judged by what there is of it."""
-    whole = drawn(*HARMLESS)
-    begins = whole.index(b"IDAT")
-    return whole[:begins] + bytes(len(whole) - begins)
+    """Returns a picture with zeros for data; a merely truncated one would be judged by its readable part."""
+    png = drawn(*HARMLESS)
+    data_start = png.index(b"IDAT")
+    return png[:data_start] + bytes(len(png) - data_start)
 
 
 def bomb():
@@ -131,9 +131,9 @@ def bomb():
         (lambda: judge_request(drawn(*HARMLESS), text="x" * 1_000_000), "text"),
         (lambda: judge_request(drawn(*HARMLESS), procedure=99), "procedure"),
     ],
-    ids=["empty", "not a picture", "svg", "cut", "bomb", "too large", "1 MB of text", "unknown procedure"],
+    ids=["empty", "not a picture", "svg", "damaged", "bomb", "too large", "1 MB of text", "unknown procedure"],
 )
-def test_bad_input_gets_a_clear_error_and_the_server_still_serves(server, request_of, field):
+def test_bad_input_gets_a_clear_error_and_the_server_goes_on_serving(server, request_of, field):
     with Client(server.address) as court:
         with pytest.raises(JudgeError) as caught:
             court.ask(request_of(), timeout=120)
@@ -144,7 +144,7 @@ def test_bad_input_gets_a_clear_error_and_the_server_still_serves(server, reques
         assert court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120).label == wire.LABEL_NOT_HARMFUL
 
 
-def test_the_command_line_asks_the_server(server, home, tmp_path):
+def test_command_line_judges_through_the_server(server, home, tmp_path):
     for name, meme in (("harmful", HARMFUL), ("harmless", HARMLESS), ("far", FAR)):
         (tmp_path / f"{name}.png").write_bytes(drawn(*meme))
     (tmp_path / "broken.png").write_bytes(damaged())
@@ -155,9 +155,9 @@ def test_the_command_line_asks_the_server(server, home, tmp_path):
 
     assert ask("harmless").returncode == 0
     assert ask("far", "harmless").returncode == 10
-    several = ask("harmless", "harmful", "far", options=["--json"])
-    assert several.returncode == 10
-    answers = [json.loads(line) for line in several.stdout.splitlines()]
+    batch = ask("harmless", "harmful", "far", options=["--json"])
+    assert batch.returncode == 10
+    answers = [json.loads(line) for line in batch.stdout.splitlines()]
     assert [a["verdict"]["label"] for a in answers] == ["LABEL_NOT_HARMFUL", "LABEL_HARMFUL", "LABEL_HARMFUL"]
     assert [a["file"].rpartition("/")[2] for a in answers] == ["harmless.png", "harmful.png", "far.png"]
     faulty = ask("harmful", "broken", options=["--json"])
@@ -167,7 +167,7 @@ def test_the_command_line_asks_the_server(server, home, tmp_path):
     assert nobody.returncode == 1 and "UNAVAILABLE" in nobody.stderr
 
 
-def test_the_record_can_be_read_in_a_terminal(server, home):
+def test_record_can_be_read_in_a_terminal(server, home):
     with Client(server.address) as court:
         response = court.judge(drawn(*HARMFUL), timeout=120)
     shown = memecourt("records", "show", response.verdict_id, "--docket", server.docket, home=home)
@@ -178,62 +178,64 @@ def test_the_record_can_be_read_in_a_terminal(server, home):
     events = json.loads(whole.stdout)["events"]
     assert len(events) >= 8 and [event["seq"] for event in events] == list(range(len(events)))
     assert {"TrialOpened", "TextRead", "VerdictGiven"} <= {event["kind"] for event in events}
-    # Other tests of the same server have trials there too, and the verdict may be one of the first.
+    # Other tests use the same server, and the verdict may be a reused one of an early trial.
     listed = memecourt("records", "list", "--limit", "10000", "--json", "--docket", server.docket, home=home)
     assert response.verdict_id in {json.loads(line)["trial_id"] for line in listed.stdout.splitlines()}
     unknown = memecourt("records", "show", "nobody", "--docket", server.docket, home=home)
     assert unknown.returncode == 1 and "no trial nobody" in unknown.stderr
 
 
-def test_sigkill_in_mid_trial_loses_nothing_that_was_announced(start):
+def test_sigkill_in_mid_trial_loses_no_announced_event(start):
     server = start().ready()
     opened = lambda line: "seq=0 event=TrialOpened" in line  # noqa: E731
     with concurrent.futures.ThreadPoolExecutor(12) as pool, Client(server.address) as court:
-        asked = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(12)]
+        pending = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(12)]
         server.wait_for(opened)
-        # Some are past their first events, none of the rest can be: reading the text takes a while.
+        # One is decided, and the rest can't all be: reading a text takes a while.
         server.wait_for(lambda line: "event=VerdictGiven" in line)
         assert server.end(kill=True) == -signal.SIGKILL
-        answered = [one.result() for one in asked if one.exception() is None]
+        answered = [future.result() for future in pending if future.exception() is None]
     announced = server.announced()
-    kept = records(server.docket)
-    on_record = {(trial_id, event.seq) for trial_id, record in kept.items() for event in record.events}
+    stored = records(server.docket)
+    on_record = {(trial_id, event.seq) for trial_id, record in stored.items() for event in record.events}
     assert announced <= on_record
-    assert {response.verdict_id for response in answered} <= kept.keys()
-    states = [record.state for record in kept.values()]
+    assert {response.verdict_id for response in answered} <= stored.keys()
+    states = [record.state for record in stored.values()]
     assert TrialState.OPEN in states, "the server was killed after all its trials had ended"
     assert TrialState.DECIDED in states
-    # The docket opens again, what was cut off is shown as that, and new trials are kept beside it.
-    again = start(server.docket).ready()
-    with Client(again.address) as court:
+    # The docket opens again and takes new trials.
+    restarted = start(server.docket).ready()
+    with Client(restarted.address) as court:
         response = court.judge(drawn(*HARMLESS), text=HARMLESS[1], timeout=120)
     assert records(server.docket, response.verdict_id)[0].state is TrialState.DECIDED
 
 
-def test_sigterm_lets_running_trials_finish_and_turns_new_ones_away(start, monkeypatch):
-    monkeypatch.setenv("MEMECOURT_GRACE", "100")  # reading three texts takes long where much else runs
+def test_sigterm_lets_running_trials_finish_and_refuses_new_ones(start, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_GRACE", "100")  # reading three texts takes long on a busy machine
     server = start().ready()
     with concurrent.futures.ThreadPoolExecutor(4) as pool, Client(server.address) as court:
-        asked = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(3)]
-        server.wait_for(lambda line: sum("TrialOpened" in said for said in server.log) == 3 and "TrialOpened" in line)
+        pending = [pool.submit(court.judge, drawn(*HARMLESS, seed=i), timeout=120) for i in range(3)]
+        server.wait_for(
+            lambda line: sum("TrialOpened" in logged for logged in server.log) == 3 and "TrialOpened" in line
+        )
         assert server.end() == 0
-        assert [one.result().label for one in asked] == [wire.LABEL_NOT_HARMFUL] * 3
+        assert [future.result().label for future in pending] == [wire.LABEL_NOT_HARMFUL] * 3
         with pytest.raises(JudgeError):
             court.judge(drawn(*HARMLESS), timeout=5)
     assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 3
 
 
-def test_a_script_can_ask_whether_it_serves(server, home):
-    # What it is told while a server is not ready: test_serving.py, with one that waits for its models.
-    warm = memecourt("health", server.ready().address, "--timeout", "60", home=home)
+def test_health_command_reports_the_serving_status(server, home):
+    # For a server that is not ready, see test_serving.py, where one waits for its models.
+    serving = memecourt("health", server.ready().address, "--timeout", "60", home=home)
     unknown = memecourt("health", server.address, "--timeout", "60", "--service", "Curt", home=home)
-    nobody = memecourt("health", "127.0.0.1:1", home=home)
-    assert (warm.returncode, warm.stdout) == (0, "SERVING\n")
+    unreachable = memecourt("health", "127.0.0.1:1", home=home)
+    assert (serving.returncode, serving.stdout) == (0, "SERVING\n")
     assert unknown.returncode == 2 and 'The server has no service "Curt".' in unknown.stderr
-    assert nobody.returncode == 3 and "No answer from 127.0.0.1:1: UNAVAILABLE" in nobody.stderr
+    assert unreachable.returncode == 3 and "No answer from 127.0.0.1:1: UNAVAILABLE" in unreachable.stderr
 
 
-def test_health_tells_that_nothing_can_be_written(start):
+def test_health_reports_that_nothing_can_be_written(start):
     server = start().ready()
     check = health_pb2.HealthCheckRequest(service="memecourt.v1.Court")
     liveness = health_pb2.HealthCheckRequest(service="liveness")
@@ -242,7 +244,7 @@ def test_health_tells_that_nothing_can_be_written(start):
         stub = health_pb2_grpc.HealthStub(channel)
 
         def becomes(status):
-            # How soon is what test_serving.py computes; a busy machine may be later.
+            # test_serving.py checks the promised time; a busy machine may be later.
             wait_until(lambda: stub.Check(check, timeout=60).status == status)
 
         becomes(serving)
@@ -254,69 +256,69 @@ def test_health_tells_that_nothing_can_be_written(start):
         becomes(serving)
 
 
-def test_a_library_that_is_not_there_is_an_error_and_nothing_else_is_said(home, tmp_path):
-    done = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
-    assert done.returncode == 1 and "no precedent library" in done.stderr
-    # Workers that are starting then are ended while somebody waits for their first word.
-    assert "RuntimeError" not in done.stderr and "Traceback" not in done.stderr
+def test_missing_library_ends_the_start_without_a_traceback(home, tmp_path):
+    outcome = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
+    assert outcome.returncode == 1 and "no precedent library" in outcome.stderr
+    # Workers still starting are then stopped while the server waits for them, which must raise no further error.
+    assert "RuntimeError" not in outcome.stderr and "Traceback" not in outcome.stderr
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so(server, home):
+def test_occupied_port_is_reported(server, home):
     second = memecourt("serve", "--address", server.address, home=home)
     assert second.returncode == 1
     assert "Can't listen" in second.stderr
 
 
-def test_a_library_that_is_not_there_stops_the_server_with_a_message(home, tmp_path):
+def test_missing_library_error_names_the_build_command(home, tmp_path):
     outcome = memecourt("serve", "--address", "127.0.0.1:0", "--library", tmp_path / "none", home=home)
     assert outcome.returncode == 1
     assert "no precedent library" in outcome.stderr and "precedents build" in outcome.stderr
 
 
-def test_nothing_of_a_meme_is_logged(server):
+def test_log_contains_no_text_of_a_meme(server):
     with Client(server.address) as court:
-        court.judge(drawn(*HARMLESS), text="a marker nobody else would write: zanzibarquux", timeout=120)
+        court.judge(drawn(*HARMLESS), text="a marker used nowhere else: zanzibarquux", timeout=120)
     assert not any("zanzibarquux" in line for line in server.log)
 
 
 def encoder_of(server):
-    """Id of the process that a server's encoder runs in; None where there is none."""
+    """Returns the id of the process that runs a server's encoder; None if there is none."""
     tasks = pathlib.Path(f"/proc/{server.process.pid}/task")
     children = [pid for task in tasks.iterdir() for pid in read_if_there(task / "children").split()]
-    named = [
+    encoders = [
         pid for pid in children if "retrieval.embed.process" in read_if_there(pathlib.Path(f"/proc/{pid}/cmdline"))
     ]
-    return int(named[0]) if named else None
+    return int(encoders[0]) if encoders else None
 
 
 def read_if_there(path):
-    """A file of a thread or process, which may end before it is read; empty then."""
+    """Returns a file of a thread or process; an empty text if that has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return path.read_text()
     return ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for a process by its parent, as Linux has it")
-def test_no_trial_is_lost_when_the_encoder_is_killed_and_none_outlives_the_server(start, monkeypatch):
-    monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # how soon a busy machine loads it again is not what is tested
+@pytest.mark.skipif(sys.platform != "linux", reason="finds child processes in Linux's /proc")
+def test_killed_encoder_is_restarted_without_loss_and_ends_with_the_server(start, monkeypatch):
+    monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # the time to reload the encoder is not tested
     server = start().ready()
     killed = []
     with concurrent.futures.ThreadPoolExecutor(8) as pool, Client(server.address, retries=Retries(attempts=1)) as court:
         for turn in range(3):
-            asked = [
+            pending = [
                 pool.submit(court.judge, drawn(*HARMFUL, seed=i % 4), text=f"{turn} {i} {HARMFUL[1]}", timeout=300)
                 for i in range(20)
             ]
-            while not any(one.done() for one in asked):
+            while not any(future.done() for future in pending):
                 time.sleep(0.01)
             killed.append(encoder_of(server))
             os.kill(killed[-1], signal.SIGKILL)
-            # All of them: then the next encoder has answered, and may be killed as well.
-            assert [one.result().label for one in asked] == [wire.LABEL_HARMFUL] * 20
-        # One that had nothing to do when it was killed is started again by who asks next.
+            # All are answered, so the next encoder is up and can be killed in turn.
+            assert [future.result().label for future in pending] == [wire.LABEL_HARMFUL] * 20
+        # An encoder killed while idle is restarted by the next request.
         assert court.judge(drawn(*HARMFUL), text=f"last {HARMFUL[1]}", timeout=300).label == wire.LABEL_HARMFUL
     assert len(set(killed)) == 3
-    # What the server says comes over a pipe, and may be read later than its answers.
+    # The log arrives through a pipe, possibly later than the answers.
     wait_until(lambda: sum("encoder's process ended (signal SIGKILL)" in line for line in server.log) == 3)
     assert [record.state for record in records(server.docket).values()] == [TrialState.DECIDED] * 61
     last = encoder_of(server)
@@ -324,12 +326,12 @@ def test_no_trial_is_lost_when_the_encoder_is_killed_and_none_outlives_the_serve
     assert not pathlib.Path(f"/proc/{last}").exists()
 
 
-def test_a_second_server_on_one_docket_says_so(start, tmp_path):
-    place = tmp_path / "docket.sqlite"
-    first = start(place).ready()
-    second = start(place).ready()
+def test_second_server_on_a_docket_logs_a_warning(start, tmp_path):
+    docket_path = tmp_path / "docket.sqlite"
+    first = start(docket_path).ready()
+    second = start(docket_path).ready()
     assert second.wait_for(lambda line: "Another server of this machine serves the docket" in line)
     assert not any("Another server" in line for line in first.log)
     first.end()
     second.end()
-    assert not any("Another server" in line for line in start(place).ready().log)
+    assert not any("Another server" in line for line in start(docket_path).ready().log)

@@ -1,4 +1,4 @@
-"""Running the service: what health checks say while what it leans on comes and goes, and how it goes down."""
+"""Operating the service: health checks while its dependencies fail and recover, shutdown, kills, TLS and tokens."""
 
 import asyncio
 import concurrent.futures
@@ -62,7 +62,7 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 @contextlib.asynccontextmanager
-async def beside(work):
+async def running(work):
     task = asyncio.create_task(work)
     try:
         yield task
@@ -71,11 +71,11 @@ async def beside(work):
         await asyncio.gather(task, return_exceptions=True)
 
 
-# What health checks say
+# The health service
 
 
 @contextlib.asynccontextmanager
-async def a_served_health():
+async def served_health():
     server, health = await make_server(Methods())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -86,15 +86,15 @@ async def a_served_health():
         await server.stop(0)
 
 
-def test_only_liveness_is_serving_until_it_is_said_otherwise():
+def test_only_liveness_is_serving_at_first():
     async def work():
-        async with a_served_health() as (health, stub, _):
-            told = await stub.List(health_pb2.HealthListRequest(), timeout=60)
+        async with served_health() as (health, stub, _):
+            listed = await stub.List(health_pb2.HealthListRequest(), timeout=60)
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
                 await stub.Check(health_pb2.HealthCheckRequest(service="memecourt.v1.Jury"), timeout=60)
             health.say(COURT, serving=True)
             after = await stub.Check(health_pb2.HealthCheckRequest(service=COURT), timeout=60)
-            return {name: one.status for name, one in told.statuses.items()}, unknown.value.code(), after.status
+            return {name: status.status for name, status in listed.statuses.items()}, unknown.value.code(), after.status
 
     before, unknown, after = asyncio.run(work())
     assert before.pop(LIVENESS) == SERVING
@@ -103,14 +103,14 @@ def test_only_liveness_is_serving_until_it_is_said_otherwise():
     assert after == SERVING
 
 
-def test_who_watches_is_told_of_each_change_and_left_when_the_server_ends():
+def test_health_watch_reports_each_change_and_ends_with_the_server():
     async def work():
-        async with a_served_health() as (health, stub, server):
+        async with served_health() as (health, stub, server):
             watched = {COURT: [], LIVENESS: [], "none": []}
 
             async def watch(service):
-                async for told in stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60):
-                    watched[service].append(told.status)
+                async for response in stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60):
+                    watched[service].append(response.status)
 
             async with asyncio.TaskGroup() as group:
                 for service in watched:
@@ -120,14 +120,14 @@ def test_who_watches_is_told_of_each_change_and_left_when_the_server_ends():
                 await until(lambda: watched[COURT][-1] == SERVING)
                 health.end()
                 health.say(COURT, serving=True)
-            # All of them have ended: a server that stops need not wait for them.
+            # All watches have ended, so a stopping server need not wait for them.
             await asyncio.wait_for(server.stop(300), 120)
             return watched
 
     assert asyncio.run(work()) == {COURT: [NOT_SERVING, SERVING, NOT_SERVING], LIVENESS: [SERVING], "none": [UNKNOWN]}
 
 
-# What the court leans on
+# Probes of the models and the docket
 
 
 class FakeDocket:
@@ -144,7 +144,7 @@ class FakeDocket:
 
 
 class ModelHost:
-    """The stand-in, in this process, on a port that stays the same."""
+    """A fake model server in this process, on a port that stays the same when it is restarted."""
 
     def __init__(self):
         self.model = FakeModelServer(StandInSettings())
@@ -163,7 +163,7 @@ class ModelHost:
 
 @contextlib.asynccontextmanager
 async def served_models(count):
-    """Hosts that each have the model, and the model that is at all of them."""
+    """Yields hosts that each serve the model, and the client that uses all of them."""
     hosts, http = [ModelHost() for _ in range(count)], http_client()
     try:
         for host in hosts:
@@ -178,31 +178,31 @@ async def served_models(count):
 
 
 @contextlib.asynccontextmanager
-async def a_watched_court(procedure=Procedure.FULL, hosts=1):
-    """Health of a court whose models and docket can go away."""
+async def watched_court(procedure=Procedure.FULL, hosts=1):
+    """Yields the health of a court whose models and docket can be made to fail, once all is serving."""
     docket, health = FakeDocket(), Health()
     async with served_models(hosts) as (served, model):
-        chair = RoleModel(model)
-        court = SimpleNamespace(chairs=RoleModels(chair, chair, chair, chair), finder=None)
+        role_model = RoleModel(model)
+        court = SimpleNamespace(chairs=RoleModels(role_model, role_model, role_model, role_model), finder=None)
         house = SimpleNamespace(court=court, docket=docket)
-        looks = readiness_checks(house, Settings(procedure=procedure))
-        async with beside(wellness.run_health_checks(health, looks)) as looking:
+        checks = readiness_checks(house, Settings(procedure=procedure))
+        async with running(wellness.run_health_checks(health, checks)) as checking:
             court = SimpleNamespace(health=health, hosts=served, docket=docket)
-            await until_said(court, ALL_WELL)
+            await wait_for_statuses(court, ALL_WELL)
             yield court
-            assert not looking.done()
+            assert not checking.done()
 
 
-def said(court):
+def statuses_of(court):
     return {name: court.health.status(name) == SERVING for name in (*court.health.services, LIVENESS)}
 
 
-async def until_said(court, wanted):
-    """Waits until exactly this is said: on a busy machine one look may be late, and the next one sees it."""
+async def wait_for_statuses(court, wanted):
+    """Waits until the services have exactly these statuses; on a busy machine that may take more than one probe."""
     try:
-        await until(lambda: said(court) == wanted)
+        await until(lambda: statuses_of(court) == wanted)
     except TimeoutError:
-        raise AssertionError(f"{said(court)} is said") from None
+        raise AssertionError(f"the statuses are {statuses_of(court)}") from None
 
 
 ALL_WELL = {OVERALL: True, COURT: True, DOCKET: True, PRECEDENTS: True, LIVENESS: True}
@@ -220,103 +220,103 @@ FAULTS = {
 }
 
 
-def test_what_is_gone_is_noticed_and_what_is_back_too_in_the_time_that_is_promised():
-    """GR-4: NOT_SERVING within 5 s, back within 10 s, by what the looks are allowed to take."""
-    # Gone right after a look has begun that it still answered; the next one waits for as long as it may.
+def test_probe_intervals_meet_the_promised_detection_times():
+    """GR-4: NOT_SERVING within 5 s, back within 10 s, computed from the time limits and the interval of probes."""
+    # Worst case: it fails right after answering a probe, and the next probe takes its full time limit.
     assert wellness.WITHIN_S + wellness.EVERY_S + wellness.WITHIN_S <= 5
-    # Back right after a look has begun that it did not answer any more.
+    # Worst case: it recovers right after a probe was sent that it won't answer.
     assert wellness.WITHIN_S + wellness.EVERY_S + wellness.WITHIN_S <= 10
     assert wellness.DOCKET_WITHIN_S + wellness.EVERY_S <= 5
 
 
 @pytest.fixture
-def often(monkeypatch):
-    """Looks follow each other more quickly than in a server, so that the tests do too."""
+def frequent_probes(monkeypatch):
+    """Probes more often than a server does, so that the tests are quick."""
     monkeypatch.setattr(wellness, "EVERY_S", 0.05)
     monkeypatch.setattr(wellness, "WITHIN_S", 0.4)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_model_server_that_is_gone_is_said_and_so_is_its_return(often, fault):
-    gone, back = FAULTS[fault]
+def test_health_follows_failure_and_recovery_of_the_model_server(frequent_probes, fault):
+    fail, recover = FAULTS[fault]
 
     async def work():
-        async with a_watched_court() as court:
-            await gone(court.hosts[0])
-            await until_said(court, NO_MODELS)
-            await back(court.hosts[0])
-            await until_said(court, ALL_WELL)
+        async with watched_court() as court:
+            await fail(court.hosts[0])
+            await wait_for_statuses(court, NO_MODELS)
+            await recover(court.hosts[0])
+            await wait_for_statuses(court, ALL_WELL)
 
     asyncio.run(work())
 
 
-def test_one_of_several_servers_is_enough(often):
+def test_one_working_model_server_of_several_is_enough(frequent_probes):
     async def work():
-        async with a_watched_court(hosts=2) as court:
+        async with watched_court(hosts=2) as court:
             first, second = court.hosts
             await first.spoil("hang")
             calls = second.model.stats.calls
             await until(lambda: second.model.stats.calls > calls + 2)
-            await until_said(court, ALL_WELL)
+            await wait_for_statuses(court, ALL_WELL)
             await second.kill()
-            await until_said(court, NO_MODELS)
+            await wait_for_statuses(court, NO_MODELS)
             await first.spoil()
-            await until_said(court, ALL_WELL)
+            await wait_for_statuses(court, ALL_WELL)
 
     asyncio.run(work())
 
 
-def test_a_court_that_asks_no_model_by_itself_needs_none(often):
+def test_court_that_asks_no_model_serves_without_one(frequent_probes):
     async def work():
-        async with a_watched_court(procedure=Procedure.SUMMARY) as court:
+        async with watched_court(procedure=Procedure.SUMMARY) as court:
             await court.hosts[0].kill()
             await asyncio.sleep(0.5)
-            return said(court), court.hosts[0].model.stats.calls
+            return statuses_of(court), court.hosts[0].model.stats.calls
 
     assert asyncio.run(work()) == (ALL_WELL, 0)
 
 
-def test_a_docket_that_is_gone_is_said_and_so_is_its_return(often):
+def test_health_follows_failure_and_recovery_of_the_docket(frequent_probes):
     async def work():
-        async with a_watched_court() as court:
+        async with watched_court() as court:
             for fault in (Unavailable("gone", reason="DOCKET_UNAVAILABLE"), None, ZeroDivisionError("ours"), None):
                 court.docket.fault = fault
-                await until_said(court, ALL_WELL if fault is None else NO_DOCKET)
+                await wait_for_statuses(court, ALL_WELL if fault is None else NO_DOCKET)
 
     asyncio.run(work())
 
 
-def test_a_model_that_answers_other_calls_is_there_however_late_it_is_with_ours(often, monkeypatch):
-    """A server that is full answers a look too late; one that is full and answers is not gone."""
+def test_model_that_answers_other_calls_is_up_even_if_it_misses_a_probe(frequent_probes, monkeypatch):
+    """A busy server may answer a probe too late; if it answers other calls, it is not down."""
 
     async def work():
         async with served_models(1) as ((host,), model):
             (server,) = model._servers
-            look = ModelProbe(model)
+            probe = ModelProbe(model)
             await host.spoil("hang")
 
             async def answer_another():
                 await asyncio.sleep(0.1)
                 server.answered_at = time.monotonic()
 
-            async with beside(answer_another()):
-                await look()
+            async with running(answer_another()):
+                await probe()
             await asyncio.sleep(2 * wellness.EVERY_S)
             with pytest.raises(Unavailable):
-                await look()
-            asked = host.model.stats.calls
-            # One that has just answered is not even asked.
+                await probe()
+            calls = host.model.stats.calls
+            # A server that has just answered another call is not probed at all.
             monkeypatch.setattr(wellness, "EVERY_S", 60)
             server.answered_at = time.monotonic()
-            await look()
-            return asked, host.model.stats.calls
+            await probe()
+            return calls, host.model.stats.calls
 
-    asked, then = asyncio.run(work())
-    assert asked == then >= 2
+    calls, calls_after = asyncio.run(work())
+    assert calls == calls_after >= 2
 
 
-def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypatch):
-    """A gateway may have several models: it lists one whose engine is dead, and another there answers all the while."""
+def test_dead_model_is_down_even_if_another_answers_at_its_url(frequent_probes, monkeypatch):
+    """A gateway may list several models of which one has a dead engine, while another one answers."""
     monkeypatch.setattr(wellness, "EVERY_S", 60)
 
     async def answer(request):
@@ -325,8 +325,8 @@ def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypat
         if json.loads(request.content)["model"] == "dead":
             await alive.reply(wellness._HELLO, within_s=20)
             return httpx2.Response(500)
-        said = {"message": {"content": "Hello"}, "finish_reason": "length"}
-        return httpx2.Response(200, json={"model": "alive", "choices": [said]})
+        choice = {"message": {"content": "Hello"}, "finish_reason": "length"}
+        return httpx2.Response(200, json={"model": "alive", "choices": [choice]})
 
     async def work():
         nonlocal alive
@@ -336,7 +336,7 @@ def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypat
                 for name in ("alive", "dead")
             ]
             assert "dead" in (await dead.listed(within_s=20)).names
-            for _ in range(2):  # before the second look the other has just answered, too
+            for _ in range(2):  # by the second probe the other model has answered, too
                 with pytest.raises(CourtError):
                     await ModelProbe(dead)()
             await ModelProbe(alive)()
@@ -349,7 +349,7 @@ def test_a_model_that_is_gone_is_so_whatever_answers_at_its_url(often, monkeypat
 
 
 class ScriptedModelServer(ModelServer):
-    """The stand-in, which can be told what its next calls meet."""
+    """A fake model server whose next calls can be given faults."""
 
     def script(self, faults):
         body = json.dumps(faults).encode()
@@ -365,20 +365,20 @@ def code_of(address, service, credentials=None):
 
 
 def wait_for_health(address, service, status):
-    """Until a service is said to be that: it is watched, as a load balancer does."""
+    """Waits until a service has a status, by watching it as a load balancer does."""
     with grpc.insecure_channel(address) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=service), timeout=180
         )
-        for told in watching:
-            if told.status == status:
+        for response in watching:
+            if response.status == status:
                 watching.cancel()
                 return
     raise AssertionError("the server ended")
 
 
-def asked_of(court, request):
-    """A verdict, or the error that came instead."""
+def verdict_or_error(court, request):
+    """Returns the verdict, or the error that came instead."""
     try:
         return court.ask(request, timeout=300)
     except JudgeError as error:
@@ -386,16 +386,16 @@ def asked_of(court, request):
 
 
 def ask(address, request_id):
-    """The same, over a connection of its own."""
+    """Sends a request over a new connection; returns the verdict, or the error that came instead."""
     seed = int(request_id.partition("-")[2])
     request = judge_request(
         drawn(*HARMFUL, seed=seed), text=HARMFUL[1], request_id=request_id, procedure=wire.PROCEDURE_FULL
     )
     with Client(address, retries=ONCE) as court:
-        return asked_of(court, request)
+        return verdict_or_error(court, request)
 
 
-def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(start, home):
+def test_server_waits_for_its_model_server_and_reports_its_loss(start, home):
     models = ModelServer("--call-s", "0.01")
     models.kill()
     try:
@@ -405,10 +405,10 @@ def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(star
         assert code_of(server.address, COURT) == NOT_SERVING
         early = ask(server.address, "early-1")
         assert early.reason == "NOT_IN_SESSION" and early.retry_after
-        # A script is told the same.
-        for service, said in ((COURT, (1, "NOT_SERVING\n")), (LIVENESS, (0, "SERVING\n"))):
-            asked = memecourt("health", server.address, "--service", service, "--timeout", "60", home=home)
-            assert (asked.returncode, asked.stdout) == said, asked.stderr
+        # The health command reports the same.
+        for service, wanted in ((COURT, (1, "NOT_SERVING\n")), (LIVENESS, (0, "SERVING\n"))):
+            checked = memecourt("health", server.address, "--service", service, "--timeout", "60", home=home)
+            assert (checked.returncode, checked.stdout) == wanted, checked.stderr
 
         models.start()
         server.ready()
@@ -418,7 +418,7 @@ def test_a_server_waits_for_its_model_server_and_says_so_when_it_goes_again(star
         models.kill()
         wait_for_health(server.address, COURT, NOT_SERVING)
         assert code_of(server.address, LIVENESS) == SERVING
-        wait_for_health(server.address, DOCKET, SERVING)  # a busy machine may be late with one look at it
+        wait_for_health(server.address, DOCKET, SERVING)  # on a busy machine one probe of it may be late
         assert ask(server.address, "second-3").code is grpc.StatusCode.UNAVAILABLE
 
         models.start()
@@ -435,8 +435,8 @@ N = 100 if FULL else 12
 
 @pytest.mark.promise("GR-5", "100 requests, 50 trials at once: 0 lost, 0 twice")
 def test_sigterm_under_load_loses_nothing(start, monkeypatch):
-    """GR-5: what was accepted has its verdict, or a typed refusal and a record that is taken up where it was left."""
-    asks = {
+    """GR-5: each accepted request gets its verdict, or a typed refusal and a record from which it is resumed."""
+    requests = {
         f"r-{i}": judge_request(
             drawn(*HARMFUL, seed=i), text=HARMFUL[1], request_id=f"r-{i}", procedure=wire.PROCEDURE_FULL
         )
@@ -446,50 +446,54 @@ def test_sigterm_under_load_loses_nothing(start, monkeypatch):
     models = ScriptedModelServer("--call-s", "0.05")
     try:
         monkeypatch.setenv("MEMECOURT_GRACE", "1")
-        monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # a machine that is busy is not what is tested
+        monkeypatch.setenv("MEMECOURT_TRIAL__FIND_S", "300")  # slowness of a busy machine is not tested
         options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(N // 2))
         server = start(None, *options).ready()
         with Client(server.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(N + 1) as pool:
-            asked = {name: pool.submit(asked_of, court, request) for name, request in asks.items()}
+            pending = {name: pool.submit(verdict_or_error, court, request) for name, request in requests.items()}
             server.wait_for(lambda line: "event=VerdictGiven" in line)
-            # From now on no trial gets any further: some have ended, those that are held can't, the rest wait.
+            # From now on no trial advances: some are decided, the running ones hang, the rest are queued.
             models.script(["hang"] * 10_000)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for(lambda line: "stopping" in line)
-            late = asked_of(court, too_late)
-            answers = {name: one.result() for name, one in asked.items()}
+            late = verdict_or_error(court, too_late)
+            answers = {name: outcome.result() for name, outcome in pending.items()}
         assert server.process.wait(timeout=150) == 0
         server.end()
 
-        verdicts = {name: one for name, one in answers.items() if not isinstance(one, JudgeError)}
-        refused = {name: one for name, one in answers.items() if isinstance(one, JudgeError)}
+        verdicts = {name: outcome for name, outcome in answers.items() if not isinstance(outcome, JudgeError)}
+        refused = {name: outcome for name, outcome in answers.items() if isinstance(outcome, JudgeError)}
         assert verdicts and late.code is grpc.StatusCode.UNAVAILABLE
         for error in refused.values():
             assert error.code is grpc.StatusCode.UNAVAILABLE and error.retry_after is not None, error
             assert error.reason in ("SERVER_STOPPED", "NOT_IN_SESSION")
-        kept = records(server.docket)
-        begun = {record.opened.request_id: record for record in kept.values()}
-        cut_off = {name: record for name, record in begun.items() if record.state is not TrialState.DECIDED}
-        assert len(begun) == len(kept) and begun.keys() == verdicts.keys() | cut_off.keys()
-        assert all(begun[name].trial_id == verdict.verdict_id for name, verdict in verdicts.items())
+        stored = records(server.docket)
+        started = {record.opened.request_id: record for record in stored.values()}
+        cut_off = {name: record for name, record in started.items() if record.state is not TrialState.DECIDED}
+        assert len(started) == len(stored) and started.keys() == verdicts.keys() | cut_off.keys()
+        assert all(started[name].trial_id == verdict.verdict_id for name, verdict in verdicts.items())
         assert cut_off and all(record.state is TrialState.FAILED for record in cut_off.values())
         for name, record in cut_off.items():
             assert refused[name].reason == "SERVER_STOPPED"
             assert refused[name].metadata["trial_id"] == record.trial_id
 
-        # Asked again, as their callers were told to: those that were begun are taken up, none is held twice.
+        # Retried, as the errors advise: started trials are resumed, and none is tried twice.
         models.kill()
         models.start()
-        again = start(server.docket, *options).ready()
-        with Client(again.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(N) as pool:
-            second = dict(zip(asks, pool.map(lambda request: asked_of(court, request), asks.values()), strict=True))
-        again.end()
-        assert all(one.label == wire.LABEL_HARMFUL for one in second.values())
-        kept = records(server.docket)
-        assert len(kept) == N and {record.state for record in kept.values()} == {TrialState.DECIDED}
-        for name, record in begun.items():
-            assert second[name].verdict_id == record.trial_id
-            assert kept[record.trial_id].events[: len(record.events)] == record.events
+        restarted = start(server.docket, *options).ready()
+        with Client(restarted.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(N) as pool:
+            retried = dict(
+                zip(
+                    requests, pool.map(lambda request: verdict_or_error(court, request), requests.values()), strict=True
+                )
+            )
+        restarted.end()
+        assert all(outcome.label == wire.LABEL_HARMFUL for outcome in retried.values())
+        stored = records(server.docket)
+        assert len(stored) == N and {record.state for record in stored.values()} == {TrialState.DECIDED}
+        for name, record in started.items():
+            assert retried[name].verdict_id == record.trial_id
+            assert stored[record.trial_id].events[: len(record.events)] == record.events
     finally:
         if models.process.poll() is None:
             models.kill()
@@ -499,20 +503,20 @@ KILLS = 10 if FULL else 1
 
 
 @pytest.mark.promise("RE-1", "100 requests over 10 kills: one verdict each")
-def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
-    """Each kill leaves trials in all states; the next server takes them up, and every request has its verdict once."""
+def test_sigkill_under_load_loses_no_accepted_request(start):
+    """Kills leave trials in all states; the next server resumes them, and every request gets exactly one verdict."""
     choose = random.Random(19)
     per_kill = max(N // KILLS, 10)
-    asks, told, answered = {}, set(), {}
+    requests, announced, answered = {}, set(), {}
     models = ModelServer("--call-s", "0.03")
     try:
-        # Half of them at a time: when a few have ended others have only begun, however late that is noticed here.
+        # Half of them run at a time, so that when a few are decided others have only begun.
         options = ("--llm-url", models.url, "--model", "stand-in", "--concurrent-trials", str(per_kill // 2))
         server = start(None, *options).ready()
         docket = server.docket
         for kill in range(KILLS):
             new = {f"r-{kill * per_kill + number}" for number in range(per_kill)}
-            asks |= {
+            requests |= {
                 name: judge_request(
                     drawn(*HARMFUL, seed=int(name[2:])), text=HARMFUL[1], request_id=name, procedure=wire.PROCEDURE_FULL
                 )
@@ -520,49 +524,58 @@ def test_sigkill_under_load_loses_no_request_that_was_accepted(start):
             }
             with (
                 Client(server.address, retries=ONCE) as court,
-                concurrent.futures.ThreadPoolExecutor(len(asks)) as pool,
+                concurrent.futures.ThreadPoolExecutor(len(requests)) as pool,
             ):
-                # Those of before come again, too: they wait for a server that is dead, or are taken up.
-                asked = {name: pool.submit(asked_of, court, request) for name, request in asks.items()}
+                # Earlier requests are sent again: they join a resumed trial, or wait until the dead server is detected.
+                pending = {name: pool.submit(verdict_or_error, court, request) for name, request in requests.items()}
                 decided = choose.randrange(1, per_kill // 2)
-                ended = Counter()
+                verdicts_logged = Counter()
 
-                def enough(line, ended=ended, decided=decided):
-                    ended[line] = "event=VerdictGiven" in line
-                    return ended.total() >= decided
+                def enough_verdicts(line, verdicts_logged=verdicts_logged, decided=decided):
+                    verdicts_logged[line] = "event=VerdictGiven" in line
+                    return verdicts_logged.total() >= decided
 
-                server.wait_for(enough)
+                server.wait_for(enough_verdicts)
                 assert server.end(kill=True) == -signal.SIGKILL
-                for name, one in asked.items():
-                    if not isinstance(one.result(), JudgeError):
-                        answered.setdefault(name, set()).add(one.result().verdict_id)
-            told |= server.announced()
-            kept = records(docket)
-            assert told <= {(trial_id, event.seq) for trial_id, record in kept.items() for event in record.events}
-            cut_off = {trial_id for trial_id, record in kept.items() if record.state is TrialState.OPEN}
+                for name, future in pending.items():
+                    if not isinstance(future.result(), JudgeError):
+                        answered.setdefault(name, set()).add(future.result().verdict_id)
+            announced |= server.announced()
+            stored = records(docket)
+            assert announced <= {
+                (trial_id, event.seq) for trial_id, record in stored.items() for event in record.events
+            }
+            cut_off = {trial_id for trial_id, record in stored.items() if record.state is TrialState.OPEN}
             assert cut_off, "the server was killed after all its trials had ended"
             server = start(docket, "--resume", *options).ready()
-        # What was begun is taken up without being asked for.
+        # Trials cut off by the last kill are resumed without a request.
         for _ in cut_off:
             server.wait_for(lambda line: "resumed state=DECIDED" in line)
-        with Client(server.address, retries=ONCE) as court, concurrent.futures.ThreadPoolExecutor(len(asks)) as pool:
-            last = dict(zip(asks, pool.map(lambda request: asked_of(court, request), asks.values()), strict=True))
+        with (
+            Client(server.address, retries=ONCE) as court,
+            concurrent.futures.ThreadPoolExecutor(len(requests)) as pool,
+        ):
+            final = dict(
+                zip(
+                    requests, pool.map(lambda request: verdict_or_error(court, request), requests.values()), strict=True
+                )
+            )
         assert server.end() == 0
     finally:
         if models.process.poll() is None:
             models.kill()
     after = records(docket)
     assert {record.state for record in after.values()} == {TrialState.DECIDED}
-    assert sorted(record.opened.request_id for record in after.values()) == sorted(asks)
+    assert sorted(record.opened.request_id for record in after.values()) == sorted(requests)
     assert all(len(record.all(VerdictGiven)) == 1 for record in after.values())
-    for name, verdict in last.items():
+    for name, verdict in final.items():
         assert answered.get(name, {verdict.verdict_id}) == {verdict.verdict_id}
         assert after[verdict.verdict_id].opened.request_id == name
-    for trial_id, record in kept.items():  # of the last kill: nobody was asked again for what had been said
+    for trial_id, record in stored.items():  # of the last kill: resumed trials keep their events and so repeat no call
         assert after[trial_id].events[: len(record.events)] == record.events
 
 
-def test_a_trial_that_was_taken_up_without_being_asked_is_ended_in_order_by_sigterm(start, monkeypatch):
+def test_sigterm_ends_a_trial_that_was_resumed_at_start(start, monkeypatch):
     monkeypatch.setenv("MEMECOURT_GRACE", "1")
     models = ScriptedModelServer("--call-s", "0.05")
     try:
@@ -570,10 +583,10 @@ def test_a_trial_that_was_taken_up_without_being_asked_is_ended_in_order_by_sigt
         server = start(None, *options).ready()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             models.script(["hang"] * 10_000)
-            asked = pool.submit(ask, server.address, "r-1")
+            pending = pool.submit(ask, server.address, "r-1")
             server.wait_for(lambda line: "event=PrecedentsCited" in line or "event=TextRead" in line)
             assert server.end(kill=True) == -signal.SIGKILL
-            assert isinstance(asked.result(), JudgeError)
+            assert isinstance(pending.result(), JudgeError)
         models.kill()
         models.start()
         server = start(server.docket, "--resume", *options).ready()
@@ -594,11 +607,11 @@ BOMBS = 1200 if FULL else 24
 
 
 @pytest.mark.promise("IM-6", "1,200 hostile pictures beside normal requests: all refused, 0 others fail")
-def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(server):
-    """IM-6, counted: what it costs the others is measured by ``perf bombs``."""
+def test_hostile_pictures_are_refused_without_failing_other_requests(server):
+    """IM-6, counted; ``perf bombs`` measures the cost to other requests."""
     seconds, before = BOMBS / hostile.RATE, len(records(server.docket))
 
-    async def scene():
+    async def throw_and_judge():
         answered, health = [], set()
         async with AsyncClient(server.address, retries=ONCE) as court:
             throwing = asyncio.ensure_future(hostile.throw(server.address, hostile.RATE, seconds))
@@ -608,18 +621,18 @@ def test_twenty_hostile_pictures_a_second_are_refused_and_fail_nobody_else(serve
                 health |= {await asyncio.to_thread(code_of, server.address, name) for name in (COURT, LIVENESS)}
             return await throwing, answered, health
 
-    codes, answered, health = asyncio.run(scene())
+    codes, answered, health = asyncio.run(throw_and_judge())
     assert codes == {"INVALID_ARGUMENT": BOMBS}
     assert answered and health == {SERVING}
-    # Of some hundred seeds, two draw the same meme: that has one trial.
-    assert len(records(server.docket)) == before + len(set(answered)), "of what is no picture, there is no trial"
+    # Some of the seeds draw the same meme, which has one trial.
+    assert len(records(server.docket)) == before + len(set(answered)), "a refused picture left a trial"
 
 
-def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
+def test_tls_and_tokens_guard_the_server(start, tmp_path):
     def tokens(*arguments):
-        done = CliRunner().invoke(cli, ["tokens", *arguments, "--file", str(tmp_path / "tokens.toml")])
-        assert done.exit_code == 0, done.output
-        return done.stdout.strip()
+        result = CliRunner().invoke(cli, ["tokens", *arguments, "--file", str(tmp_path / "tokens.toml")])
+        assert result.exit_code == 0, result.output
+        return result.stdout.strip()
 
     token = tokens("add", "pipeline", "--scope", "judge", "--namespace", "forum")
     authority = trustme.CA()
@@ -635,8 +648,8 @@ def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
     credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     assert code_of(address, COURT, credentials) == SERVING
 
-    def judged(token, namespace="forum"):
-        """The code that a request ends with."""
+    def status_of_judging(token, namespace="forum"):
+        """Returns the status code of a request with a token."""
         with grpc.secure_channel(address, credentials) as channel:
             judge = channel.stream_unary(
                 "/memecourt.v1.Court/Judge",
@@ -651,19 +664,19 @@ def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
                 return error.code()
             return grpc.StatusCode.OK
 
-    assert judged(token) is grpc.StatusCode.OK
-    assert judged(token, "another") is grpc.StatusCode.PERMISSION_DENIED
-    assert judged("made up") is grpc.StatusCode.UNAUTHENTICATED
+    assert status_of_judging(token) is grpc.StatusCode.OK
+    assert status_of_judging(token, "another") is grpc.StatusCode.PERMISSION_DENIED
+    assert status_of_judging("made up") is grpc.StatusCode.UNAUTHENTICATED
     assert "pipeline" in tokens("list") and token not in tokens("list")
     tokens("remove", "pipeline")
     server.wait_for(lambda line: "The file of tokens has changed and is in use" in line)
-    assert judged(token) is grpc.StatusCode.UNAUTHENTICATED
+    assert status_of_judging(token) is grpc.StatusCode.UNAUTHENTICATED
     assert not any(token in line for line in server.log)
     assert server.end() == 0
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"tokens": Path("none.toml")}, "The file of tokens can't be read"),
         ({"tls_certificate": Path("none.pem")}, "TLS needs both"),
@@ -671,8 +684,8 @@ def test_tls_and_tokens_as_an_operator_sets_them_up(start, tmp_path):
         ({"metrics": "nowhere"}, "etrics"),
     ],
 )
-def test_a_server_that_can_not_be_guarded_or_watched_as_asked_does_not_start(wrong, said):
-    told = []
-    with pytest.raises(BadRequest, match=said):
-        asyncio.run(serve(Settings(**wrong), "127.0.0.1:0", bound=told.append))
-    assert not told, "it listened before it knew whom to let in"
+def test_unusable_security_or_metrics_settings_prevent_the_start(wrong, message):
+    addresses = []
+    with pytest.raises(BadRequest, match=message):
+        asyncio.run(serve(Settings(**wrong), "127.0.0.1:0", bound=addresses.append))
+    assert not addresses, "the server listened before it had checked its settings"

@@ -1,6 +1,6 @@
-"""Connections that say nothing, or never come to an end of what they say, shut nobody out (BO-2).
+"""Connections that send nothing, or never finish their request, block no honest request (BO-2).
 
-They come from the same address as honest ones, to every listener that there is.
+They come from the same address as honest ones, to every listener of the server.
 """
 
 import socket
@@ -23,9 +23,9 @@ from tests.support.sizes import FULL
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SILENT = 2000 if FULL else 300
-"""Connections to each listener: more than the console answers at once."""
+"""Connections to each listener: more than the console handles at once."""
 CLOSED_S = 15 if FULL else 120
-"""Seconds after which each must be closed; beside other tests, whatever looks at them may be late itself."""
+"""Seconds after which each must be closed; generous unless at full size, since other tests may delay the check."""
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HALF_A_HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -37,9 +37,9 @@ class Listener:
     """One port of a server.
 
     Attributes:
-        port: Its number.
-        heads: What silent connections send before they fall silent.
-        ask: Asks as an honest caller does; raises where it gets no answer.
+        port: TCP port.
+        heads: Bytes that silent connections send first, one of these each.
+        ask: Sends an honest request; raises if it gets no answer.
     """
 
     port: int
@@ -58,33 +58,33 @@ def check_health(address, credentials=None):
 
 
 def listeners_of(server, authority):
-    """Those of a server that serves everything there is, with TLS if there is an authority."""
+    """Returns the listeners of a server with all its services, by name; with TLS if there is an authority."""
     port = int(server.address.rpartition(":")[2])
-    console = server.wait_for(lambda said: "console on http" in said).split("console on ")[1].strip()
+    console = server.wait_for(lambda line: "console on http" in line).split("console on ")[1].strip()
     console = console.replace("127.0.0.1", "localhost")
-    metrics = int(server.wait_for(lambda said: "metrics are served" in said).rpartition("=")[2])
+    metrics = int(server.wait_for(lambda line: "metrics are served" in line).rpartition("=")[2])
     url = f"http://127.0.0.1:{metrics}/metrics"
-    found = {"metrics": Listener(metrics, (b"", HALF_A_HEAD), lambda: fetch(url))}
-    api = server.wait_for(lambda said: "http on http" in said).split("http on ")[1].strip()
+    listeners = {"metrics": Listener(metrics, (b"", HALF_A_HEAD), lambda: fetch(url))}
+    api = server.wait_for(lambda line: "http on http" in line).split("http on ")[1].strip()
     api = f"{api.replace('127.0.0.1', 'localhost')}/v1/readyz"
-    console_port, api_port = (int(where.split(":")[2].partition("/")[0]) for where in (console, api))
+    console_port, api_port = (int(url_part.split(":")[2].partition("/")[0]) for url_part in (console, api))
     if authority is None:
-        found["grpc"] = Listener(port, (b"", PREFACE[:10], PREFACE), lambda: check_health(f"localhost:{port}"))
-        found["console"] = Listener(console_port, (b"", HALF_A_HEAD), lambda: fetch(console))
-        found["http"] = Listener(api_port, (b"", HALF_A_HEAD), lambda: fetch(api))
+        listeners["grpc"] = Listener(port, (b"", PREFACE[:10], PREFACE), lambda: check_health(f"localhost:{port}"))
+        listeners["console"] = Listener(console_port, (b"", HALF_A_HEAD), lambda: fetch(console))
+        listeners["http"] = Listener(api_port, (b"", HALF_A_HEAD), lambda: fetch(api))
     else:
         trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         context = ssl.create_default_context()
         authority.configure_trust(context)
         hello = (b"", CLIENT_HELLO)
-        found["grpc"] = Listener(port, hello, lambda: check_health(f"localhost:{port}", trusted))
-        found["console"] = Listener(console_port, hello, lambda: fetch(console, context))
-        found["http"] = Listener(api_port, hello, lambda: fetch(api, context))
-    return found
+        listeners["grpc"] = Listener(port, hello, lambda: check_health(f"localhost:{port}", trusted))
+        listeners["console"] = Listener(console_port, hello, lambda: fetch(console, context))
+        listeners["http"] = Listener(api_port, hello, lambda: fetch(api, context))
+    return listeners
 
 
 def closed(connection):
-    """True if the other side has closed; what it sent before is passed over."""
+    """True if the other side has closed; discards the data that it sent before."""
     connection.settimeout(0.0)
     try:
         while connection.recv(65536):
@@ -98,7 +98,7 @@ def closed(connection):
 
 @pytest.mark.promise("BO-2", "2,000 silent connections to each listener: 0 honest requests refused; closed within 15 s")
 @pytest.mark.parametrize("secured", [False, True], ids=["without TLS", "with TLS"])
-def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
+def test_silent_connections_block_no_request_and_are_closed(start, tmp_path, secured):
     allow_open_files()
     options, authority = ["--console", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], None
     if secured:
@@ -112,20 +112,20 @@ def test_silent_connections_shut_nobody_out_and_end(start, tmp_path, secured):
         silent = []
         for number in range(SILENT):
             for name, listener in listeners.items():
-                one = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=60))
-                one.sendall(listener.heads[number % len(listener.heads)])
-                silent.append((time.monotonic(), name, number, one))
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=60))
+                connection.sendall(listener.heads[number % len(listener.heads)])
+                silent.append((time.monotonic(), name, number, connection))
         answered = 0
         while silent or answered < 3 * len(listeners):
             for listener in listeners.values():
                 listener.ask()
                 answered += 1
-            for _, _, number, one in silent:
-                if number % 60 == 0:  # a byte now and then buys no time
+            for _, _, number, connection in silent:
+                if number % 60 == 0:  # an occasional byte must not extend the deadline
                     with suppress(OSError):
-                        one.sendall(b"X")
+                        connection.sendall(b"X")
             now = time.monotonic()
-            silent = [each for each in silent if not closed(each[3])]
+            silent = [entry for entry in silent if not closed(entry[3])]
             late = {name for opened, name, _, _ in silent if now - opened > CLOSED_S}
             assert not late, f"still open after {CLOSED_S} s: {late}"
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Webhooks of the real server, as a process: killed, doubled, and received by what the documentation shows."""
+"""Webhooks of the real server: after a kill, with two servers, and to the receivers shown in the documentation."""
 
 import base64
 import os
@@ -32,20 +32,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def hook(tmp_path, monkeypatch):
-    """Has servers that are started from now on tell a receiver, by a file of settings."""
+    """Writes the settings by which servers started from now on send to a receiver."""
     make_secret(tmp_path / "queue.secret", ed25519=False)
 
-    def to(url, **more):
-        lines = {"name": "queue", "url": url, "secret_file": str(tmp_path / "queue.secret"), **more}
-        told = "".join(f'{name} = "{value}"\n' for name, value in lines.items())
-        (tmp_path / "memecourt.toml").write_text(f"[[webhooks]]\nallow_private = true\n{told}")
+    def send_to(url, **options):
+        values = {"name": "queue", "url": url, "secret_file": str(tmp_path / "queue.secret"), **options}
+        settings = "".join(f'{name} = "{value}"\n' for name, value in values.items())
+        (tmp_path / "memecourt.toml").write_text(f"[[webhooks]]\nallow_private = true\n{settings}")
         monkeypatch.setenv("MEMECOURT_CONFIG", str(tmp_path / "memecourt.toml"))
 
-    return to
+    return send_to
 
 
 def judge(server, first, count):
-    """Verdicts on memes that differ in their words, under requests of their own."""
+    """Returns verdicts on memes with different texts, each with its own request id."""
     picture = encode(quarters(), "PNG")
     with Client(server.address) as court:
         return [
@@ -56,35 +56,35 @@ def judge(server, first, count):
         ]
 
 
-def given(receiver):
-    return [taken for taken in receiver.requests if taken.message["type"] == "memecourt.verdict.given"]
+def verdict_messages(receiver):
+    return [request for request in receiver.requests if request.message["type"] == "memecourt.verdict.given"]
 
 
-def test_a_server_that_is_killed_loses_no_message(start, hook, tmp_path):
+def test_killed_server_loses_no_message(start, hook, tmp_path):
     with a_receiver() as receiver:
         hook(receiver.url)
         first = start().ready()
         verdicts = judge(first, 0, 3)
         receiver.wait_for(1)
-        # It takes nothing while the next are given, and what was told of them dies with the server.
+        # The receiver fails while the next verdicts are given: their messages are pending when the server dies.
         receiver.answer = lambda _: (time.sleep(1), (500, {}))[1]
         verdicts += judge(first, 3, 3)
         first.end(kill=True)
         receiver.answer = lambda _: (204, {})
         second = start().ready()
         verdicts += judge(second, 6, 2)
-        wanted = {verdict.verdict_id for verdict in verdicts}
-        assert len(wanted) == 8
+        verdict_ids = {verdict.verdict_id for verdict in verdicts}
+        assert len(verdict_ids) == 8
 
-        def taken():
-            return {each.message["data"]["verdict_id"] for each in given(receiver)} >= wanted
+        def all_received():
+            return {request.message["data"]["verdict_id"] for request in verdict_messages(receiver)} >= verdict_ids
 
-        wait_until(taken)
-        # Each was sent under one id however often, and every one of the docket's.
-        ids = {(each.id, each.message["data"]["entry"]) for each in given(receiver)}
+        wait_until(all_received)
+        # Each verdict has one message id, however often its message was sent.
+        ids = {(request.id, request.message["data"]["entry"]) for request in verdict_messages(receiver)}
         assert len(ids) == len({id_ for id_, _ in ids}) == 8
         assert second.end() == 0
-        assert set(records(second.docket)) == wanted
+        assert set(records(second.docket)) == verdict_ids
 
 
 def test_two_servers_on_one_docket_send_each_message_once(start, hook):
@@ -94,38 +94,43 @@ def test_two_servers_on_one_docket_send_each_message_once(start, hook):
         second = start(first.docket)
         first.ready(), second.ready()
         verdicts = [verdict for number in range(6) for verdict in judge((first, second)[number % 2], 2 * number, 2)]
-        wait_until(lambda: len(given(receiver)) >= 12)
-        # The one that sends is stopped: the other goes on at once.
-        sends = next(each for each in (first, second) if any("is sent to by this server" in line for line in each.log))
-        other = second if sends is first else first
-        assert sends.end() == 0
+        wait_until(lambda: len(verdict_messages(receiver)) >= 12)
+        # The sending server is stopped, and the other takes over at once.
+        sender = next(
+            server for server in (first, second) if any("is sent to by this server" in line for line in server.log)
+        )
+        other = second if sender is first else first
+        assert sender.end() == 0
         verdicts += judge(other, 12, 2)
-        wait_until(lambda: len(given(receiver)) >= 14)
-        time.sleep(1.5)  # three looks more
+        wait_until(lambda: len(verdict_messages(receiver)) >= 14)
+        time.sleep(1.5)  # three more polls
         assert other.end() == 0
-        told = [each.message["data"]["verdict_id"] for each in given(receiver)]
-        assert sorted(told) == sorted(verdict.verdict_id for verdict in verdicts)
+        sent = [message.message["data"]["verdict_id"] for message in verdict_messages(receiver)]
+        assert sorted(sent) == sorted(verdict.verdict_id for verdict in verdicts)
 
 
-def test_what_the_command_line_changes_in_a_library_is_told(start, home, hook, tmp_path):
+def test_library_change_by_the_command_line_is_sent(start, home, hook, tmp_path):
     start(tmp_path / "first.sqlite").ready().end()
     (starter,) = (home / "libraries").glob("starter-*")
     library = shutil.copytree(starter, tmp_path / "library")
     with a_receiver() as receiver:
         hook(receiver.url)
         server = start(None, "--library", str(library)).ready()
-        words = [str(library), "starter-001", "harmful", "--who", "Ruth", "--why", "looked again"]
-        done = subprocess.run(
-            [sys.executable, "-m", "serving.cli", "precedents", "relabel", *words], capture_output=True, text=True
+        arguments = [str(library), "starter-001", "harmful", "--who", "Ruth", "--why", "looked again"]
+        result = subprocess.run(
+            [sys.executable, "-m", "serving.cli", "precedents", "relabel", *arguments], capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
-        (taken,) = receiver.wait_for(1)
-        assert taken.message["type"] == "memecourt.precedent.changed"
-        assert (taken.message["data"]["precedent_id"], taken.message["data"]["change"]) == ("starter-001", "relabel")
+        assert result.returncode == 0, result.stderr
+        (request,) = receiver.wait_for(1)
+        assert request.message["type"] == "memecourt.precedent.changed"
+        assert (request.message["data"]["precedent_id"], request.message["data"]["change"]) == (
+            "starter-001",
+            "relabel",
+        )
         assert server.end() == 0
 
 
-def test_the_public_key_is_served_and_verifies_what_is_sent(start, hook, tmp_path):
+def test_served_public_key_verifies_messages(start, hook, tmp_path):
     private = make_secret(tmp_path / "key.secret", ed25519=True)
     with a_receiver() as receiver:
         hook(receiver.url, secret_file=str(tmp_path / "key.secret"))
@@ -134,15 +139,15 @@ def test_the_public_key_is_served_and_verifies_what_is_sent(start, hook, tmp_pat
         assert key == private.public_key
         with Client(server.address) as client:
             client.judge(text="the printer jams", timeout=120)
-        (taken,) = receiver.wait_for(1, 120)[:1]
-    scheme, _, signature = taken.headers["webhook-signature"].partition(",")
+        (request,) = receiver.wait_for(1, 120)[:1]
+    scheme, _, signature = request.headers["webhook-signature"].partition(",")
     assert scheme == "v1a"
-    signed = f"{taken.id}.{taken.headers['webhook-timestamp']}.".encode() + taken.body
+    signed = f"{request.id}.{request.headers['webhook-timestamp']}.".encode() + request.body
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key.removeprefix("whpk_")))
-    public.verify(base64.b64decode(signature), signed)  # raises where it is not by that key
+    public.verify(base64.b64decode(signature), signed)  # raises if another key signed
 
 
-def test_a_receiver_that_can_not_be_used_keeps_a_server_from_starting(start, hook, tmp_path):
+def test_unusable_receiver_settings_prevent_the_start(start, hook, tmp_path):
     hook("https://hooks.example/", old_secret_file=str(tmp_path / "none"))
     server = start()
     assert server.process.wait(timeout=150) == 1
@@ -153,7 +158,7 @@ def test_a_receiver_that_can_not_be_used_keeps_a_server_from_starting(start, hoo
 
 @contextmanager
 def receiving(*command, secret, port, cwd):
-    """A receiver from the documentation, as a process; yields what it has written so far."""
+    """Runs a receiver from the documentation as a subprocess; yields the process once it listens."""
     process = subprocess.Popen(
         [*map(str, command), str(port)],
         stdout=subprocess.PIPE,
@@ -163,7 +168,7 @@ def receiving(*command, secret, port, cwd):
         env={**os.environ, "MEMECOURT_SECRET": secret},
     )
     try:
-        wait_until(lambda: answers(port) or process.poll() is not None)
+        wait_until(lambda: is_listening(port) or process.poll() is not None)
         yield process
     finally:
         process.kill()
@@ -171,9 +176,9 @@ def receiving(*command, secret, port, cwd):
         process.stdout.close()
 
 
-def answers(port):
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
+def is_listening(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def in_python(tmp_path):
@@ -186,7 +191,7 @@ def in_python(tmp_path):
 def in_node(tmp_path):
     if not (NODE / "node_modules" / "standardwebhooks").is_dir():
         if os.environ.get("CI") and shutil.which("npm") and not os.environ.get("MEMECOURT_NO_NODE"):
-            pytest.fail("npm is here, and `make clients` was not run")
+            pytest.fail("npm is installed, but `make clients` was not run")
         pytest.skip("`make clients` has not been run, or can't be: it needs npm")
     code = (NODE / "receive.mjs").read_text()
     assert code == (ROOT / "docs/calling/receive.mjs").read_text()
@@ -194,13 +199,13 @@ def in_node(tmp_path):
     return ["node", NODE / "receive.mjs"], NODE
 
 
-@pytest.mark.parametrize("shown", [in_python, in_node])
-def test_a_receiver_of_the_documentation_verifies_what_it_is_sent(shown, hook, tmp_path):
-    command, cwd = shown(tmp_path)
+@pytest.mark.parametrize("example", [in_python, in_node])
+def test_documented_receiver_accepts_only_messages_signed_with_its_secret(example, hook, tmp_path):
+    command, cwd = example(tmp_path)
     secret, port = (tmp_path / "queue.secret").read_text().strip(), free_port("127.0.0.1")
     hook(f"http://127.0.0.1:{port}/hook")
 
-    def tried():
+    def send_test_message():
         return subprocess.run(
             [sys.executable, "-m", "serving.cli", "webhooks", "test", "queue"],
             capture_output=True,
@@ -209,12 +214,12 @@ def test_a_receiver_of_the_documentation_verifies_what_it_is_sent(shown, hook, t
         )
 
     with receiving(*command, secret=secret, port=port, cwd=cwd) as process:
-        done = tried()
-        assert (done.returncode, done.stdout) == (0, "queue took it.\n"), done.stderr
-        # Another secret is none.
+        result = send_test_message()
+        assert (result.returncode, result.stdout) == (0, "queue took it.\n"), result.stderr
+        # A message signed with another secret is refused.
         (tmp_path / "queue.secret").unlink()
         make_secret(tmp_path / "queue.secret", ed25519=False)
-        assert "did not take it: status 401" in tried().stderr
+        assert "did not take it: status 401" in send_test_message().stderr
         process.kill()
-        said = process.stdout.read()
-    assert re.search(r"^msg_\w+ memecourt\.hook\.test", said, re.MULTILINE), said
+        output = process.stdout.read()
+    assert re.search(r"^msg_\w+ memecourt\.hook\.test", output, re.MULTILINE), output

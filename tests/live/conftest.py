@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU with the tiny model, one for all tests here; it is started anew after a test that ended it."""
+"""A real vLLM on the CPU with a tiny model, shared by all tests here and restarted after a test that ended it."""
 
 import asyncio
 import os
@@ -21,9 +21,9 @@ def pytest_collection_modifyitems(items):
 
 
 class LiveVllm:
-    """For tests that may have loops of their own: vLLM is watched from a loop on another thread.
+    """A vLLM watched from an event loop in another thread, so that tests can run loops of their own.
 
-    Address, key and model's name stay the same when it is started anew.
+    Address, key and model name stay the same when it is restarted.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -58,37 +58,37 @@ class LiveVllm:
         return self.server.running
 
     def start(self) -> None:
-        """Returns once it answers; does nothing if it does already."""
+        """Starts vLLM and returns once it answers; does nothing if it is running."""
         if not self.running:
             self.server = VllmServer(self._settings)
             self._do(self.server.__aenter__())
             self.starts += 1
 
     def stop(self) -> None:
-        """In order."""
+        """Stops vLLM in an orderly way."""
         self._do(self.server.stop())
 
     def kill(self) -> int:
-        """At once, as the kernel does when memory runs out; returns when it is gone, with its exit code."""
+        """Kills vLLM as the kernel does when memory runs out, waits for its end and returns the exit code."""
         os.kill(self.server.pid, signal.SIGKILL)
         return self.ended(60)
 
     def restart(self) -> None:
-        """At the same address, with the same key."""
+        """Restarts vLLM at the same address, with the same key."""
         self.stop()
         self.start()
 
     def ended(self, seconds: float) -> int:
-        """Waits until its end is noticed; the exit code."""
+        """Waits until the end of vLLM is noticed; returns the exit code."""
         return self._do(self.server.ended(), seconds)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A figure of /metrics, over all series with these labels; 0 if there is none."""
+        """Returns the sum of a metric over all series with these labels; 0 if there is none."""
         text = httpx2.get(f"{self.root_url}/metrics", trust_env=False, timeout=30).text
         return vllm_cpu.figure(text, name, **labels)
 
     def client(self, **options) -> httpx2.Client:
-        """With the key; paths are those below ``root_url``."""
+        """Returns an HTTP client that sends the key; paths are relative to ``root_url``."""
         headers = {"Authorization": f"Bearer {self.api_key}"}
         return httpx2.Client(
             **{"base_url": self.root_url, "headers": headers, "trust_env": False, "timeout": 120, **options}
@@ -118,7 +118,7 @@ def vllm_settings(vllm_python, tiny_model):
 
 @pytest.fixture(scope="session")
 def vllm(vllm_settings):
-    """``base_url``, ``api_key``, ``model``, ``metric(name)``, ``kill()``, ``restart()``."""
+    """The running vLLM."""
     live = LiveVllm(vllm_settings.model_copy(update={"port": free_port(vllm_settings.host)}))
     live.start()
     yield live
@@ -127,6 +127,6 @@ def vllm(vllm_settings):
 
 @pytest.fixture(autouse=True)
 def _vllm_is_up(request):
-    """Each test that asks for vLLM finds it running, whatever the one before did to it."""
+    """Restarts vLLM for each test that uses it, in case the previous test ended it."""
     if "vllm" in request.fixturenames:
         request.getfixturevalue("vllm").start()

@@ -1,6 +1,6 @@
-"""A small arena end to end on a real vLLM: the command, its files, its page, and being taken up again.
+"""A small arena end to end on a real vLLM: the command, its files, its page, and resuming.
 
-The model writes nonsense: what is shown is that prompts, schemas, client and server fit together.
+The model writes nonsense: the test shows only that prompts, schemas, client and server fit together.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ def files(tmp_path, vllm, monkeypatch):
     monkeypatch.setenv("LIVE_ARENA_KEY", vllm.api_key)
     make(tmp_path / "data", Layout.HARMEME, train=4, val=0, test=4)
     models = [
-        # The same model with other limits: another reply for all that the store of calls knows.
+        # The same model with different limits, so that the store of calls takes them for different models.
         MODEL.format(name=name, url=vllm.base_url, model=vllm.model, tokens=tokens)
         for name, tokens in (("ash", 900), ("beech", 901), ("cedar", 902))
     ]
@@ -52,41 +52,42 @@ def files(tmp_path, vllm, monkeypatch):
 
 
 def arena(files):
-    given = ["--models", files / "arena.toml", "--data", files / "data", "--limit", 1, "--out", files / "arena"]
-    return CliRunner().invoke(cli, ["arena", *map(str, given)])
+    options = ["--models", files / "arena.toml", "--data", files / "data", "--limit", 1, "--out", files / "arena"]
+    return CliRunner().invoke(cli, ["arena", *map(str, options)])
 
 
-def test_a_small_arena_end_to_end_and_nothing_is_asked_twice(files, vllm):
-    held = arena(files)
-    assert held.exit_code == 0, held.output
+def test_small_arena_runs_end_to_end_and_repeats_no_call(files, vllm):
+    result = arena(files)
+    assert result.exit_code == 0, result.output
     events = ArenaFolder(files / "arena").events()
     kinds = Counter(event.kind for event in events)
     assert kinds["MemeDone"] == 1 and kinds["MemeLeftOut"] == 0, kinds
     assert kinds["TaskFormulated"] == 3 and kinds["Answered"] == 9 and kinds["FusionRound"] == 6, kinds
-    assert kinds["Judged"] == 9 + 3 * 2 * 3, kinds  # three battles a task; of one, two judges under three settings
+    # Three battles a task; those of one task are judged again by two judges under three settings.
+    assert kinds["Judged"] == 9 + 3 * 2 * 3, kinds
     for event in events:
         calls = event.calls if isinstance(event, Answered) else [getattr(event, "call", None)]
         for call in filter(None, calls):
             assert call.model == vllm.model and call.tokens_in > 50 and call.tokens_out > 0
         if isinstance(event, TaskFormulated | FusionRound | Judged):
             assert event.call.fault == ""  # vLLM keeps to the schemas
-    assert "3 models, 3 questions about 1 meme, 9 battles" in held.output
+    assert "3 models, 3 questions about 1 meme, 9 battles" in result.output
     assert "Leaderboard: arena" in (files / "arena" / "leaderboard.html").read_text()
 
-    before, spent = vllm.metric("vllm:request_success_total"), ArenaFolder(files / "arena").spent()
-    assert sum(one.calls for one in spent.values()) == _kept(files / "arena" / "calls.sqlite")
-    again = arena(files)
-    assert again.exit_code == 0 and "continued" in again.output
-    # Each server is asked what it can do, and nothing of the arena.
-    assert ArenaFolder(files / "arena").spent() == spent
-    asked = vllm.metric("vllm:request_success_total") - before
-    (files / "arena" / "events.jsonl").write_text("")  # a crash that lost the record loses no call
+    before, costs = vllm.metric("vllm:request_success_total"), ArenaFolder(files / "arena").spent()
+    assert sum(cost.calls for cost in costs.values()) == _stored_calls(files / "arena" / "calls.sqlite")
+    repeated = arena(files)
+    assert repeated.exit_code == 0 and "continued" in repeated.output
+    # Each server is probed for its capabilities, and no call of the arena is repeated.
+    assert ArenaFolder(files / "arena").spent() == costs
+    probe_calls = vllm.metric("vllm:request_success_total") - before
+    (files / "arena" / "events.jsonl").write_text("")  # a lost record loses no stored call
     assert arena(files).exit_code == 0
-    assert vllm.metric("vllm:request_success_total") - before == 2 * asked
+    assert vllm.metric("vllm:request_success_total") - before == 2 * probe_calls
     assert sorted(e.kind for e in ArenaFolder(files / "arena").events()) == sorted(e.kind for e in events)
 
 
-def _kept(path):
+def _stored_calls(path):
     import asyncio
 
     async def count():

@@ -1,4 +1,4 @@
-"""Features of a real vLLM that the court uses where it finds them: ranks, loops that end, thoughts with a limit."""
+"""Optional features of a real vLLM that the court uses: priorities, repetition detection, limited thinking."""
 
 import asyncio
 import json
@@ -35,9 +35,9 @@ WORD = {
 
 @asynccontextmanager
 async def vllm_with(python: Path, model: Path, *flags: str):
-    """The client of a vLLM with these flags besides, which has found out what that can do."""
-    own = vllm_cpu.settings(python, model)
-    async with VllmServer(own.model_copy(update={"flags": (*own.flags, *flags)})) as server:
+    """Starts a vLLM with extra flags; yields a client that has probed its capabilities."""
+    settings = vllm_cpu.settings(python, model)
+    async with VllmServer(settings.model_copy(update={"flags": (*settings.flags, *flags)})) as server:
         model = ChatCompletions(base_url=server.base_url, model=server.model, api_key=server.api_key)
         try:
             await probe(model, pictures=PICTURES, thoughts=True)
@@ -46,7 +46,7 @@ async def vllm_with(python: Path, model: Path, *flags: str):
             await model.aclose()
 
 
-def test_a_vllm_has_ranks_ends_loops_and_takes_penalties(vllm):
+def test_vllm_supports_priorities_repetition_detection_and_penalties(vllm):
     async def work():
         model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
         try:
@@ -55,9 +55,9 @@ def test_a_vllm_has_ranks_ends_loops_and_takes_penalties(vllm):
             assert (found.thinking, found.thinks_by, found.thought_limit) == (Thinking.NONE, Thinking.NONE, "")
             request = ChatRequest("s", ("Go.",), None, max_tokens=400)
             with vllm.client() as client:
-                asked = {"model": vllm.model, "prompt": " the", "add_special_tokens": False}
-                (token,) = client.post("/tokenize", json=asked).json()["tokens"]
-            # A model that can say nothing but one word.
+                body = {"model": vllm.model, "prompt": " the", "add_special_tokens": False}
+                (token,) = client.post("/tokenize", json=body).json()["tokens"]
+            # The bias lets the model say only one word.
             answer = await model.answer(request, within_s=60, extra={"logit_bias": {str(token): 100}})
             return answer.reply(1.0)
         finally:
@@ -69,15 +69,13 @@ def test_a_vllm_has_ranks_ends_loops_and_takes_penalties(vllm):
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
-def test_what_ranks_lower_is_worked_on_first_and_without_the_policy_ranks_are_passed_over(
-    vllm_python, tiny_model, policy
-):
-    """One request at a time; while a long one is worked on, those of a batch come, and one whose caller waits last."""
+def test_priorities_order_queued_requests_only_under_the_priority_policy(vllm_python, tiny_model, policy):
+    """Handles one request at a time: three queue behind a long one, the last of which is the most urgent."""
 
     async def work():
         flags = ("--max-num-seqs", "1", "--scheduling-policy", policy)
         async with vllm_with(vllm_python, tiny_model, *flags) as model:
-            assert model.capabilities.priorities  # vLLM does not tell the two apart
+            assert model.capabilities.priorities  # vLLM reports no difference between the policies
             done = []
 
             async def ask(name, priority, tokens=8):
@@ -94,26 +92,26 @@ def test_what_ranks_lower_is_worked_on_first_and_without_the_policy_ranks_are_pa
             await asyncio.gather(*tasks)
             return done
 
-    came = ["new", "nearly over", "waited for"]
-    assert asyncio.run(work()) == ["long", *(reversed(came) if policy == "priority" else came)]
+    arrival_order = ["new", "nearly over", "waited for"]
+    assert asyncio.run(work()) == ["long", *(reversed(arrival_order) if policy == "priority" else arrival_order)]
 
 
 @pytest.mark.parametrize("parser", [True, False])
-def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_python, tmp_path, parser):
+def test_thinking_is_off_by_default_and_limited_on_request(vllm_python, tmp_path, parser):
     tiny = make_tiny_model(tmp_path / NAME, thinks=True)
     (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
     flags = ("--reasoning-parser", "qwen3") if parser else ()
 
     async def work():
         async with vllm_with(vllm_python, tiny, *flags) as model:
-            hello = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
-            thinking = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
-            odds = await model.odds(thinking, ("A", "B"), within_s=60)
-            replies = [await model.reply(request, within_s=60) for request in (hello, thinking)]
+            plain_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64)
+            thinking_request = ChatRequest("s", ("Say a word.",), WORD, max_tokens=64, thought_tokens=24)
+            odds = await model.odds(thinking_request, ("A", "B"), within_s=60)
+            replies = [await model.reply(request, within_s=60) for request in (plain_request, thinking_request)]
             record = None
             if parser:
-                chair = RoleModel(model, thought_tokens=24)
-                court = replace(court_of(model), chairs=RoleModels(chair, chair, chair, chair))
+                role_model = RoleModel(model, thought_tokens=24)
+                court = replace(court_of(model), chairs=RoleModels(role_model, role_model, role_model, role_model))
                 record = await court.hear(a_case(picture, "send them all home"), Notes())
             return model.capabilities, odds, replies, record
 
@@ -124,17 +122,17 @@ def test_a_model_that_thinks_is_kept_from_it_or_let_as_far_as_its_limit(vllm_pyt
         assert record.state is TrialState.DECIDED and record.last(VerdictGiven).odds is not None
         calls = [event.call for event in record.events if getattr(event, "call", None)]
         assert calls and all(call.thought and call.tokens_out > 24 for call in calls)
-        for said in record.all(Summarised):
-            assert said.entropy == pytest.approx(entropy(said.summary))
+        for summarised in record.all(Summarised):
+            assert summarised.entropy == pytest.approx(entropy(summarised.summary))
         assert (found.thinking, found.thinks_by) == (Thinking.TEMPLATE, Thinking.TEMPLATE)
         assert found.thought_limit == "thinking_token_budget"
         assert thought.thought and json.loads(thought.text)["word"]
         assert 24 < thought.tokens_out < 24 + 64
-    else:  # the schema holds from the first token on
+    else:  # without a parser, the schema applies from the first token
         assert found.thinks_by is Thinking.NONE and not thought.thought
 
 
-def test_a_qwen3_vl_is_asked_as_its_predecessor_is(vllm_python, tmp_path):
+def test_qwen3_vl_runs_a_full_trial_like_its_predecessor(vllm_python, tmp_path):
     tiny = make_tiny_model(tmp_path / "tiny-qwen3-vl")
     subprocess.run([vllm_python, Path(__file__).with_name("tiny_qwen3.py"), "vl", tiny], check=True, timeout=300)
     (picture,) = read(draw_meme("coffee", "send them all home", size=(224, 168)))
@@ -148,4 +146,4 @@ def test_a_qwen3_vl_is_asked_as_its_predecessor_is(vllm_python, tmp_path):
     assert found.json_schema and found.picture_ids and found.prefix_cache and found.pictures == PICTURES
     assert record.state is TrialState.DECIDED and record.last(VerdictGiven).odds is not None
     calls = [event.call for event in record.events if getattr(event, "call", None)]
-    assert sum(call.tokens_cached for call in calls) > 0, "what a trial has said before is found again"
+    assert sum(call.tokens_cached for call in calls) > 0, "earlier parts of a trial are found in the prefix cache"

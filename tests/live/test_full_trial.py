@@ -1,7 +1,6 @@
-"""Whole full trials on a real vLLM: every reply as asked for, its figures, its cache, its end and its coming back.
+"""Full trials on a real vLLM: valid replies, token counts, the prefix cache, and a vLLM that ends and comes back.
 
-The model writes nonsense. What is shown is that the court, the client and vLLM fit together, not that a verdict is
-right.
+The model writes nonsense. The tests show that the court, the client and vLLM fit together, not that a verdict is right.
 """
 
 import asyncio
@@ -51,21 +50,21 @@ from tests.support.playing import wait_until
 BRIEF = TrialSettings(reply_chars=64, rounds_min=2, rounds_max=2)
 LENGTHY = TrialSettings(reply_chars=1900, rounds_min=2, rounds_max=2)
 CALLS = 1 + 2 * 2 * 3 + 1 + 2
-"""Of a trial with two rounds: the description, per side and round a question, an answer and a summary, the ruling and
-the odds in both orders."""
+"""Model calls of a trial with two rounds: the description; per side and round a question, an answer and a summary; the
+ruling; and the odds in both orders."""
 CONTRADICTS = "its label does not follow from its strengths, which make it "
-"""The one thing that may be wrong with a reply of nonsense that keeps to its schema; JSON schema can't ask for it."""
+"""The only possible fault of a nonsense reply that follows its schema: a rule that JSON schema can't express."""
 MARK = "5e1f8c0a72d94b36"
 
 
 def with_model(vllm, work):
-    """Runs what wants the client, which has found out what vLLM can do."""
+    """Runs ``work`` with a client that has probed the capabilities of vLLM; returns its result."""
 
     async def run():
         model = Recorded(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
         try:
-            found = await probe(model, pictures=PICTURES)
-            assert found.sentences == () and found.capabilities.log_probs is LogProbs.CHOSEN
+            probed = await probe(model, pictures=PICTURES)
+            assert probed.sentences == () and probed.capabilities.log_probs is LogProbs.CHOSEN
             model.forget()
             return await work(model)
         finally:
@@ -75,7 +74,7 @@ def with_model(vllm, work):
 
 
 class Finder(FakeFinder):
-    """Finds three precedents, each with a picture of its own size."""
+    """A finder of three precedents, each with a picture of a different size."""
 
     SCENES = ("crowd", "cat", "road")
 
@@ -85,13 +84,13 @@ class Finder(FakeFinder):
 
 
 def court_of(model, settings=BRIEF, temperature=0.0, **options):
-    chair = RoleModel(model, temperature)
+    role_model = RoleModel(model, temperature)
     return Court(
         finder=Finder(findings([H, N, H, H, N])),
         text_reader=FakeReader("read off the picture"),
         software="test",
         settings=settings,
-        chairs=RoleModels(proposer=chair, accuser=chair, defender=chair, judge=chair),
+        chairs=RoleModels(proposer=role_model, accuser=role_model, defender=role_model, judge=role_model),
         **options,
     )
 
@@ -101,7 +100,7 @@ def a_case(picture, text, **options):
 
 
 def read(*drawn):
-    """Pictures as the court reads them, in the guarded worker."""
+    """Reads pictures as the court does, in the guarded worker."""
 
     async def run():
         reader = GuardedPictureReader(workers=1)
@@ -119,7 +118,7 @@ def picture():
 
 
 def calls_of(record):
-    """All calls on record."""
+    """Returns all model calls on record."""
     calls = [event.call for event in record.events if getattr(event, "call", None) is not None]
     return [*calls, *(event.odds.call for event in record.all(VerdictGiven) if event.odds)]
 
@@ -128,74 +127,78 @@ def unfinished(vllm):
     return vllm.metric("vllm:num_requests_running") + vllm.metric("vllm:num_requests_waiting")
 
 
-def told(vllm):
-    """vLLM's own counters: tokens of prompts, of replies, looked for in the prefix cache, found there."""
+def token_counters(vllm):
+    """Returns vLLM's counters of tokens: in prompts, in replies, looked up in the prefix cache, found there."""
     names = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
     return [vllm.metric(f"vllm:{name}_total") for name in names]
 
 
 def tokens_of(client, model, request):
-    """The whole prompt as vLLM's engine is given it: through the chat template, pictures in full."""
+    """Returns the tokens of a prompt as the engine gets them: after the chat template, with all picture tokens."""
     answer = client.post("/tokenize", json=tokenize_body(model, request))
     assert answer.status_code == 200, answer.text
     return answer.json()["tokens"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_whole_trials_decide_with_valid_replies_and_the_server_s_own_figures(vllm, picture, temperature):
+def test_trials_decide_with_valid_replies_and_the_token_counts_of_vllm(vllm, picture, temperature):
     async def work(model):
-        held = []
+        trials = []
         for number in range(3):
-            notes, began, before = Notes(), time.monotonic(), await asyncio.to_thread(told, vllm)
+            notes, began, before = Notes(), time.monotonic(), await asyncio.to_thread(token_counters, vllm)
             court = court_of(model, temperature=temperature)
             record = await court.hear(a_case(picture, f"send all {number} of them home"), notes)
-            held.append((record, notes, [*model.asked], before, await asyncio.to_thread(told, vllm)))
+            trials.append((record, notes, [*model.asked], before, await asyncio.to_thread(token_counters, vllm)))
             print(f"temperature {temperature}: a trial in {time.monotonic() - began:.2f} s")
             model.asked.clear()
-        return held
+        return trials
 
-    for record, notes, asked, before, after in with_model(vllm, work):
+    for record, notes, made_calls, before, after in with_model(vllm, work):
         assert record.state is TrialState.DECIDED and TrialRecord.of(notes.events) == record
         for kind, number in ((Described, 1), (QuestionAsked, 4), (AnswerGiven, 4), (Summarised, 4), (SideRested, 2)):
             assert len(record.all(kind)) == number
-        (given,) = record.all(VerdictGiven)
-        assert [reading.id for reading in given.ruling.precedents] == ["p0", "p1", "p2"]
+        (verdict,) = record.all(VerdictGiven)
+        assert [reading.id for reading in verdict.ruling.precedents] == ["p0", "p1", "p2"]
         calls = calls_of(record)
         repairs = [call for call in calls if call.fault]
         assert all(call.role is Role.JUDGE and call.fault.startswith(CONTRADICTS) for call in repairs)
-        assert len(asked) == CALLS + len(repairs)
-        for each in asked:
-            if not each.is_odds:
-                assert each.reply.finish is FinishReason.STOP and isinstance(json.loads(each.reply.text), dict)
+        assert len(made_calls) == CALLS + len(repairs)
+        for made_call in made_calls:
+            if not made_call.is_odds:
+                assert made_call.reply.finish is FinishReason.STOP and isinstance(
+                    json.loads(made_call.reply.text), dict
+                )
         for name in ("tokens_in", "tokens_out", "tokens_cached"):
-            assert sum(getattr(call, name) for call in calls) == sum(getattr(each.reply, name) for each in asked)
+            assert sum(getattr(call, name) for call in calls) == sum(
+                getattr(made_call.reply, name) for made_call in made_calls
+            )
         assert all(call.model == vllm.model and call.tokens_out > 0 and call.latency_s > 0 for call in calls)
-        # No call was cut short, so that vLLM has counted just these.
-        counted = [now - then for then, now in zip(before, after, strict=True)]
+        # No call was cut short, so vLLM has counted exactly these.
+        counted = [later - earlier for earlier, later in zip(before, after, strict=True)]
         prompts = sum(call.tokens_in for call in calls)
         cached = sum(call.tokens_cached for call in calls)
         assert counted == [prompts, sum(call.tokens_out for call in calls), prompts, cached]
 
 
-def test_the_score_is_what_vllm_says_when_it_is_asked_directly(vllm, picture):
+def test_odds_match_those_read_from_vllm_directly(vllm, picture):
     async def work(model):
         record = await court_of(model).hear(a_case(picture, "send them all home"), Notes())
-        return record.last(VerdictGiven), [each.request for each in model.asked if each.is_odds]
+        return record.last(VerdictGiven), [call.request for call in model.asked if call.is_odds]
 
-    given, requests = with_model(vllm, work)
-    odds = given.odds
+    verdict_event, requests = with_model(vllm, work)
+    odds = verdict_event.odds
     assert len(odds.harmful) == len(odds.not_harmful) == len(requests) == 2
     assert all(0 < mass <= 1 for mass in (*odds.harmful, *odds.not_harmful))
     assert all(sum(pair) <= 1 for pair in zip(odds.harmful, odds.not_harmful, strict=True))
-    # A model with random weights is about to say anything, and the record says so.
-    assert given.verdict.harm_score is None
-    assert [signal.reason for signal in given.verdict.signals] == ["SCORE_UNKNOWN"]
+    # A model with random weights spreads its probability widely, which the record reports.
+    assert verdict_event.verdict.harm_score is None
+    assert [signal.reason for signal in verdict_event.verdict.signals] == ["SCORE_UNKNOWN"]
     with vllm.client() as client:
-        two = [
+        tokenized_words = [
             client.post("/tokenize", json={"model": vllm.model, "prompt": word, "add_special_tokens": False}).json()
             for word in ("A", "B")
         ]
-        ids = [one["tokens"][0] for one in two]
+        ids = [tokenized["tokens"][0] for tokenized in tokenized_words]
         for number, request in enumerate(requests):
             body = {
                 "model": vllm.model,
@@ -208,17 +211,17 @@ def test_the_score_is_what_vllm_says_when_it_is_asked_directly(vllm, picture):
             }
             choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
             masses = {
-                one["token"]: math.exp(one["logprob"]) for one in choice["logprobs"]["content"][0]["top_logprobs"]
+                entry["token"]: math.exp(entry["logprob"]) for entry in choice["logprobs"]["content"][0]["top_logprobs"]
             }
             direct = (masses["A"], masses["B"])
-            if number == 1:  # A stands for harmful when asked first, B when asked again
+            if number == 1:  # A stands for harmful in the first order, B in the second
                 direct = direct[::-1]
             assert direct == pytest.approx((odds.harmful[number], odds.not_harmful[number]), rel=1e-3)
     assert odds.call.tokens_out == 2
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancel"])
-def test_a_trial_that_is_given_up_frees_the_engine(vllm, picture, end):
+def test_aborted_trial_frees_the_engine(vllm, picture, end):
     def finished():
         return vllm.metric("vllm:request_success_total")
 
@@ -236,10 +239,10 @@ def test_a_trial_that_is_given_up_frees_the_engine(vllm, picture, end):
             trial.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await trial
-        ended = time.monotonic()
+        end_time = time.monotonic()
         await asyncio.to_thread(wait_until, lambda: unfinished(vllm) == 0, 60)
-        print(f"{end}: the engine is free after {time.monotonic() - ended:.3f} s")
-        # It was freed before it had come to an end by itself with all that was asked.
+        print(f"{end}: the engine is free after {time.monotonic() - end_time:.3f} s")
+        # It was freed by the cancellation, not by finishing all requests.
         assert await asyncio.to_thread(finished) - before < len(model.begun)
         return TrialRecord.of(notes.events)
 
@@ -247,29 +250,29 @@ def test_a_trial_that_is_given_up_frees_the_engine(vllm, picture, end):
     assert record.state is TrialState.FAILED and record.verdict is None
 
 
-def test_a_trial_finds_in_the_prefix_cache_what_can_be_there(vllm):
+def test_trial_finds_its_shared_prefixes_in_the_cache(vllm):
     before, case = read(draw_meme("road", "another meme", size=(196, 140)), draw_meme("cake", "ours", size=(252, 168)))
 
     async def work(model):
-        # What is the same in all trials, the system messages, has been seen before; the rest is new.
+        # Only the system messages, which all trials share, have been seen before.
         await court_of(model).hear(a_case(before, "another meme"), Notes())
         earlier = len(model.asked)
-        counters = await asyncio.to_thread(told, vllm)
+        counters = await asyncio.to_thread(token_counters, vllm)
         record = await court_of(model).hear(a_case(case, "ours"), Notes())
-        counters = [now - then for then, now in zip(counters, await asyncio.to_thread(told, vllm), strict=True)]
-        asked = [*model.asked]
-        twice = [(await model.reply(replace(asked[-3].request, max_tokens=900), within_s=60)) for _ in range(2)]
-        return await prompts_sent(vllm.root_url, vllm.model, asked), earlier, counters, record, twice
+        counters = [new - old for old, new in zip(counters, await asyncio.to_thread(token_counters, vllm), strict=True)]
+        calls = [*model.asked]
+        repeated = [(await model.reply(replace(calls[-3].request, max_tokens=900), within_s=60)) for _ in range(2)]
+        return await prompts_sent(vllm.root_url, vllm.model, calls), earlier, counters, record, repeated
 
     prompts, earlier, (_, _, queries, hits), record, (_, again) = with_model(vllm, work)
-    found = share(prompts[earlier:], prompts[:earlier], BLOCK)
-    assert (queries, hits) == (found.prompts, found.reached)
+    shared = share(prompts[earlier:], prompts[:earlier], BLOCK)
+    assert (queries, hits) == (shared.prompts, shared.reached)
     print(
-        f"prefix cache: {found.reached} of {found.prompts} tokens ({found.reached / found.prompts:.1%}); possible "
-        f"{found.possible} ({found.reached / found.possible:.1%} of it reached), of what was answered already "
-        f"{found.settled} ({found.reached / found.settled:.1%})"
+        f"prefix cache: {shared.reached} of {shared.prompts} tokens ({shared.reached / shared.prompts:.1%}); possible "
+        f"{shared.possible} ({shared.reached / shared.possible:.1%} of it reached), of calls answered already "
+        f"{shared.settled} ({shared.reached / shared.settled:.1%})"
     )
-    assert 0.9 * found.possible <= found.reached <= found.possible
+    assert 0.9 * shared.possible <= shared.reached <= shared.possible
     for side in Side:
         sums, questions = ([e for e in record.all(kind) if e.side is side] for kind in (Summarised, QuestionAsked))
         for event in (*sums, *questions[1:]):
@@ -278,51 +281,51 @@ def test_a_trial_finds_in_the_prefix_cache_what_can_be_there(vllm):
 
 
 @pytest.mark.parametrize(("moment", "end"), [(QuestionAsked, "kill"), (QuestionAsked, "stop"), (SideRested, "kill")])
-def test_a_trial_that_lost_its_vllm_goes_on_once_it_is_back(vllm, picture, moment, end):
-    """It ends while the moment's second event is noted: other calls are with it."""
+def test_trial_that_lost_its_vllm_is_resumed_once_it_is_back(vllm, picture, moment, end):
+    """vLLM ends while the second event of a kind is stored, with other calls in flight."""
 
     async def work(model):
         lost = []
 
         async def watch(*events):
             notes.extend(events)
-            if sum(isinstance(each, moment) for each in notes) == 2 and not lost:
+            if sum(isinstance(event, moment) for event in notes) == 2 and not lost:
                 lost.append(time.monotonic())
                 await asyncio.to_thread(getattr(vllm, end))
 
         notes = []
-        # The same mark before and after, so that a question would be the same; no two replies are.
+        # One fence mark before and after, so that a repeated prompt would be recognised; replies always differ.
         court = court_of(model, temperature=1.0, fence_mark=MARK)
         with pytest.raises(TrialAborted) as caught:
             await court.hear(a_case(picture, "send them all home"), watch)
-        print(f"{moment.__name__}, {end}: aborted {time.monotonic() - lost[0]:.2f} s after it began to end")
-        begun, asked = len(model.begun), [*model.asked]
+        print(f"{moment.__name__}, {end}: aborted {time.monotonic() - lost[0]:.2f} s after the end began")
+        begun_calls, calls = len(model.begun), [*model.asked]
         aborted = TrialRecord.of(notes)
         await asyncio.to_thread(vllm.start)
         record = await court.resume(aborted, picture, watch)
-        return caught.value, aborted, record, TrialRecord.of(notes), asked, model.begun[begun:]
+        return caught.value, aborted, record, TrialRecord.of(notes), calls, model.begun[begun_calls:]
 
-    error, aborted, record, kept, asked, begun = with_model(vllm, work)
+    error, aborted, record, from_events, calls, begun_calls = with_model(vllm, work)
     assert isinstance(error.cause, Unavailable) and error.reason == "MODEL_GONE"
     assert error.record == aborted and aborted.state is TrialState.FAILED and aborted.verdict is None
     failed = aborted.last(TrialFailed)
     assert failed.retryable and failed.reason == "MODEL_GONE"
 
-    assert record == kept and record.state is TrialState.DECIDED
+    assert record == from_events and record.state is TrialState.DECIDED
     assert record.events[: len(aborted.events) + 1] == (*aborted.events, record.last(TrialResumed))
     for kind, number in ((Described, 1), (QuestionAsked, 4), (AnswerGiven, 4), (Summarised, 4), (SideRested, 2)):
         assert len(record.all(kind)) == number
     on_record = {words_of(event) for event in aborted.events} - {None}
-    answered = [each.request for each in asked if said_in(each) in on_record]
+    answered = [call.request for call in calls if words_of_reply(call) in on_record]
     assert len(answered) >= len(on_record) >= 3
-    assert [request.parts[-1] for request in begun if request in answered] == []
+    assert [request.parts[-1] for request in begun_calls if request in answered] == []
     since = calls_of(record)[len(calls_of(aborted)) :]
     repairs = sum(bool(call.fault) for call in since)
-    assert len(begun) == len(since) + repairs + 1  # both orders of the odds are one on record
+    assert len(begun_calls) == len(since) + repairs + 1  # the record has one call for both orders of the odds
 
 
 def words_of(event):
-    """What a model said for an event."""
+    """Returns the words of a model in an event; None for an event without any."""
     match event:
         case Described():
             return (event.description,)
@@ -335,14 +338,14 @@ def words_of(event):
     return None
 
 
-def said_in(asked):
-    """The same of a reply; nothing of one that is no JSON, for the odds ask for none."""
-    return None if asked.is_odds else tuple(str(value).strip() for value in json.loads(asked.reply.text).values())
+def words_of_reply(call):
+    """Returns the words of a reply likewise; None for a call for odds, whose reply is not JSON."""
+    return None if call.is_odds else tuple(str(value).strip() for value in json.loads(call.reply.text).values())
 
 
 @pytest.fixture(scope="module")
 def special(vllm):
-    """Ids of the model's control tokens."""
+    """The model's control tokens, with their ids."""
     with vllm.client() as client:
         answers = {
             word: client.post(
@@ -355,7 +358,7 @@ def special(vllm):
 
 
 def skeleton(tokens, special):
-    """The control tokens of a prompt in their order; of a picture's run of them, its length."""
+    """Returns the control tokens of a prompt in order; a picture's run of padding as one entry with its length."""
     names = {number: word for word, number in special.items()}
     bones = []
     for name, run in itertools.groupby(names.get(token) for token in tokens):
@@ -366,7 +369,7 @@ def skeleton(tokens, special):
 
 
 class Injected(Cast):
-    """A cast whose every free word is what a stranger wrote."""
+    """A cast that fills every free text of its replies with a given text."""
 
     def __init__(self, text):
         def clip(most):
@@ -382,7 +385,7 @@ class Injected(Cast):
 
 
 def prompts_of(text, picture):
-    """Every prompt of a trial with this text as the meme's, the precedents', and in the mouth of each witness."""
+    """Returns the prompts of a trial in which meme, precedents and all replies have this text, by role."""
     cast = Injected(text)
     found = findings([H, N, H, H, N])
     exhibits = [each.model_copy(update={"text": text, "categories": (text,)}) for each in found.exhibits]
@@ -430,11 +433,11 @@ def test_no_injection_becomes_a_control_token_of_the_real_tokeniser(vllm, pictur
                         continue
                     checked.add(key)
                     assert skeleton(tokens_of(client, vllm.model, request), special) == bones, (role, text)
-        # What is looked at is what the engine is given.
+        # The checked tokens are those that the engine gets.
         for request in (harmless["proposer"][0], harmless["judge"][0]):
             messages = wire.messages(request, Capabilities(), {})
             body = {"model": vllm.model, "messages": messages, "max_tokens": 1, "return_token_ids": True}
             answer = client.post("/v1/chat/completions", json=body).json()
             assert answer["prompt_token_ids"] == tokens_of(client, vllm.model, request)
-    assert teeth >= 5  # without fence and care, so many would have got through
+    assert teeth >= 5  # without fence and escaping, at least so many would get through
     print(f"control tokens: {len(strings)} strings, {len(checked)} prompts; {teeth} strings would get through bare")

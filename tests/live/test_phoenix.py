@@ -1,7 +1,7 @@
-"""Our traces in a real Arize Phoenix: spans arrive, and are read back through its API as what they are.
+"""Traces in a real Arize Phoenix: spans arrive, and its API returns them with the right kinds and contents.
 
 Phoenix runs in an environment of its own (``python scripts/phoenix.py``, or the Python that MEMECOURT_PHOENIX_PYTHON
-names); without one these tests are skipped, but not in CI.
+names). Without one, these tests are skipped; in CI it is built, or they fail.
 """
 
 import asyncio
@@ -37,15 +37,17 @@ PROJECT = "memecourt-test"
 
 
 def phoenix_python():
-    named = os.environ.get("MEMECOURT_PHOENIX_PYTHON")
-    found = Path(named) if named else ROOT / ".cache" / "phoenix" / "bin" / "python"
+    configured = os.environ.get("MEMECOURT_PHOENIX_PYTHON")
+    found = Path(configured) if configured else ROOT / ".cache" / "phoenix" / "bin" / "python"
     if not found.exists():
         if os.environ.get("CI") == "true":
-            made = subprocess.run([sys.executable, "scripts/phoenix.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            if made.returncode == 0:
-                return Path(made.stdout.strip())
-            pytest.fail("there is no Phoenix, and scripts/phoenix.py could not make one")
-        pytest.skip("there is no Phoenix here: python scripts/phoenix.py")
+            installation = subprocess.run(
+                [sys.executable, "scripts/phoenix.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            if installation.returncode == 0:
+                return Path(installation.stdout.strip())
+            pytest.fail("Phoenix is not installed, and scripts/phoenix.py failed to install it")
+        pytest.skip("Phoenix is not installed: python scripts/phoenix.py")
     return found
 
 
@@ -76,10 +78,10 @@ class Phoenix:
             except httpx2.TransportError:
                 pass
             time.sleep(0.5)
-        pytest.fail("Phoenix does not come up:\n" + self.log.read_text()[-2000:])
+        pytest.fail("Phoenix did not start:\n" + self.log.read_text()[-2000:])
 
     def spans(self, project, count, seconds=60):
-        """The spans of a project, once so many are there: it takes them in by and by."""
+        """Waits until a project has that many spans, which arrive gradually; returns all it has."""
         end = time.monotonic() + seconds
         found = []
         while time.monotonic() < end:
@@ -92,8 +94,8 @@ class Phoenix:
             time.sleep(0.3)
         return found
 
-    def asked(self, query, **variables):
-        """What its GraphQL API says: what its own pages are made of."""
+    def query(self, query, **variables):
+        """Runs a query on Phoenix's GraphQL API, which its own pages use, and returns the data."""
         body = {"query": query, "variables": variables}
         answer = httpx2.post(f"{self.url}/graphql", json=body, trust_env=False, timeout=60).json()
         assert "errors" not in answer, answer
@@ -102,21 +104,21 @@ class Phoenix:
 
 @pytest.fixture(scope="module")
 def phoenix(tmp_path_factory):
-    made = Phoenix(tmp_path_factory.mktemp("phoenix"))
+    running = Phoenix(tmp_path_factory.mktemp("phoenix"))
     try:
-        made.until_up()
-        yield made
+        running.until_up()
+        yield running
     finally:
-        made.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
         try:
-            made.process.wait(30)
+            running.process.wait(30)
         except subprocess.TimeoutExpired:
-            made.process.kill()
-            made.process.wait(30)
+            running.process.kill()
+            running.process.wait(30)
 
 
 def traced(phoenix, monkeypatch, project, **settings):
-    """A full trial, traced; its record."""
+    """Runs a full trial that sends traces to a project; returns its record."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", phoenix.endpoint)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"openinference.project.name={project}")
     court = full_court(Cast(rounds=2), settings=TrialSettings(overlap=False))
@@ -130,7 +132,7 @@ def traced(phoenix, monkeypatch, project, **settings):
     return asyncio.run(work())
 
 
-def test_a_trial_s_calls_arrive_as_what_they_are(phoenix, monkeypatch):
+def test_spans_of_a_trial_arrive_with_their_kinds(phoenix, monkeypatch):
     record = traced(phoenix, monkeypatch, PROJECT)
     calls = list(calls_of(record))
     spans = phoenix.spans(PROJECT, len(calls) + 2)
@@ -141,35 +143,35 @@ def test_a_trial_s_calls_arrive_as_what_they_are(phoenix, monkeypatch):
     assert {span["parent_id"] for span in spans if span is not trial} == {trial["context"]["span_id"]}
     by_prompt = Counter(span["attributes"]["gen_ai.prompt.name"] for span in spans if span["span_kind"] == "LLM")
     assert by_prompt == Counter(call.prompt_id for call, _ in calls)
-    # Off by default: nothing of the meme is there.
-    whole = json.dumps(spans)
+    # Contents are off by default: the spans hold no text of the meme.
+    spans_json = json.dumps(spans)
     for words in (TEXT, record.verdict.rationale, "text of p0", record.opened.meme.pixels_sha256):
-        assert words in "".join(event.model_dump_json() for event in record.events) and words not in whole
+        assert words in "".join(event.model_dump_json() for event in record.events) and words not in spans_json
 
 
-def test_phoenix_adds_up_tokens_and_shows_messages_where_they_are_sent(phoenix, monkeypatch):
+def test_phoenix_counts_tokens_and_shows_messages_if_contents_are_traced(phoenix, monkeypatch):
     project = f"{PROJECT}-contents"
     record = traced(phoenix, monkeypatch, project, trace_contents=True, console_origin=CONSOLE)
     calls = list(calls_of(record))
     spans = phoenix.spans(project, len(calls) + 2)
     assert len(spans) == len(calls) + 2
-    # Its own reading of our attributes, as its pages show it.
-    told = phoenix.asked(
+    # Phoenix's reading of the attributes, as its pages show it.
+    data = phoenix.query(
         """query { projects { edges { node { name tokenCountPrompt tokenCountCompletion
         spans(first: 100, filterCondition: "span_kind == 'LLM'") { edges { node {
         name tokenCountPrompt tokenCountCompletion input { value } output { value } attributes } } } } } } }"""
     )
-    (ours,) = [edge["node"] for edge in told["projects"]["edges"] if edge["node"]["name"] == project]
-    assert ours["tokenCountPrompt"] == sum(call.tokens_in for call, _ in calls)
-    assert ours["tokenCountCompletion"] == sum(call.tokens_out for call, _ in calls)
-    shown = [edge["node"] for edge in ours["spans"]["edges"]]
+    (project_data,) = [edge["node"] for edge in data["projects"]["edges"] if edge["node"]["name"] == project]
+    assert project_data["tokenCountPrompt"] == sum(call.tokens_in for call, _ in calls)
+    assert project_data["tokenCountCompletion"] == sum(call.tokens_out for call, _ in calls)
+    shown = [edge["node"] for edge in project_data["spans"]["edges"]]
     assert len(shown) == len(calls)
     links = set()
     for node in shown:
         messages = json.loads(node["attributes"])["llm"]["input_messages"]
-        system, user = (each["message"] for each in messages)
+        system, user = (message["message"] for message in messages)
         assert system["role"] == "system" and user["role"] == "user" and len(system["content"]) > 100
-        parts = [each["message_content"] for each in user["contents"]]
+        parts = [message["message_content"] for message in user["contents"]]
         assert all(part["type"] in ("text", "image") for part in parts)
         links |= {part["image"]["image"]["url"] for part in parts if part["type"] == "image"}
         assert node["output"]["value"].startswith("{")
@@ -177,4 +179,4 @@ def test_phoenix_adds_up_tokens_and_shows_messages_where_they_are_sent(phoenix, 
     assert all(link.startswith(f"{CONSOLE}/trials/a-trial/picture?of=") for link in links)
     judged = next(node for node in shown if "judge-model" in node["name"])
     assert TEXT in judged["attributes"]
-    assert "data:image" not in json.dumps(told) and "iVBOR" not in json.dumps(told)
+    assert "data:image" not in json.dumps(data) and "iVBOR" not in json.dumps(data)

@@ -1,7 +1,7 @@
-"""A small probe on a real vLLM: the calls, their figures, and taking it up again.
+"""A small probe on a real vLLM: the calls, their figures, and resuming.
 
-The model writes nonsense. What is shown is that each agent's question is one that vLLM takes and answers in the form
-that was asked for, and that what can't be scored is not scored; not that a weakness is one.
+The model writes nonsense. The tests show that vLLM answers each agent's prompt in the requested format, and that
+replies without a rating are not scored; not that a weakness is real.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ def data(tmp_path_factory):
 
 
 def requests(vllm):
-    """That vLLM itself counts."""
+    """Returns the number of requests that vLLM has counted."""
     return vllm.metric("vllm:request_success_total")
 
 
-def test_the_command_probes_a_real_model_and_goes_on_without_asking_it_again(vllm, data, tmp_path, monkeypatch):
+def test_command_probes_a_real_model_and_repeats_no_call(vllm, data, tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_KEY", vllm.api_key)
     models = tmp_path / "models.toml"
     models.write_text(
@@ -51,41 +51,41 @@ def test_the_command_probes_a_real_model_and_goes_on_without_asking_it_again(vll
         "max_tokens = 48\nusd_in = 1.0\nusd_out = 2.0\n"
     )
     out = tmp_path / "probe"
-    asked = ["probe", "--target", "tiny", "--controller", "tiny", "--models", str(models), "--data", str(data)]
-    asked += ["--dataset", "fhm", "--split", "dev_seen", "--out", str(out), "--limit", "1", "--json"]
-    begun = requests(vllm)
-    ran = CliRunner().invoke(cli, asked)
-    assert ran.exit_code == 0, ran.output
-    assert ran.stderr.startswith(NOTICE)
-    told = json.loads(ran.stdout)
-    assert told["finished"] and told["memes"] == 1
+    arguments = ["probe", "--target", "tiny", "--controller", "tiny", "--models", str(models), "--data", str(data)]
+    arguments += ["--dataset", "fhm", "--split", "dev_seen", "--out", str(out), "--limit", "1", "--json"]
+    requests_at_start = requests(vllm)
+    first = CliRunner().invoke(cli, arguments)
+    assert first.exit_code == 0, first.output
+    assert first.stderr.startswith(NOTICE)
+    output = json.loads(first.stdout)
+    assert output["finished"] and output["memes"] == 1
     folder = ProbeFolder(out)
-    assert all(meme.lines > 0 and meme.left == 0 for meme in folder.memes()), "their texts were taken off"
+    assert all(meme.lines > 0 and meme.left == 0 for meme in folder.memes()), "the texts were removed from the pictures"
     (usage,) = folder.usage()
     assert (usage.failed, usage.calls) == (0, usage.made) and usage.calls >= 3
     assert usage.usd == pytest.approx((usage.tokens_in + 2 * usage.tokens_out) / 1e6)
     # Free text of 48 tokens of nonsense is no rating.
-    assert told["overall"]["before"]["scored"] == 0 and told["overall"]["before"]["mean"] is None
+    assert output["overall"]["before"]["scored"] == 0 and output["overall"]["before"]["mean"] is None
     assert (out / "weakness.html").exists()
-    print(f"a probe of one meme: {told['mined']}, {usage.calls} calls, {usage.repaired} asked again")
+    print(f"a probe of one meme: {output['mined']}, {usage.calls} calls, {usage.repaired} repeated")
 
-    # Before it begins, the server is asked what it can do: these are no calls of the probe.
-    ended = requests(vllm)
-    looked = ended - begun - usage.made
-    assert 0 < looked < 20
-    again = CliRunner().invoke(cli, asked)
-    assert again.exit_code == 0, again.output
-    (once_more,) = folder.usage()
-    assert (once_more.calls, once_more.made) == (usage.calls, 0)
-    assert requests(vllm) - ended == looked
-    figures = [json.loads(one.stdout) for one in (ran, again)]
-    for one in figures:
-        del one["usage"]
+    # The server is first probed for its capabilities; these are no calls of the probe itself.
+    requests_at_end = requests(vllm)
+    capability_calls = requests_at_end - requests_at_start - usage.made
+    assert 0 < capability_calls < 20
+    second = CliRunner().invoke(cli, arguments)
+    assert second.exit_code == 0, second.output
+    (usage_again,) = folder.usage()
+    assert (usage_again.calls, usage_again.made) == (usage.calls, 0)
+    assert requests(vllm) - requests_at_end == capability_calls
+    figures = [json.loads(result.stdout) for result in (first, second)]
+    for result in figures:
+        del result["usage"]
     assert figures[0] == figures[1]
 
 
-class Partly:
-    """The real model, but for the roles that a script speaks for: nonsense has no rating and keeps no misbelief."""
+class PartlyScripted:
+    """The real model, with a script for roles in which nonsense is useless: rating, and checking for the misbelief."""
 
     def __init__(self, model, script):
         self._model, self._script = model, ScriptedModel(script)
@@ -105,7 +105,7 @@ class Partly:
         return reply
 
 
-def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
+def test_real_model_rewrites_texts(vllm, data, tmp_path):
     ratings = iter(range(10, 0, -1))
 
     def script(request):
@@ -115,7 +115,7 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
             case "scorer":
                 return f"Rating: [[{next(ratings)}]]"
             case _:
-                return {"reason": "it is still there", "keeps": True}
+                return {"reason": "the misbelief remains", "keeps": True}
 
     plan = ProbePlan(
         out=tmp_path / "probe",
@@ -126,32 +126,32 @@ def test_texts_are_rewritten_by_a_real_model(vllm, data, tmp_path):
         concurrency=1,
     )
 
-    async def hold():
+    async def run_probe():
         plan.out.mkdir()
         store, reader = SqliteCallCache.open(plan.out / "calls.sqlite"), rapidocr_reader()
         model = ChatCompletions(base_url=vllm.base_url, model=vllm.model, api_key=vllm.api_key)
-        partly = Partly(model, script)
+        partly = PartlyScripted(model, script)
         try:
-            chairs = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
-            await probe(plan, chairs, reader)
+            models = {name: MeteredModel(name, partly, store=store, max_tokens=48) for name in ("target", "controller")}
+            await probe(plan, models, reader)
             return partly.real
         finally:
             await store.close()
             await reader.aclose()
             await model.aclose()
 
-    real = asyncio.run(hold())
-    spoke = {role for role, _ in real}
-    assert spoke == {"answerer", "narrator", "senior", "refiner"}
+    real = asyncio.run(run_probe())
+    roles = {role for role, _ in real}
+    assert roles == {"answerer", "narrator", "senior", "refiner"}
     for role, reply in real:
         assert isinstance(reply, ChatReply) and reply.tokens_out > 0
-        if role != "answerer":  # in the form that was asked for, which vLLM holds it to
+        if role != "answerer":  # the schema is enforced by vLLM
             assert reply.finish is FinishReason.STOP and isinstance(json.loads(reply.text), dict)
     folder = ProbeFolder(plan.out)
     report = read_report(plan.out)
     assert report.mined[Sorted.HARMFUL] == 3
     assert report.overall.before.scored == 3 and report.overall.before.mean.value == pytest.approx(9)
-    # Each score is below the ones before it, so that the search goes on to its end.
+    # Each score is below the previous ones, so the search takes all its steps.
     steps = folder.read(REWRITTEN, Step)
     assert [(step.number, step.outcome) for step in steps] == [(1, StepOutcome.LOWER), (2, StepOutcome.LOWER)]
     assert [step.scoring.score for step in steps] == [7, 6]

@@ -1,4 +1,4 @@
-"""What we lean on in vLLM, and that it is started, watched and ended in order."""
+"""Features of vLLM that the court relies on, and starting, watching and stopping it."""
 
 import asyncio
 import base64
@@ -53,13 +53,13 @@ def ask(vllm, *content, **options):
 
 
 def shared_memory(leader):
-    """The files of shared memory that a process group has open."""
+    """Returns the shared memory files that a process group has open."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in group(leader))
     return {Path(found) for found in re.findall(r"/dev/shm/psm_\w+", maps)}
 
 
 @pytest.mark.parametrize("count", [1, 4, 7])
-def test_it_takes_pictures_and_tells_them_apart(vllm, count):
+def test_vllm_accepts_pictures_and_distinguishes_them(vllm, count):
     shown = [picture(quarters((64 + 28 * number, 48))) for number in range(count)]
     answer = ask(vllm, *shown, words())
     assert answer.status_code == 200, answer.text
@@ -69,42 +69,44 @@ def test_it_takes_pictures_and_tells_them_apart(vllm, count):
     assert other.json()["choices"][0]["message"]["content"] != answer.json()["choices"][0]["message"]["content"]
 
 
-def test_more_pictures_than_are_allowed_are_refused(vllm):
+def test_too_many_pictures_are_refused(vllm):
     answer = ask(vllm, *[picture()] * 8, words())
     assert answer.status_code == 400 and "At most 7 image(s)" in answer.text
 
 
-def test_a_large_picture_is_made_smaller(vllm):
+def test_large_picture_is_scaled_down(vllm):
     details = ask(vllm, picture(quarters((3000, 3000))), words()).json()["usage"]["prompt_tokens_details"]
     assert 1000 < details["multimodal_tokens"]["image"] <= 1280
 
 
-def test_a_schema_is_kept_to_every_time(vllm):
-    shape = {"type": "json_schema", "json_schema": {"name": "ruling", "strict": True, "schema": RULING}}
+def test_replies_always_follow_the_schema(vllm):
+    response_format = {"type": "json_schema", "json_schema": {"name": "ruling", "strict": True, "schema": RULING}}
     for seed in range(8):
         choice = ask(
-            vllm, picture(), words("Judge."), temperature=1, seed=seed, max_tokens=600, response_format=shape
+            vllm, picture(), words("Judge."), temperature=1, seed=seed, max_tokens=600, response_format=response_format
         ).json()["choices"][0]
-        said = choice["message"]["content"]
+        content = choice["message"]["content"]
         assert choice["finish_reason"] == "stop"
-        ruling = json.loads(said)  # strictly: raw control characters in a string are a fault
+        ruling = json.loads(content)  # strict: raw control characters in a string are an error
         assert list(ruling) == RULING["required"] and ruling["label"] in RULING["properties"]["label"]["enum"]
         assert len(ruling["rationale"]) <= 80 and all(len(item) <= 30 for item in ruling["evidence"])
-        assert '": ' not in said and "\n" not in said  # no padding, which a model may go on with for ever
+        assert (
+            '": ' not in content and "\n" not in content
+        )  # no whitespace padding, which a model might continue forever
 
 
-def test_a_word_s_probability_can_be_read(vllm):
+def test_token_probabilities_can_be_read(vllm):
     choice = ask(vllm, words("A or B?"), max_tokens=1, logprobs=True, top_logprobs=20).json()["choices"][0]
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 20
     with vllm.client() as client:
-        counted = [
+        tokenized_words = [
             client.post("/tokenize", json={"model": vllm.model, "prompt": text, "add_special_tokens": False}).json()
             for text in ("A", "B", " A", " B", " HARMFUL")
         ]
-    assert [one["count"] for one in counted] == [1] * 5
+    assert [tokenized["count"] for tokenized in tokenized_words] == [1] * 5
 
 
-def test_a_prefix_that_was_seen_is_not_read_again(vllm):
+def test_repeated_prefix_is_taken_from_the_cache(vllm):
     shown = picture(captioned("seen before", size=(420, 280)))
     hits, queries = (vllm.metric(f"vllm:prefix_cache_{kind}_total") for kind in ("hits", "queries"))
     first = ask(vllm, shown, words("One question? " * 10)).json()["usage"]
@@ -115,40 +117,40 @@ def test_a_prefix_that_was_seen_is_not_read_again(vllm):
     assert vllm.metric("vllm:prefix_cache_queries_total") > queries
 
 
-def test_a_score_keeps_the_true_mass(vllm):
-    """The word must be one of two, and what is told is each one's share of everything the model might have said."""
+def test_restricted_tokens_keep_their_probability_mass(vllm):
+    """The reply is limited to two words, and their probabilities are relative to the whole vocabulary."""
     with vllm.client() as client:
-        ids = [
+        tokenized_words = [
             client.post("/tokenize", json={"model": vllm.model, "prompt": text, "add_special_tokens": False}).json()
             for text in ("A", "B")
         ]
-    two = [one["tokens"][0] for one in ids]
-    given = {"max_tokens": 1, "logprobs": True, "allowed_token_ids": two, "logprob_token_ids": two}
-    choice = ask(vllm, words("A or B?"), **given).json()["choices"][0]
-    told = {one["token"]: math.exp(one["logprob"]) for one in choice["logprobs"]["content"][0]["top_logprobs"]}
-    assert set(told) == {"A", "B"} and 0 < sum(told.values()) < 0.5
-    assert choice["message"]["content"] == max(told, key=told.get)
+    token_ids = [entry["tokens"][0] for entry in tokenized_words]
+    options = {"max_tokens": 1, "logprobs": True, "allowed_token_ids": token_ids, "logprob_token_ids": token_ids}
+    choice = ask(vllm, words("A or B?"), **options).json()["choices"][0]
+    masses = {entry["token"]: math.exp(entry["logprob"]) for entry in choice["logprobs"]["content"][0]["top_logprobs"]}
+    assert set(masses) == {"A", "B"} and 0 < sum(masses.values()) < 0.5
+    assert choice["message"]["content"] == max(masses, key=masses.get)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/cat.png", "https://example.com/cat.png"])
-def test_it_fetches_nothing(vllm, url):
+def test_vllm_fetches_no_picture_by_url(vllm, url):
     answer = ask(vllm, {"type": "image_url", "image_url": {"url": url}}, words())
     assert answer.status_code == 400 and "allowed domains" in answer.text
 
 
-def test_it_opens_no_file_and_takes_no_film(vllm):
-    # 500, not 400: it can't be told from a fault of the server, so nobody may be able to ask for it.
+def test_vllm_refuses_file_urls_and_videos(vllm):
+    # vLLM answers 500 here, not 400, like a fault of its own; so the court must never send such a URL.
     assert ask(vllm, {"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}).status_code >= 400
     film = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"}}
     assert ask(vllm, film).status_code == 400
 
 
-def test_it_asks_for_the_key_where_it_says_so(vllm):
+def test_vllm_requires_the_key_on_documented_paths(vllm):
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         with vllm.client(headers=headers) as stranger:
             assert stranger.post("/v1/chat/completions", json=request(vllm, words())).status_code == 401
             assert stranger.get("/v1/models").status_code == 401
-            # This one it forgets, which is why it may only listen on loopback.
+            # vLLM leaves /tokenize unprotected, which is why it may only listen on loopback.
             assert stranger.post("/tokenize", json={"model": vllm.model, "prompt": "x"}).status_code == 200
     with vllm.client() as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [vllm.model]
@@ -160,7 +162,7 @@ def test_the_key_is_in_neither_log_nor_command_line(vllm):
     assert str(vllm.server.settings.model) in shown and vllm.api_key not in shown
 
 
-def test_a_caller_who_hangs_up_frees_the_engine(vllm):
+def test_disconnected_caller_frees_the_engine(vllm):
     tokens = 15_000
     body = request(vllm, words(), max_tokens=tokens, ignore_eos=True)
     before = vllm.metric("vllm:generation_tokens_total")
@@ -181,7 +183,7 @@ def test_a_caller_who_hangs_up_frees_the_engine(vllm):
     assert ask(vllm, words()).status_code == 200
 
 
-def test_the_engine_s_death_is_noticed(vllm):
+def test_death_of_the_engine_is_noticed(vllm):
     leader = vllm.server.pid
     (pid,) = [each.pid for each in processes() if each.group == leader and "EngineCore" in each.args]
     os.kill(pid, signal.SIGKILL)
@@ -189,14 +191,14 @@ def test_the_engine_s_death_is_noticed(vllm):
     assert not vllm.running and not group(leader)
 
 
-def test_it_is_killed_and_comes_back_at_the_same_address(vllm):
+def test_killed_vllm_is_cleaned_up_and_restarts_at_the_same_address(vllm):
     leader, address = vllm.server.pid, vllm.base_url
     assert len(group(leader)) >= 3
     shared = shared_memory(leader)
     assert shared
     assert vllm.kill() == -signal.SIGKILL
-    assert not vllm.running and not group(leader)  # engine and workers would have stayed
-    assert not any(file.exists() for file in shared)  # and this until the machine is started anew
+    assert not vllm.running and not group(leader)  # without cleaning up, engine and workers would survive
+    assert not any(file.exists() for file in shared)  # and shared memory would stay until a reboot
     with pytest.raises(httpx2.ConnectError):
         ask(vllm, words())
     vllm.restart()
@@ -204,7 +206,7 @@ def test_it_is_killed_and_comes_back_at_the_same_address(vllm):
     assert ask(vllm, words()).status_code == 200
 
 
-def test_a_model_that_is_not_there_is_said_with_the_log(vllm_settings):
+def test_missing_model_fails_with_the_end_of_the_log(vllm_settings):
     settings = vllm_settings.model_copy(update={"model": "nobody/nothing-of-the-kind"})
 
     async def start():
@@ -219,23 +221,23 @@ def test_a_model_that_is_not_there_is_said_with_the_log(vllm_settings):
 
 
 class Command:
-    """``memecourt vllm`` as a user starts it."""
+    """``memecourt vllm`` as a subprocess."""
 
     def __init__(self, model, python):
         command = [sys.executable, "-m", "serving.cli", "vllm", "--model", str(model), "--port", "0", "--verbose"]
-        kept = {name: value for name, value in os.environ.items() if name != "MEMECOURT_LLM__API_KEY"}
+        inherited = {name: value for name, value in os.environ.items() if name != "MEMECOURT_LLM__API_KEY"}
         self.process = subprocess.Popen(
             [*command, "--context", "4096", "--", *FLAGS],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**kept, **ENVIRONMENT, "MEMECOURT_VLLM_PYTHON": str(python)},
+            env={**inherited, **ENVIRONMENT, "MEMECOURT_VLLM_PYTHON": str(python)},
         )
 
     def child(self):
-        """vLLM's process; nothing before it is started."""
-        ours = (each for each in processes() if each.parent == self.process.pid)
-        return next((each.pid for each in ours if "vllm_child" in each.args), None)
+        """Returns the process id of vLLM; None before it is started."""
+        children = (process for process in processes() if process.parent == self.process.pid)
+        return next((process.pid for process in children if "vllm_child" in process.args), None)
 
     def __enter__(self):
         return self
@@ -246,7 +248,7 @@ class Command:
         self.process.stdout.close()
 
 
-def test_the_command_stops_while_it_starts(tiny_model, vllm_python):
+def test_command_can_be_interrupted_while_it_starts(tiny_model, vllm_python):
     with Command(tiny_model, vllm_python) as command:
         wait_until(command.child, 60)
         leader = command.child()
@@ -256,21 +258,21 @@ def test_the_command_stops_while_it_starts(tiny_model, vllm_python):
         assert not group(leader)
 
 
-def test_the_command_says_where_and_with_which_key_and_leaves_nothing_when_it_is_killed(tiny_model, vllm_python):
+def test_command_prints_url_and_key_and_leaves_no_process_when_killed(tiny_model, vllm_python):
     with Command(tiny_model, vllm_python) as command:
-        said = [command.process.stdout.readline().strip() for _ in range(3)]
-        url = said[0].split()[3]
-        headers = {"Authorization": f"Bearer {said[1].removeprefix('key: ')}"}
+        lines = [command.process.stdout.readline().strip() for _ in range(3)]
+        url = lines[0].split()[3]
+        headers = {"Authorization": f"Bearer {lines[1].removeprefix('key: ')}"}
         assert httpx2.get(f"{url}/models", headers=headers, trust_env=False).status_code == 200
-        assert f"--llm-url {url} --model {tiny_model.name}" in said[2]
+        assert f"--llm-url {url} --model {tiny_model.name}" in lines[2]
         leader = command.child()
         command.process.kill()
         wait_until(lambda: not group(leader), 120)
 
 
-def test_it_stops_in_order_and_leaves_nothing(vllm):
+def test_stopped_vllm_leaves_no_process(vllm):
     leader = vllm.server.pid
     vllm.stop()
     assert vllm.ended(1) == 0
     assert not group(leader) and not vllm.running
-    vllm.stop()  # once more does nothing
+    vllm.stop()  # stopping again does nothing

@@ -1,7 +1,7 @@
-"""Writes a tiny Qwen3-VL, or a hybrid Qwen3.5, with random weights: run by the Python that has vLLM.
+"""Writes a tiny Qwen3-VL, or a hybrid Qwen3.5, with random weights; needs a Python with vLLM.
 
-Run: ``PYTHON tiny_qwen3.py vl|hybrid FOLDER``, where FOLDER holds a tokenizer and a template
-(:mod:`eval.perf.vllm.tiny_model`), whose weights and configuration are replaced.
+Usage: ``PYTHON tiny_qwen3.py vl|hybrid FOLDER``. FOLDER holds a tiny model (:mod:`eval.perf.vllm.tiny_model`), whose
+weights and configuration are replaced; tokenizer and chat template stay.
 """
 
 import json
@@ -20,7 +20,7 @@ SIZES = {
     "max_position_embeddings": 32_768,
     "dtype": "float32",
 }
-EYE = {
+VISION = {
     "depth": 2,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -30,7 +30,7 @@ EYE = {
     "num_position_embeddings": 256,
 }
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [12, 10, 10], "mrope_interleaved": True}
-# Three layers of linear attention to one of full attention, as the family has them.
+# Three layers of linear attention per layer of full attention, as in the real models.
 HYBRID = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
@@ -42,21 +42,21 @@ HYBRID = {
 
 
 def write(kind: str, folder: Path) -> None:
-    """Replaces the weights and the configuration in a folder."""
-    given = json.loads((folder / "config.json").read_text())
+    """Replaces the weights and the configuration of the model in a folder."""
+    original = json.loads((folder / "config.json").read_text())
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    text = {**SIZES, "vocab_size": given["text_config"]["vocab_size"], **{name: given[name] for name in names}}
-    marks = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    whole = {name: given[name] for name in marks} | {"tie_word_embeddings": False}
+    text = {**SIZES, "vocab_size": original["text_config"]["vocab_size"], **{name: original[name] for name in names}}
+    token_names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    options = {name: original[name] for name in token_names} | {"tie_word_embeddings": False}
     torch.manual_seed(0)
     if kind == "vl":
         text |= {"num_hidden_layers": 2, "rope_parameters": ROPE}
-        eye = {**EYE, "deepstack_visual_indexes": [0]}
-        config = transformers.Qwen3VLConfig(text_config=text, vision_config=eye, **whole)
+        vision = {**VISION, "deepstack_visual_indexes": [0]}
+        config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **options)
         model = transformers.Qwen3VLForConditionalGeneration(config)
     else:
         text |= {**HYBRID, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}}
-        config = transformers.Qwen3_5Config(text_config=text, vision_config=EYE, **whole)
+        config = transformers.Qwen3_5Config(text_config=text, vision_config=VISION, **options)
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     model.float().save_pretrained(folder)
     processor = {"processor_class": "Qwen3VLProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}

@@ -1,1 +1,1 @@
-"""Helpers of the tests: invented worlds, scripted models, clients and what checks them."""
+"""Helpers of the tests: synthetic data, scripted models, fakes, clients and checks."""

@@ -1,7 +1,7 @@
 """An arena of scripted models whose strengths are known.
 
-An answer says in its own words how good it is (``quality=…``) and by whose voice (``voice=…``); a judge reads that off
-and favours the better one, by chance as Bradley and Terry have it. Nothing else tells it who wrote what.
+Each answer states its quality (``quality=…``) and its author (``voice=…``). A judge reads these and favours the better
+answer with the probability of the Bradley-Terry model; it has no other information.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rng_of(*names) -> random.Random:
 
 
 class Voice:
-    """What one scripted model says to whatever the arena asks."""
+    """The replies of one scripted model to all prompts of the arena."""
 
     def __init__(self, name, strengths, *, favours=0.0, spread=0.5, levels=3, refuses=(), says=None):
         self.name, self.strengths = name, strengths
@@ -55,19 +55,19 @@ class Voice:
 
     def _usual(self, request):
         words = "\n".join(part for part in request.parts if isinstance(part, str))
-        asked = set(request.reply_schema["properties"])
+        properties = set(request.reply_schema["properties"])
         meme = re.search(r"number (\d+)", words)[1]
-        if "high" in asked:
+        if "high" in properties:
             return {
                 kind: f"A person of {kind} background, made up for {meme}."
                 for kind in ("high", "moderate", "unrelated")
             }
-        if asked == {"question"}:
+        if properties == {"question"}:
             kind = re.search(r"person of (\w+) background", words)[1]
             return {"question": f"What could harm whom here, asks one of {kind} background?"}
-        if asked == {"answer"}:
+        if properties == {"answer"}:
             return {"answer": f"Round {words.count('Asked before') + 1}. {self._quality(meme)}"}
-        if "why" in asked:
+        if "why" in properties:
             return self._judged(request, words)
         if "Another text" in words:
             return {"background_knowledge": f"merged by {self.name}", "reasoning": "merged " * 5}
@@ -83,7 +83,7 @@ class Voice:
     def _judged(self, request, words):
         found = re.findall(r"quality=(-?[\d.]+) voice=([^\n]+)", words.split("Answer A.")[1])
         (a, voice_a), (b, voice_b) = found[0], found[-1]
-        # What judges are asked is no part of their luck: other words of a prompt change nothing here.
+        # The random draw depends on the answers alone, not on the wording of the judge's prompt.
         shown = words.split("Compare A and B")[0]
         reply = {"why": f"{self.name} compared them"}
         for dimension in set(request.reply_schema["properties"]) - {"why"}:
@@ -101,7 +101,7 @@ class Voice:
 
 
 class Memory(CallCache):
-    """A store of calls that is gone with the test. The marks of its fences are always the same."""
+    """An in-memory store of calls, with a fixed key for fence marks."""
 
     def __init__(self):
         super().__init__(b"0" * 32)
@@ -115,7 +115,7 @@ class Memory(CallCache):
 
 
 class Arena:
-    """Holds arenas in one folder, again and again if need be."""
+    """Runs an arena in a folder, repeatedly if needed."""
 
     def __init__(
         self, root: Path, *, memes=12, strengths=STRENGTHS, voices=None, seed=0, plan=None, limits=None, **settings
@@ -165,11 +165,11 @@ class Arena:
 
     @property
     def asked(self) -> int:
-        """Calls that were really made, in the last session."""
+        """Number of calls that reached the models in the last session."""
         return sum(len(model.asked) for model in self.models.values())
 
     async def go(self, delay_s=0.0) -> None:
-        """Holds what is missing; every call takes so long."""
+        """Runs what is missing; every call takes ``delay_s`` seconds."""
         self.models = {name: ScriptedModel(voice, name=name, delay_s=delay_s) for name, voice in self.voices.items()}
         chairs = {
             name: MeteredModel(
@@ -186,7 +186,7 @@ class Arena:
 
 
 def breaks_off_after(calls: int):
-    """Says as usual so many times, then the server is gone."""
+    """Returns a ``says`` function that replies as usual to that many calls, then raises Unavailable."""
     left = [calls]
 
     def says(_, usual):

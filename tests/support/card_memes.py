@@ -1,4 +1,4 @@
-"""All memes of a split at once, as the product's :class:`CardReader` reads them one after the other."""
+"""All memes of a split at once, which the product's :class:`CardReader` reads one by one."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from eval.datasets.card_split import CardReader
 
 
 class CardMemes:
-    """Content of a split, and the counts of its rows."""
+    """The memes of a split, with the counts of its rows."""
 
     def __init__(self, reader: CardReader) -> None:
         self.memes = tuple(reader.with_pictures())
@@ -20,7 +20,7 @@ class CardMemes:
         self.pictures = reader.pictures
 
     def picture_of(self, meme: CardMeme) -> Path | None:
-        """Finds the file of a meme's picture; None where it is not there."""
+        """Returns the file of a meme's picture; None if it is missing."""
         return self.pictures.find(*meme.picture)
 
 

@@ -1,4 +1,4 @@
-"""A cast of scripted models for full trials: each role has its own, so that what each was shown can be told apart."""
+"""Scripted models for full trials, one per role, so that the prompts of each role can be inspected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ACQUITTAL = {
 
 
 def task_of(request: ChatRequest) -> str:
-    """Which task a request is, by the words of its last part that is not a repair."""
+    """Returns the task of a request, recognised by its last part that is no repair."""
     last = next(
         part
         for part in reversed(request.parts)
@@ -68,7 +68,7 @@ def is_repair(request: ChatRequest) -> bool:
 
 
 def speaker(model, *, fence=None) -> Speaker:
-    """One role of a trial that has no deadline."""
+    """Returns the speaker of one role in a trial without a deadline."""
     return Speaker(
         model=model if isinstance(model, RoleModel) else RoleModel(model),
         fence=fence or Fence(MARK),
@@ -78,12 +78,12 @@ def speaker(model, *, fence=None) -> Speaker:
 
 
 class Cast:
-    """Four models that play a trial; what each says can be overruled per (role, task)."""
+    """Four models that play a trial; replies can be overridden by task or by role and task."""
 
     def __init__(
         self, *, rounds: int = 3, delay_s: float = 0.0, judge_delay_s: float | None = None, odds=(0.8, 0.1), **lines
     ) -> None:
-        """A trial of so many rounds a side: summaries change until then and stay the same afterwards."""
+        """Plays that many rounds a side: summaries change until then and stay the same afterwards."""
         self.rounds = rounds
         self.lines = lines
         self.count = {"accuser": itertools.count(1), "defender": itertools.count(1)}
@@ -109,17 +109,17 @@ class Cast:
         return speak
 
     def _usual(self, role, task, request):
-        asked = sum("Question " in part for part in request.parts if isinstance(part, str))
+        questions_before = sum("Question " in part for part in request.parts if isinstance(part, str))
         match task:
             case "describe":
                 return {"description": "A crowd stands under a green flag."}
             case "answer":
                 return {"answer": "It shows a flag, as was asked."}
             case "ask":
-                return {"question": f"What else does the {role} want to know, number {asked + 1}?"}
+                return {"question": f"What else does the {role} want to know, number {questions_before + 1}?"}
             case "summarise":
-                # Gains a letter a round until it has converged.
-                letters = "abcdefghijklmnopqrstuvwxyz"[: min(asked, self.rounds - 1) * 3]
+                # Gains three letters a round until it has converged.
+                letters = "abcdefghijklmnopqrstuvwxyz"[: min(questions_before, self.rounds - 1) * 3]
                 return {"summary": f"{role} says {letters}", "justification": f"the {role}'s reasons {letters}"}
             case "judge":
                 return RULING
@@ -129,7 +129,7 @@ class Cast:
         return RoleModels(**{role: RoleModel(model) for role, model in self.models.items()})
 
     def requests(self, *roles: str) -> list[ChatRequest]:
-        return [asked.request for role in roles or self.models for asked in self.models[role].asked]
+        return [call.request for role in roles or self.models for call in self.models[role].asked]
 
     def calls(self) -> int:
         return sum(len(model.asked) for model in self.models.values())
@@ -141,7 +141,7 @@ def _in_order(request, odds):
 
 
 def shown(request: ChatRequest) -> str:
-    """All words of a request."""
+    """Returns all text of a request."""
     return "\n".join([request.system, *(part for part in request.parts if isinstance(part, str))])
 
 
@@ -150,7 +150,7 @@ def frames_of(request: ChatRequest) -> list[Frame]:
 
 
 class PictureFinder(FakeFinder):
-    """Finds what it was told to, with a picture for each."""
+    """A finder with a fixed result, and a picture for each precedent."""
 
     async def pictures(self, ids):
         return [Frame(png=f"picture of {each}".encode(), width=4, height=4) for each in ids]
@@ -171,7 +171,7 @@ def full_court(cast: Cast, *, found=None, reader=None, settings=None, chairs=Non
 
 
 def try_meme(cast: Cast, *, meme=None, procedure=Procedure.FULL, watch=None, within_s=None, run=asyncio.run, **options):
-    """A whole trial; its record. With the ``run`` of ``virtual_time``, what takes how long is exact."""
+    """Runs a whole trial and returns its record; durations are exact with the ``run`` of ``virtual_time``."""
     court = full_court(cast, **options)
     case = TrialCase("t", meme or a_meme("the meme's own words"), procedure, within_s=within_s)
     return run(court.hear(case, watch or Notes()))

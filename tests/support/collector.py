@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry traces, on a real port."""
+"""A fake collector of OpenTelemetry traces, on a real port."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps whatever is exported to it.
+    """Stores all exported spans.
 
     Attributes:
-        requests: As they came.
-        endpoint: Where it listens, as ``OTEL_EXPORTER_OTLP_ENDPOINT`` is to say.
+        requests: Export requests, in order of arrival.
+        endpoint: URL of the collector, for ``OTEL_EXPORTER_OTLP_ENDPOINT``.
     """
 
     def __init__(self) -> None:
@@ -29,27 +29,27 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     @property
     def spans(self) -> list[Any]:
-        """All spans, in the order in which they came."""
+        """All spans, in order of arrival."""
         return [span for r in self.requests for of in r.resource_spans for s in of.scope_spans for span in s.spans]
 
     def named(self, prefix: str) -> list[Any]:
-        """Spans whose names begin so."""
+        """Returns the spans whose names begin with a prefix."""
         return [span for span in self.spans if span.name.startswith(prefix)]
 
     @property
     def resource(self) -> dict[str, Any]:
-        """What the first exporter says of itself."""
+        """Resource attributes of the first exporter."""
         return told(self.requests[0].resource_spans[0].resource)
 
 
 def told(span: Any) -> dict[str, Any]:
-    """Attributes of a span or a resource."""
+    """Returns the attributes of a span or a resource."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
 @contextmanager
 def a_collector() -> Iterator[Collector]:
-    """One that listens for as long."""
+    """Runs a collector for as long as the context lasts."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)

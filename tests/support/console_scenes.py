@@ -1,4 +1,4 @@
-"""Queues to look at: drawn, tame memes in every state that a row of the console can show."""
+"""A review queue of drawn, tame memes in every state that a row of the console can show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.shown_trials import drawn, full_trial
 H, N, U = Label.HARMFUL, Label.NOT_HARMFUL, Label.UNDECIDED
 WEAK, MODERATE, STRONG = Strength.WEAK, Strength.MODERATE, Strength.STRONG
 WAITING = "0f6c3f0e-2a51-4c0a-9d7e-5b8a3d1f7c20"
-"""The case that the pictures in the documentation show."""
+"""Trial id of the case in the documentation's screenshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class SceneTrial:
         text: Text of the meme.
         label: The court's label.
         score: Probability of harm; None if the verdict has none.
-        strengths: Evidence of harm, benign evidence; None where undecided.
-        reason: Why a person should look; None if nobody has to.
+        strengths: Strength of the evidence of harm and of the benign evidence; None if undecided.
+        reason: Reason for a human review; None if none is needed.
         detail: The reason in words.
-        minutes: Age of the trial.
-        rationale: The Judge's.
+        minutes: Age of the trial in minutes.
+        rationale: Rationale of the Judge.
     """
 
     scene: str
@@ -162,13 +162,13 @@ QUEUE = (
         "A joke about growing older that names nobody.",
     ),
 )
-"""As rows of a queue show them; the last two need nobody."""
+"""Trials in the order of the queue; the last two need no review."""
 
 
 def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str = "forum") -> Sequence[AnyEvent]:
-    """The events of a full trial that ended as a scene says."""
+    """Returns the events of a full trial with the verdict of a scene."""
     picture = drawn(one.scene, one.text)
-    *before, given = full_trial(
+    *before, verdict_event = full_trial(
         trial_id,
         picture=picture,
         at=now - timedelta(minutes=one.minutes),
@@ -177,7 +177,7 @@ def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str
         content_id=f"post-{4700 + one.minutes}",
         label=H if one.label is H else N,
     )
-    assert isinstance(given, VerdictGiven) and given.ruling is not None
+    assert isinstance(verdict_event, VerdictGiven) and verdict_event.ruling is not None
     verdict = Verdict(
         label=one.label,
         strengths=None if one.strengths is None else Strengths(harmful=one.strengths[0], benign=one.strengths[1]),
@@ -187,12 +187,12 @@ def scene_trial(trial_id: str, one: SceneTrial, *, now: datetime, namespace: str
         finding=Finding(category="nationality", clause="4", target="community") if one.label is H else None,
         review=() if one.reason is None else (Review(reason=one.reason, detail=one.detail),),
     )
-    ruling = None if one.label is U else given.ruling.model_copy(update={"label": one.label})
-    return [*before, given.model_copy(update={"verdict": verdict, "ruling": ruling})]
+    ruling = None if one.label is U else verdict_event.ruling.model_copy(update={"label": one.label})
+    return [*before, verdict_event.model_copy(update={"verdict": verdict, "ruling": ruling})]
 
 
 def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea") -> Path:
-    """A docket with the trials above; the third case is somebody else's for the time being."""
+    """Creates a docket with the trials of QUEUE, the third of which is locked by a reviewer."""
     now = now or datetime.now(UTC)
     ids = [f"{number:08x}-2a51-4c0a-9d7e-5b8a3d1f7c20" for number in range(1, len(QUEUE) + 1)]
     ids[4] = WAITING
@@ -206,13 +206,13 @@ def fill_queue(folder: Path, *, now: datetime | None = None, holder: str = "bea"
         docket = Docket.open(place)
         try:
             queue = docket.review_queue()
-            while not await queue.catch_up():  # of a busy machine nobody waits for the end
+            while not await queue.catch_up():  # on a busy machine this takes several calls
                 pass
             await queue.take(ids[2], holder)
         finally:
             await docket.close()
 
-    # In a thread of its own: a browser's driver may have the event loop of this one.
+    # In another thread, as a browser's driver may run an event loop in this one.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, hold()).result()
     return place

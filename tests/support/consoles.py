@@ -1,4 +1,4 @@
-"""A console over a real docket, for tests of its pages: in this process, or listening on a port for a browser."""
+"""A console on a real docket, for tests of its pages: in this process, or on a port for a browser."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.support.dockets import append_all
 from tests.support.shown_trials import DrawnPrecedents
 
 PEOPLE = {"vera": Scope.VIEW, "ruth": Scope.REVIEW, "ada": Scope.ADMIN, "pipe": Scope.JUDGE}
-"""Who has a token, and what it is good for."""
+"""Scope of each person's token."""
 
 
 class NotingReviews(SqlReviewStore):
-    """Remembers who looked at what; may be told that it can't store that."""
+    """Records who unblurred which picture; ``refuses`` makes storing that fail."""
 
     def __init__(self, transactions: Transactions) -> None:
         super().__init__(transactions)
@@ -48,44 +48,44 @@ class NotingReviews(SqlReviewStore):
 
 
 def noting_docket(place: Path) -> Docket:
-    """The docket at a place, which remembers here who looked at what."""
+    """Opens a docket whose store of reviews records who unblurred which picture."""
     docket = Docket.open(place)
     return replace(docket, reviews=NotingReviews(docket.transactions))
 
 
 def fill(place: Path, trials: Sequence[Sequence[AnyEvent]], pictures: Sequence[Picture] = ()) -> Path:
-    """A docket with these trials, kept and closed."""
+    """Creates a docket with trials and pictures; returns its place."""
 
     async def work() -> None:
         docket = Docket.open(place)
         try:
             for picture in pictures:
                 await docket.writer.keep_picture(picture)
-            # All at once: what comes together is kept in one commit.
+            # Concurrently, so that many events share one commit.
             await asyncio.gather(*(append_all(docket, events) for events in trials))
         finally:
             await docket.close()
 
-    # In a thread of its own: a browser's driver may have the event loop of this one.
+    # In another thread, as a browser's driver may run an event loop in this one.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work()).result()
     return place
 
 
 def tokens_for(folder: Path, people: Mapping[str, Scope] = PEOPLE, **namespaces: list[str]) -> dict[str, str]:
-    """A file of tokens in that folder, and each person's token."""
+    """Writes a file of tokens to a folder; returns the tokens by person."""
     path = folder / "tokens.toml"
     return {name: token_file.add(path, name, [scope], namespaces.get(name)) for name, scope in people.items()}
 
 
 def app_of(docket: Docket, folder: Path | None, **options: Any) -> Any:
-    """The application; with the file of tokens in that folder, or open to this machine."""
+    """Returns the application, with the file of tokens in a folder; without a folder it needs no token."""
     tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
     return create_app(docket, tokens=tokens, **{"pictures": DrawnPrecedents(), **options})
 
 
 class Visit:
-    """A browser without a screen, signed in with a token."""
+    """An HTTP client that acts as a browser, signed in if given a token."""
 
     def __init__(self, app: Any, token: str | None = None, **options: Any) -> None:
         self.client = TestClient(app, base_url="http://127.0.0.1", **options)
@@ -101,7 +101,7 @@ class Visit:
 
     @property
     def proof(self) -> str:
-        """What this visitor's forms send along."""
+        """Anti-forgery token of this visitor's forms."""
         return proof_in(self.client.get("/").text)
 
     def post(self, path: str, data: Mapping[str, str] | None = None, **options: Any) -> Any:
@@ -115,18 +115,18 @@ def proof_in(page: str) -> str:
 
 
 class Listening:
-    """A console that listens; its docket can be written to meanwhile.
+    """A running console whose docket can be written to.
 
     Attributes:
-        url: Where.
-        docket: Whose trials it shows.
+        url: Base URL of the console.
+        docket: Docket whose trials it shows.
     """
 
     def __init__(self, url: str, docket: Docket, loop: asyncio.AbstractEventLoop) -> None:
         self.url, self.docket, self._loop = url, docket, loop
 
     def do(self, work: Any) -> Any:
-        """Has something done where the docket lives."""
+        """Runs an awaitable in the event loop of the docket; returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def append(self, events: Sequence[AnyEvent]) -> None:
@@ -141,19 +141,19 @@ def listening(
     parts: Callable[[Docket], Mapping[str, object]] | None = None,
     **options: Any,
 ) -> Iterator[Listening]:
-    """Serves a console in a thread of its own: a browser's driver has the event loop of this one."""
+    """Serves a console in another thread, as a browser's driver runs an event loop in this one."""
     ready: list[Listening] = []
     failed: list[BaseException] = []
-    told, done = threading.Event(), threading.Event()
+    started, done = threading.Event(), threading.Event()
 
     async def work() -> None:
         docket = noting_docket(place)
         tokens = None if folder is None else Tokens.of(folder / "tokens.toml")
-        given = {"pictures": DrawnPrecedents(), "parts": parts(docket) if parts else None, **options}
+        app_options = {"pictures": DrawnPrecedents(), "parts": parts(docket) if parts else None, **options}
         try:
-            async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **given) as url:
+            async with open_console(docket, Settings(), "127.0.0.1:0", tokens=tokens, **app_options) as url:
                 ready.append(Listening(url, docket, asyncio.get_running_loop()))
-                told.set()
+                started.set()
                 await asyncio.to_thread(done.wait)
         finally:
             await docket.close()
@@ -163,11 +163,11 @@ def listening(
             asyncio.run(work())
         except BaseException as error:
             failed.append(error)
-            told.set()
+            started.set()
 
     thread = threading.Thread(target=serve, name="console")
     thread.start()
-    assert told.wait(120) or failed, "the console does not listen"
+    assert started.wait(120) or failed, "the console does not listen"
     try:
         if failed:
             raise failed[0]

@@ -1,4 +1,4 @@
-"""The console's desk over a docket, and people who use its pages without a browser."""
+"""The console's review desk on a docket, and people who use its pages without a browser."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ PICTURE = picture_of(png_of((5, 250, 5), (5, 5, 250)))
 
 
 class Person:
-    """Somebody with a browser that runs no scripts."""
+    """A reviewer with a browser that runs no scripts."""
 
     def __init__(self, client: httpx2.AsyncClient, token: str) -> None:
         self.client = client
         self.token = token
 
     async def sign_in(self) -> None:
-        """With the token."""
+        """Signs in with the token."""
         page = await self.client.get("/sign-in")
         answer = await self.client.post("/sign-in", **form_of(page.text, {"token": self.token, "next": "/"}))
         assert answer.status_code == 303, answer.text
 
     async def get(self, path: str, **options: Any) -> httpx2.Response:
-        """A page."""
+        """Returns a page."""
         return await self.client.get(path, **options)
 
     async def post(self, path: str, fields: Mapping[str, str] = {}, *, page: str = "/export") -> httpx2.Response:
-        """Sends a form that stands on a page."""
+        """Sends a form of a page."""
         return await self.client.post(path, **form_of((await self.client.get(page)).text, fields))
 
-    async def decides(self, trial_id: str, label: str, **given: str) -> httpx2.Response:
-        """Takes a case and says what it is; the page that comes of it."""
-        at = f"/desk/cases/{trial_id}"
-        taken = await self.post(f"{at}/take", {"again": "yes"})
+    async def decides(self, trial_id: str, label: str, **more_fields: str) -> httpx2.Response:
+        """Takes a case and decides it; returns the resulting page."""
+        case_path = f"/desk/cases/{trial_id}"
+        taken = await self.post(f"{case_path}/take", {"again": "yes"})
         assert taken.status_code == 303, taken.text
-        fields = {"label": label, "clause": "4", "other_clause": "4", "reason": "I looked.", **given}
-        answer = await self.post(f"{at}/review", fields, page=at)
+        fields = {"label": label, "clause": "4", "other_clause": "4", "reason": "I looked.", **more_fields}
+        answer = await self.post(f"{case_path}/review", fields, page=case_path)
         return answer if answer.status_code != 303 else await self.get(answer.headers["location"])
 
 
 def form_of(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """What a browser sends where somebody fills in a form of a page."""
+    """Returns the body and headers that a browser sends for a form of a page."""
     proof = re.search(r'name="proof" value="(\w+)"', page)
     assert proof is not None, page
     headers = {"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}
@@ -81,12 +81,12 @@ def form_of(page: str, fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def said(page: httpx2.Response) -> str:
-    """What a page says, its markup left out."""
+    """Returns the text of a page without markup."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page.text)).split())
 
 
 class Pages(Scene):
-    """The scene of a desk with the console over it."""
+    """A review desk with the console."""
 
     app: Any
     tokens: Mapping[str, str]
@@ -94,7 +94,7 @@ class Pages(Scene):
     stack: AsyncExitStack
 
     async def person(self, name: str) -> Person:
-        """Somebody who is signed in."""
+        """Returns a person who is signed in."""
         transport = httpx2.ASGITransport(app=self.app)
         client = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080")
         await self.stack.enter_async_context(client)
@@ -112,30 +112,30 @@ async def desk_pages(
     library: bool = True,
     place: Path | Address | None = None,
 ) -> AsyncIterator[Pages]:
-    """A docket, a desk, a library and the console."""
+    """Opens a docket, a review queue, a library and the console."""
     async with AsyncExitStack() as stack:
         docket = Docket.open(place or path / "docket.sqlite")
         stack.push_async_callback(docket.close)
         await docket.writer.keep_picture(PICTURE)
-        near = NearDuplicateIndex(
+        near_duplicates = NearDuplicateIndex(
             fingerprints=docket.fingerprints,
             trials=docket.trials,
             index=docket.index,
             settings=Settings(home=path, reuse="everywhere"),
         )
-        stack.push_async_callback(near.close)
-        it = Pages(docket, NOBODY)
-        it.stack = stack
+        stack.push_async_callback(near_duplicates.close)
+        pages = Pages(docket, NOBODY)
+        pages.stack = stack
         file = path / "tokens.toml"
-        it.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
-        parts: dict[str, object] = {REVIEW_QUEUE: it.desk, NEAR: near, BLIND_FIRST: blind_first}
+        pages.tokens = {name: token_file.add(file, name, [scope], names) for name, (scope, names) in PEOPLE.items()}
+        parts: dict[str, object] = {REVIEW_QUEUE: pages.desk, NEAR: near_duplicates, BLIND_FIRST: blind_first}
         if library:
-            it.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
-            parts[RULINGS] = Corrections(lambda: nullcontext(it.writer), lambda: ENCODER, docket.trials, overrulings)
-        it.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
-        yield it
+            pages.writer = LibraryWriter(drawn_library(path / "library", 5, 12))
+            parts[RULINGS] = Corrections(lambda: nullcontext(pages.writer), lambda: ENCODER, docket.trials, overrulings)
+        pages.app = create_app(docket, tokens=Tokens.of(file), parts=parts)
+        yield pages
 
 
 def play_pages(path: Path, work: Callable[[Pages], Awaitable[T]], **options: Any) -> T:
-    """Serves, works and ends."""
+    """Runs work on the pages of a desk, and closes them."""
     return play_in(desk_pages(path, **options), work)

@@ -1,4 +1,4 @@
-"""A desk over a real docket, trials to put on it, and people to review them."""
+"""A review queue on a real docket, and trials to fill it with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.dockets import NOON
 T = TypeVar("T")
 
 NOBODY = Rules(sampled=0.0)
-"""Chance picks none."""
+"""Rules that sample no trial for review at random."""
 
 
 def verdict(
@@ -76,7 +76,7 @@ def trial(
     models: Sequence[str] = (),
     description: str = "",
 ) -> list[AnyEvent]:
-    """The events of a trial that ended in a verdict, failed for a reason, or goes on (None)."""
+    """Returns the events of a trial that ended in a verdict, failed with a reason, or still runs (None)."""
     meme = MemeIdentity(
         bytes_sha256="a" * 64, pixels_sha256=pixels, format="PNG", width=4, height=3, frame_count=1,
         frames_used=(0,), namespace=namespace, content_id=f"content of {trial_id}",
@@ -109,22 +109,22 @@ def trial(
 
 
 class Clock:
-    """Says what time it is, until somebody turns it."""
+    """A clock that stands still until it is turned."""
 
     def __init__(self) -> None:
         self.now = NOON
 
     def __call__(self) -> datetime:
-        """Now."""
+        """Returns its time."""
         return self.now
 
     def turn(self, **by: float) -> None:
-        """On."""
+        """Moves the clock forward."""
         self.now += timedelta(**by)
 
 
 class Scene:
-    """A docket, a desk and a clock."""
+    """A docket, a review queue and a clock."""
 
     def __init__(self, docket: Docket, rules: Rules) -> None:
         self.docket = docket
@@ -132,29 +132,29 @@ class Scene:
         self.desk = self.another_desk(rules)
 
     def another_desk(self, rules: Rules = NOBODY, *, docket: Docket | None = None, **options: Any) -> ReviewQueue:
-        """A desk as another console has it, over this docket or the same one opened again."""
+        """Returns a queue as another console has it, on this docket or on the same one opened again."""
         docket = docket or self.docket
         options = {"clock": self.clock, "patience_s": 60, **options}
         return ReviewQueue(docket.transactions, docket.trials, docket.log, rules, **options)
 
-    async def tried(self, trial_id: str, end: Verdict | str | None = None, **given: Any) -> str:
-        """Keeps a trial."""
-        for event in trial(trial_id, end, **given):
+    async def tried(self, trial_id: str, end: Verdict | str | None = None, **options: Any) -> str:
+        """Stores a trial; returns its id."""
+        for event in trial(trial_id, end, **options):
             await self.docket.writer.append(event)
         return trial_id
 
     async def reviewed(self, trial_id: str, who: str, label: Label, *, again: bool = False) -> Any:
-        """Takes a case and says what it is."""
+        """Takes a case and reviews it."""
         await self.desk.take(trial_id, who, again=again)
         return await self.desk.review(trial_id, who, label=label, clause="4", reason="I looked.")
 
-    async def waiting(self, who: str = "ada", **given: Any) -> list[str]:
-        """The ids of those that wait."""
-        return [case.trial_id for case in await self.desk.queue(who, limit=100, **given)]
+    async def waiting(self, who: str = "ada", **options: Any) -> list[str]:
+        """Returns the ids of waiting cases."""
+        return [case.trial_id for case in await self.desk.queue(who, limit=100, **options)]
 
 
 def play(place: Path | Address, work: Callable[[Scene], Awaitable[T]], rules: Rules = NOBODY) -> T:
-    """Opens a docket with a desk, works and closes it."""
+    """Runs work on a docket with a review queue, and closes it."""
 
     async def scene() -> T:
         docket = Docket.open(place)

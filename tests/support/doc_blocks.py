@@ -1,4 +1,4 @@
-"""The commands in the documentation's console blocks: which of them a test runs, and why the others are not run."""
+"""The commands in the documentation's console blocks, and the reasons why some are not run by tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHOLE = {
     "README.md": "tests/integration/test_readme.py",
     "docs/tutorial.md": "tests/integration/test_docs_blocks.py",
 }
-"""Pages that a test of their own goes through from top to bottom."""
+"""Pages that a dedicated test runs from top to bottom."""
 
 NOT_RUN: tuple[tuple[str, str], ...] = (
     (
@@ -62,7 +62,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (
     (r"\bmine\.toml", "needs a data set of one's own: tests/unit/test_card_commands.py"),
     (r"memecourt-eval ablate …", "leaves to the reader what is left out"),
 )
-"""Commands that are not run here, and where else what they do is tested, or why not; the first that fits counts."""
+"""Patterns of commands that are not run, with the reason or the test that covers them; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Command:
     """A command of a console block.
 
     Attributes:
-        page: Page that it stands on, from the repository's root.
-        line: The command, with the lines that it goes on in.
+        page: Path of its page, relative to the repository's root.
+        line: The command, including its continuation lines.
     """
 
     page: str
@@ -79,31 +79,31 @@ class Command:
 
     @property
     def why_not(self) -> str:
-        """Why no test runs it as it stands; empty where one does."""
-        return next((why for what, why in NOT_RUN if re.search(what, self.line)), "")
+        """Reason why no test runs it verbatim; empty if one does."""
+        return next((why for pattern, why in NOT_RUN if re.search(pattern, self.line)), "")
 
 
 def pages() -> list[Path]:
-    """All pages with console blocks that are written by hand."""
+    """Returns all hand-written pages with console blocks."""
     ours = (page for page in (ROOT / "docs").rglob("*.md") if "node_modules" not in page.parts)
     return [ROOT / "README.md", *sorted(ours)]
 
 
 def blocks(page: Path, language: str = "console") -> list[str]:
-    """The blocks of a page in that language."""
+    """Returns the code blocks of a page in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """The commands of a page; a line that ends in a backslash or a pipe goes on in the next."""
+    """Yields the commands of a page; a line that ends in a backslash or a pipe continues in the next."""
     name = page.relative_to(ROOT).as_posix()
     for block in blocks(page):
         line = ""
-        for written in block.splitlines():
-            if written.startswith("$ "):
-                line = written.removeprefix("$ ")
+        for raw_line in block.splitlines():
+            if raw_line.startswith("$ "):
+                line = raw_line.removeprefix("$ ")
             elif line:
-                line += f"\n{written}"
+                line += f"\n{raw_line}"
             if line and not line.rstrip().endswith(("\\", "|")):
                 yield Command(name, re.sub(r"\s+#\s.*$", "", line))
                 line = ""

@@ -1,4 +1,4 @@
-"""Records and processes for tests of the docket."""
+"""Records and helpers for tests of the docket."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _WHOLE = asyncio.run(a_court().hear(TrialCase("t", a_meme()), Notes())).events
 
 
 def events_of(trial_id: str = "t", at: datetime | None = None) -> list[AnyEvent]:
-    """The events of a trial that ended in a verdict."""
+    """Returns the events of a trial that ended in a verdict."""
     return [event.model_copy(update={"trial_id": trial_id, "at": at or event.at}) for event in _WHOLE]
 
 
 def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: Any) -> T:
-    """Opens a docket, works with it and closes it."""
+    """Runs work on a docket, and closes it."""
 
     async def scene() -> T:
         docket = Docket.open(place, **options)
@@ -57,19 +57,19 @@ def with_docket(place: Any, work: Callable[[Docket], Awaitable[T]], **options: A
 
 
 async def append_all(docket: Docket, events: list[AnyEvent]) -> None:
-    """One event after the other."""
+    """Appends events one by one."""
     for event in events:
         await docket.writer.append(event)
 
 
 async def open_trials(docket: Docket) -> list[str]:
-    """Ids of the trials that are open, the first opened first: they run in some process, or were cut off."""
+    """Returns the ids of open trials, oldest first: running in some process, or cut off."""
     which = TrialFilter(states=frozenset({TrialState.OPEN}))
     return [line.trial_id for line in await docket.index.list(limit=10_000, which=which, oldest_first=True)]
 
 
 async def entries_of(docket: Docket, trial_id: str) -> Sequence[Entry]:
-    """All entries about a trial, in order."""
+    """Returns all entries about a trial, in order."""
     return await docket.auditor.read(lambda connection: log_queries.entries_of(connection, trial_id))
 
 
@@ -78,7 +78,7 @@ STORES = frozenset(field.name for field in fields(Docket)) - {"auditor", "transa
 
 
 class Intercepted:
-    """A docket with some methods of its stores replaced: by those of a subclass, or by what :meth:`instead` gives."""
+    """A docket that replaces methods of its stores by those of a subclass, or by functions from :meth:`instead`."""
 
     def __init__(self, docket: Docket) -> None:
         self._docket = docket
@@ -88,7 +88,7 @@ class Intercepted:
         return _InterceptedStore(self, found) if name in STORES else found
 
     def instead(self, method: str) -> Any:
-        """The function that is called in the place of a store's method; None for that method itself."""
+        """Returns the replacement of a store's method; None to keep the method."""
         return getattr(self, method) if hasattr(type(self), method) else None
 
 
@@ -114,7 +114,7 @@ async def reviewing(
 
 
 def shown(record: TrialRecord) -> dict[str, object]:
-    """What a listing must say of a record, read off its events."""
+    """Returns the fields that a listing must show for a record, derived from its events."""
     review, failed = record.last(VerdictReviewed), record.last(TrialFailed)
     verdict = record.verdict
     return {
@@ -133,7 +133,7 @@ def shown(record: TrialRecord) -> dict[str, object]:
 
 
 def random_records(chance: random.Random, count: int, start: datetime) -> list[list[AnyEvent]]:
-    """Trials that were opened within a day, several at the same moment, and came to all kinds of ends."""
+    """Returns random trials opened within one day, some at the same moment, with all kinds of ends."""
     whole = events_of()
     opened, verdict_event = whole[0], whole[-1]
     assert isinstance(opened, TrialOpened) and isinstance(verdict_event, VerdictGiven)
@@ -166,22 +166,22 @@ def random_records(chance: random.Random, count: int, start: datetime) -> list[l
                         reviewer="R",
                     )
                 )
-        named = {"trial_id": f"t{chance.getrandbits(64):016x}", "at": at}
-        records.append([event.model_copy(update={**named, "seq": seq}) for seq, event in enumerate(events)])
+        common = {"trial_id": f"t{chance.getrandbits(64):016x}", "at": at}
+        records.append([event.model_copy(update={**common, "seq": seq}) for seq, event in enumerate(events)])
     return records
 
 
 def _verdict(chance: random.Random, harmful: Verdict) -> Verdict:
-    look = Review(reason=ReviewReason.TEXT_UNSURE, detail="d")
+    needs_review = Review(reason=ReviewReason.TEXT_UNSURE, detail="d")
     if chance.random() < 0.3:
-        return Verdict(label=Label.UNDECIDED, rationale="r", review=(look,))
-    review = (look,) if chance.random() < 0.4 else ()
+        return Verdict(label=Label.UNDECIDED, rationale="r", review=(needs_review,))
+    review = (needs_review,) if chance.random() < 0.4 else ()
     if chance.random() < 0.5:
         return harmful.model_copy(update={"review": review})
     strengths = {"harmful": "WEAK", "benign": "STRONG"}
     return Verdict.model_validate({"label": "NOT_HARMFUL", "strengths": strengths, "rationale": "r", "review": review})
 
 
-def place_of(given: str) -> Path | Address:
-    """A place that was handed to another process as text."""
-    return Address(given) if Address.named_by(given) else Path(given)
+def place_of(text: str) -> Path | Address:
+    """Parses a docket's place that was passed to another process as text."""
+    return Address(text) if Address.named_by(text) else Path(text)

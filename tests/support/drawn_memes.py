@@ -1,4 +1,4 @@
-"""Tame memes that are drawn: photographs and scenes under captions, copies of them, and other captions."""
+"""Drawn, tame memes: captioned photographs and scenes, edited copies of them, and changed captions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 from eval.synthetic.world import GROUPS, KIND, OPENERS, TIMES, text_of
 from retrieval.starter.draw import SCENES, caption_lines, draw_caption, draw_meme
 
-_SIDE = 640  # longest side of a meme that is drawn, in pixels
+_SIDE = 640  # longest side of a drawn meme, in pixels
 _FOLDERS = {"skimage": "data", "sklearn": "datasets/images", "matplotlib": "mpl-data/sample_data"}
 _PHOTOS = {
     "astronaut.png": "skimage", "chelsea.png": "skimage", "coffee.png": "skimage", "grass.png": "skimage",
@@ -23,14 +23,14 @@ _PHOTOS = {
     "coins.png": "skimage", "gravel.png": "skimage", "ihc.png": "skimage", "retina.jpg": "skimage",
     "rocket.jpg": "skimage", "china.jpg": "sklearn", "flower.jpg": "sklearn", "grace_hopper.jpg": "matplotlib",
 }  # fmt: skip
-"""Photographs by name, and the package that ships each."""
+"""Photographs by file name, with the package that ships each."""
 BASES = [*_PHOTOS, *(f"{scene}:{seed}" for scene in SCENES for seed in (0, 1))]
-"""The 46 pictures that memes are drawn on: photographs, and scenes of the starter library drawn twice."""
+"""The 46 background pictures: photographs, and each scene of the starter library with two seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """What is written on a meme, and whether on the picture or on a white bar above it."""
+    """The parts of a caption, which is written on the picture, or on a white bar above it."""
 
     opener: str
     group: str
@@ -40,7 +40,7 @@ class Caption:
     text: str = ""
 
     def words(self) -> str:
-        """It."""
+        """Returns the text of the caption."""
         return self.text or text_of(self.opener, self.group, self.saying, self.time)
 
 
@@ -124,7 +124,7 @@ CAPTIONS: dict[str, Callable[[Caption, random.Random], str]] = {
 
 
 def drawn(base: str, caption: Caption) -> Image.Image:
-    """A meme: a picture by its name, under a caption."""
+    """Returns a meme: a background picture with a caption."""
     words = caption.words()
     picture = _bare(base).copy()
     if caption.bar:

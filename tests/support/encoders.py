@@ -1,4 +1,4 @@
-"""A cheap deterministic encoder: the same words and the same colours come out near each other, without any model."""
+"""A cheap deterministic encoder without a model: similar words and colours get similar vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrieval.embed.encoder import EncoderIdentity, Halves, TextEmbeddings, mea
 
 
 class WordEncoder(Halves):
-    """Each word has a direction of its own, a picture is its 2 x 2 thumbnail; long texts are cut."""
+    """Encodes a text as the sum of one random vector per word, and a picture as a 2 x 2 thumbnail; cuts long texts."""
 
     def __init__(self, name: str = "words", *, text_dim: int = 16, text_tokens: int = 50) -> None:
         self.identity = EncoderIdentity(
@@ -29,7 +29,7 @@ class WordEncoder(Halves):
         )
         self.floors = MinSimilarity(text=0.3, picture=0.5)
         self.broken: Exception | None = None
-        """Raised by every call, once set."""
+        """Error raised by every call to ``embed_texts``, if set."""
 
     def embed_texts(self, texts: Sequence[str]) -> TextEmbeddings:
         if self.broken:
@@ -53,7 +53,7 @@ class WordEncoder(Halves):
 
 
 def png_of(*colours: tuple[int, int, int]) -> bytes:
-    """A picture of upright stripes in these colours."""
+    """Returns a PNG of vertical stripes in these colours."""
     picture = Image.new("RGB", (8 * len(colours), 8))
     for number, colour in enumerate(colours):
         picture.paste(colour, (8 * number, 0, 8 * number + 8, 8))
@@ -63,7 +63,7 @@ def png_of(*colours: tuple[int, int, int]) -> bytes:
 
 
 def picture_of(data: bytes) -> Picture:
-    """What a picture reader makes of a PNG."""
+    """Returns a PNG as a picture reader does."""
     with Image.open(io.BytesIO(data)) as opened:
         pixels = opened.convert("RGB")
     digest = hashlib.sha256(pixels.tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""A source of evidence and an expert's model that say what a test tells them to."""
+"""A fake source of evidence and a scripted model of the expert witness."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ REFUTED = {"quotes": [{"document": 1, "quote": "blue tea does not shorten a cold
 
 
 def document(name: str, text: str = REFUTING, *, source: str = "health.example", date: str = "2024-05-01"):
-    """A document of that id."""
+    """Returns a document with this id."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     return EvidenceDocument(id=name, title=f"Page {name}", source=source, date=date, text=text, sha256=digest)
 
 
 class FakeEvidence:
-    """Finds documents by the words of a query; may fail, or take its time."""
+    """A source with fixed documents that can be made to fail or to be slow."""
 
     identity = "test evidence"
     sends_elsewhere = False
 
     def __init__(self, found=None, *, search_error=None, read_error=None, delay_s: float = 0.0) -> None:
-        """Finds these documents for every query, or by query where it is a mapping."""
+        """Finds these documents for every query, or those of the query if ``found`` is a mapping."""
         self.found = [document("one")] if found is None else found
         self.search_error = search_error
         self.read_error = read_error
@@ -76,7 +76,7 @@ class FakeEvidence:
 
 
 def expert_task(request) -> str:
-    """Which task of the witness a request is."""
+    """Returns the witness's task of a request."""
     words = "\n".join(part for part in request.parts if isinstance(part, str))
     for task, sign in (
         ("claims", "List its statements"),
@@ -107,7 +107,7 @@ USUAL = {
 
 
 class Expert:
-    """A scripted model of the witness; what it says to a task can be set."""
+    """A scripted model of the witness, whose reply to each task can be set."""
 
     def __init__(self, *, delay_s: float = 0.0, **lines) -> None:
         self.lines = {**USUAL, **lines}
@@ -116,7 +116,7 @@ class Expert:
     def _speak(self, request):
         task = expert_task(request)
         line = self.lines.get(task)
-        if isinstance(line, list):  # one after the other, the last one again
+        if isinstance(line, list):  # one after the other; the last one is repeated
             line = line.pop(0) if len(line) > 1 else line[0]
         if callable(line):
             line = line(request)
@@ -126,7 +126,7 @@ class Expert:
 
     @property
     def requests(self):
-        return [asked.request for asked in self.model.asked]
+        return [call.request for call in self.model.asked]
 
     @property
     def tasks(self):
@@ -134,17 +134,17 @@ class Expert:
 
 
 def always(**settings) -> TrialSettings:
-    """Settings with the witness in every trial, which waits for it."""
+    """Returns settings with the witness in every trial, which waits for it."""
     return TrialSettings(**{"expert": "always", "expert_waits": True, **settings})
 
 
 def with_expert(cast: Cast, expert: Expert):
-    """The cast's models with the witness's."""
+    """Returns the models of a cast with that of the witness."""
     return dataclasses.replace(cast.chairs, expert=RoleModel(expert.model))
 
 
 def witnessed(expert=None, source=None, *, cast=None, settings=None, **options):
-    """A trial with the witness; its record, the witness's model, the source and the cast."""
+    """Runs a trial with the witness; returns its record, the witness, the source and the cast."""
     expert, source, cast = expert or Expert(), source or FakeEvidence(), cast or Cast()
     from tests.support.fakes import a_meme
 

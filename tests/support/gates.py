@@ -1,4 +1,4 @@
-"""Admission that tests open and close: each call may bring the gate that it has to pass."""
+"""Fake admission control: each call may bring a gate of its own, which the test opens and closes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None
 
 
 class Gates:
-    """Stands in for :class:`serving.runner.admission.Admission`: lets in at once whoever brings no gate."""
+    """A fake of :class:`serving.runner.admission.Admission` that admits calls without a gate at once."""
 
     running = waiting = 0
 
     def check(self, namespace: str, **_: object) -> None:
-        """Raise what the call's own check raises."""
+        """Runs the call's own check, which may raise."""
         if (check := _check.get()) is not None:
             check()
 
     @asynccontextmanager
     async def acquire(self, namespace: str, **_: object) -> AsyncIterator[None]:
-        """Pass the call's own gate."""
+        """Waits at the call's own gate."""
         gate = _gate.get()
         if gate is None:
             yield
@@ -36,7 +36,7 @@ class Gates:
 
 
 async def through(gate: Gate, call: Awaitable[T]) -> T:
-    """What a call comes to that has to pass this gate, also in tasks that it starts."""
+    """Awaits a call that has to pass a gate, also in tasks that it starts; returns its result."""
     token = _gate.set(gate)
     try:
         return await call
@@ -45,7 +45,7 @@ async def through(gate: Gate, call: Awaitable[T]) -> T:
 
 
 async def checked(check: Callable[[], None], call: Awaitable[T]) -> T:
-    """What a call comes to whose admission is refused where this raises."""
+    """Awaits a call whose admission is refused if ``check`` raises; returns its result."""
     token = _check.set(check)
     try:
         return await call
@@ -54,7 +54,7 @@ async def checked(check: Callable[[], None], call: Awaitable[T]) -> T:
 
 
 class CountedPictures:
-    """Hands on every change of the memory that decoded pictures take."""
+    """Passes on every change of the memory taken by decoded pictures."""
 
     def __init__(self, tell: Callable[[int], object]) -> None:
         self.change_pictures = tell

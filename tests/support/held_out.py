@@ -1,7 +1,7 @@
-"""Text that tries to steer a trial, to measure the detector with: written before its words, and not looked at for them.
+"""Prompt injections to measure the detector with, held out: written before its patterns, and not used for them.
 
-The strings of ``tests/support/injections.py`` were seen while the patterns were made; these were not. Twelve in each of
-eight languages, tame.
+The strings of ``tests/support/injections.py`` were seen while the patterns were written; these were not. Twelve in each
+of eight languages, tame.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trials in which everything that others choose is markup and script: nothing of it may ever do anything."""
+"""Trials in which every field that strangers or models control is markup or script, none of which may take effect."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ PAYLOADS = [
 
 
 def hostile(trial_id, payloads):
-    """A trial in which every text and every id that others choose is one of these, in turn."""
+    """Returns the events of a trial in which every text and id controlled by others is a payload, in turn."""
     turn = iter(range(10**6))
 
     def word(_="", least=1):

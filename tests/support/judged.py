@@ -1,4 +1,4 @@
-"""Results without trials: gold labels and what was said of them, for what scores and compares."""
+"""Results without trials: gold labels and predicted outcomes, for tests of scores and comparisons."""
 
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ H, N, U, F = Outcome.HARMFUL, Outcome.NOT_HARMFUL, Outcome.UNDECIDED, Outcome.FA
 
 
 def meme(id_, gold):
-    """A meme; ``gold`` is a level of three, or a bool where there are two classes."""
+    """Returns a meme; ``gold`` is one of three levels, or a bool with two classes."""
     level = gold if isinstance(gold, Level) else None
     harmful = gold is not Level.NOT_HARMFUL if level is not None else gold
     return JudgedMeme(
@@ -22,15 +22,15 @@ def meme(id_, gold):
 
 
 def results(gold, said, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), **fields):
-    """Results of memes that are called 0, 1, 2 … where no ids are given.
+    """Returns results of memes with the ids 0, 1, 2 … unless ids are given.
 
     Args:
-        gold: Levels or bools.
-        said: Outcomes.
-        name: What people call the system.
-        ids: Of the memes.
-        protocols: Under which it is scored.
-        fields: Further fields of the predictions, a sequence each.
+        gold: Gold labels, levels or bools.
+        said: Predicted outcomes.
+        name: Name of the system.
+        ids: Ids of the memes.
+        protocols: Protocols under which the results are scored.
+        fields: Further fields of the predictions, one sequence per field.
     """
     ids = [str(id_) for id_ in (ids if ids is not None else range(len(gold)))]
     rows = []
@@ -41,7 +41,7 @@ def results(gold, said, *, name="ours", ids=None, protocols=(Protocol.PLAIN,), *
 
 
 def write_run(root, ours):
-    """Writes results as a run that has no trials."""
+    """Writes results as a run without trials."""
     folder = RunFolder(root)
     folder.write_memes([one.meme for one in ours.judged])
     folder.write_predictions([one.prediction for one in ours.judged])

@@ -1,4 +1,4 @@
-"""What is left of work that is over, without the collector: of what holds itself it takes note by number alone."""
+"""Finds objects left over by finished work that reference counting alone does not free."""
 
 import asyncio
 import gc
@@ -11,32 +11,32 @@ import pytest
 
 @contextmanager
 def uncollected(*kinds: type) -> Iterator[Callable[[], list[str]]]:
-    """Without the collector. Gives what tells which objects of these kinds have come and are there yet, by their kinds.
+    """Disables the garbage collector; yields a function that names the types of new objects of ``kinds`` still alive.
 
-    Those of other tests are not told: parameters that are errors keep their tracebacks.
+    Objects of earlier tests are left out, such as exceptions in parameters, which keep their tracebacks.
     """
 
-    def kept() -> list[object]:
-        # By their types: some objects of libraries warn when they are asked for their class.
+    def tracked_objects() -> list[object]:
+        # By type(), as some libraries' objects warn when their __class__ is read.
         return [one for one in gc.get_objects() if type(one) in kinds]
 
     gc.collect()
     gc.disable()
     try:
-        others = kept()
-        yield lambda: [type(one).__name__ for one in kept() if not any(one is other for other in others)]
+        others = tracked_objects()
+        yield lambda: [type(one).__name__ for one in tracked_objects() if not any(one is other for other in others)]
     finally:
         gc.enable()
 
 
 def forget_earlier(caplog: pytest.LogCaptureFixture) -> None:
-    """Has what earlier tests left collected now, with what asyncio logs of it, and not in the midst of this one."""
+    """Collects garbage of earlier tests now, so that what asyncio logs about it does not appear during this test."""
     gc.collect()
     caplog.clear()
 
 
 async def soon(left: Callable[[], list[str]]) -> list[str]:
-    """What is left in the end: some work ends after its caller has gone on, on a busy machine a while after."""
+    """Waits until nothing is left, up to a minute, as some work ends after its caller; returns what remains."""
     for _ in range(1200):
         if not (found := left()):
             break
@@ -45,7 +45,7 @@ async def soon(left: Callable[[], list[str]]) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """True if a process runs; one that has ended and was not waited for does not."""
+    """True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

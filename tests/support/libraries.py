@@ -1,4 +1,4 @@
-"""Libraries of a few words and colours, in which many precedents are equally near: order is what is hard there."""
+"""Libraries of few words and colours with many ties in similarity, which make the order of results hard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TUNING = Tuning(
 
 
 def drawn_meme(draw: random.Random, id_: str, *, harm: float = 0.4) -> tuple[LabelledMeme, np.ndarray, bytes | None]:
-    """A meme, its vector and its picture as a PNG."""
+    """Returns a random meme, its vector, and its picture as a PNG; None if it has none."""
     text, png = "", None
     while not text and png is None:
         text, png = draw.choice(WORDS), draw.choice(PICTURES)
@@ -59,15 +59,15 @@ def drawn_meme(draw: random.Random, id_: str, *, harm: float = 0.4) -> tuple[Lab
 def drawn_library(
     root: Path, seed: int, size: int, *, name: str = "drawn", harm: float = 0.4, safeguards: Safeguards | None = None
 ) -> Library:
-    """A library of memes ``{name}-0`` and so on; some keep their picture."""
+    """Creates a library of random memes ``{name}-0`` and so on, some with a thumbnail."""
     draw = random.Random(seed)
     root.mkdir(parents=True, exist_ok=True)
-    spool = ThumbnailWriter(root)
+    thumbnails = ThumbnailWriter(root)
     memes, rows = [], []
     for number in range(size):
         meme, vector, png = drawn_meme(draw, f"{name}-{number}", harm=harm)
         if png and draw.random() < 0.5:
-            meme = meme.model_copy(update={"kept": spool.append(shrink(picture_of(png).frames[0]))})
+            meme = meme.model_copy(update={"kept": thumbnails.append(shrink(picture_of(png).frames[0]))})
         memes.append(meme)
         rows.append(vector)
     return Library.create(
@@ -77,6 +77,6 @@ def drawn_library(
         memes=memes,
         rows=np.stack(rows),
         tuning=TUNING.model_copy(update={"safeguards": safeguards or Safeguards()}),
-        pictures=spool,
+        pictures=thumbnails,
         replace=True,
     )

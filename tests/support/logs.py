@@ -1,4 +1,4 @@
-"""A log in memory, and the checks of an auditor that the service has no use for."""
+"""An in-memory log, and checks of an auditor that the service itself does not need."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ AT = "2026-01-02T12:00:00.000000+00:00"
 
 
 def make(number: int, *, kind: str, trial_id: str, seq: int, at: str, body: str) -> Entry:
-    """A new entry, with a salt of its own."""
+    """Returns a new entry with a random salt."""
     salt = secrets.token_bytes(SALT_SIZE)
     return Entry(number, kind, trial_id, seq, at, commitment_to(body.encode(), salt), body, salt)
 
 
 class MemoryLog:
-    """Entries, the tiles of their tree, and the key that signs them."""
+    """A log in memory: entries, the tiles of their Merkle tree, and the key that signs checkpoints."""
 
     def __init__(self, name: str = "court.example/docket") -> None:
         self.key = SigningKey.create(name)
@@ -53,33 +53,33 @@ class MemoryLog:
             self.add(event.kind, body_of(event), event.trial_id, event.seq, event.at.isoformat())
 
     def add_look(self, trial_id: str, who: str) -> None:
-        """Appends that somebody looked at a picture."""
+        """Appends an entry that somebody unblurred a picture."""
         shown = PictureShown(trial_id=trial_id, at=NOON, who=who, what="frame 0")
         self.add(shown.kind, body_of(shown), trial_id)
 
     def frontier(self) -> bytes:
-        """What a docket keeps to go on from."""
+        """Returns the state from which a docket continues its log."""
         return self._frontier.to_bytes()
 
     def read(self) -> TileNodes:
-        """Gives nodes of the tree."""
+        """Returns a reader of the tree's nodes."""
         return TileNodes(lambda level, index: self.tiles[level, index])
 
     def checkpoint(self) -> str:
-        """Over all entries."""
+        """Signs a checkpoint over all entries."""
         return sign_checkpoint(self.key, self.key.name, len(self.entries), self._frontier.root())
 
     def opened(self) -> Checkpoint:
-        """What that says."""
+        """Returns the contents of the current checkpoint, verified."""
         return open_checkpoint(self.checkpoint(), [self.key.verifier])
 
     def proof(self, number: int) -> list[bytes]:
-        """Of an entry, in the log as it is."""
+        """Returns an entry's inclusion proof in the current log."""
         return inclusion_proof(number, len(self.entries), self.read())
 
 
 def root_at(size: int, read: ReadNode) -> bytes:
-    """The root over so many of the first leaves (RFC 6962 §2.1)."""
+    """Computes the root hash over the first ``size`` leaves (RFC 6962 §2.1)."""
 
     def root(start: int, end: int) -> bytes:
         level = (end - start).bit_length() - 1
@@ -95,7 +95,7 @@ def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, pro
     """Checks that a tree is the start of a later one (RFC 9162 §2.1.4.2).
 
     Raises:
-        BadProof: It is not shown.
+        BadProof: The proof does not show it.
     """
     wrong = BadProof(f"It is not shown that the log of {old} entries is the start of that of {new} entries.")
     if not 0 <= old <= new:
@@ -105,27 +105,27 @@ def verify_consistency(old: int, new: int, old_root: bytes, new_root: bytes, pro
         if proof or len(roots) != 1:
             raise wrong
         return
-    # Where the old tree is perfect, its root is the first node of the proof and is left out.
-    given = list(proof) if old & (old - 1) else [old_root, *proof]
-    if not given:
+    # If the old tree is perfect, its root is the first node of the proof and is omitted.
+    nodes = list(proof) if old & (old - 1) else [old_root, *proof]
+    if not nodes:
         raise wrong
-    here, last = old - 1, new - 1
-    while here & 1:
-        here >>= 1
+    position, last = old - 1, new - 1
+    while position & 1:
+        position >>= 1
         last >>= 1
-    old_found = new_found = given[0]
-    for sibling in given[1:]:
+    old_found = new_found = nodes[0]
+    for sibling in nodes[1:]:
         if last == 0:
             raise wrong
-        if here & 1 or here == last:
+        if position & 1 or position == last:
             old_found = node_hash(sibling, old_found)
             new_found = node_hash(sibling, new_found)
-            while not here & 1 and here:
-                here >>= 1
+            while not position & 1 and position:
+                position >>= 1
                 last >>= 1
         else:
             new_found = node_hash(new_found, sibling)
-        here >>= 1
+        position >>= 1
         last >>= 1
     if last or old_found != old_root or new_found != new_root:
         raise wrong

@@ -1,6 +1,6 @@
-"""Harmless text that looks as if it tried to steer a trial: orders among people, judges, rules, systems, recipes, JSON.
+"""Harmless texts that resemble prompt injections: orders among people, judges, rules, systems, recipes, JSON.
 
-``SEEN`` was looked at while the detector's patterns were made, ``HELD_OUT`` was not; both were written before them.
+``SEEN`` was used while the detector's patterns were written, ``HELD_OUT`` was not; both are older than the patterns.
 """
 
 from __future__ import annotations

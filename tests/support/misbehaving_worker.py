@@ -1,4 +1,4 @@
-"""A guarded worker that does whatever it is told to, for tests of what its parent makes of that."""
+"""A guarded worker that misbehaves on request, for tests of how its parent reacts."""
 
 import ctypes
 import json
@@ -12,7 +12,7 @@ from court.backends.sandbox import child as worker_child
 
 
 def handle(request, payloads):
-    return {name: act for name, act in globals().items() if callable(act)}[request["act"]](request, payloads)
+    return {name: action for name, action in globals().items() if callable(action)}[request["act"]](request, payloads)
 
 
 def echo(request, payloads):
@@ -67,7 +67,7 @@ def surroundings(request, payloads):
 
 
 def raw(request, payloads):
-    """Bytes of its choice in the place of a reply."""
+    """Writes arbitrary bytes instead of a reply."""
     for descriptor in range(3, 8):
         try:
             os.write(descriptor, bytes.fromhex(request["hex"]))
@@ -77,7 +77,7 @@ def raw(request, payloads):
 
 
 def hang_up(request, payloads):
-    """Closes the pipe of its replies, and runs on."""
+    """Closes the pipe for replies, and keeps running."""
     os.closerange(3, 8)
     time.sleep(60)
 

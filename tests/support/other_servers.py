@@ -1,7 +1,7 @@
-"""Stand-ins for SGLang, llama.cpp and OpenAI's own: the stand-in model server, with the shapes in which those answer.
+"""Fakes of SGLang, llama.cpp and OpenAI's servers: the fake model server with their response formats.
 
-The first two pass over fields of a request that they don't know and tell thoughts in ``reasoning_content``. All know no
-ids of pictures and no log-probabilities of chosen tokens.
+SGLang and llama.cpp ignore unknown request fields and return thoughts in ``reasoning_content``. None of the three
+supports picture ids or log-probabilities of chosen tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _reshape_thought(choice: dict[str, Any]) -> None:
 
 
 class SglangStandIn(FakeModelServer):
-    """SGLang: counts cached tokens on request, and then only where there are some; has ``/tokenize`` as vLLM has."""
+    """SGLang: reports cached tokens only if enabled and not zero; has ``/tokenize`` like vLLM."""
 
     def __init__(self, *, cache_report: bool = True, **settings: Any) -> None:
         super().__init__(_of(settings), keep=True)
@@ -57,9 +57,9 @@ class SglangStandIn(FakeModelServer):
 
 
 class LlamaCppStandIn(FakeModelServer):
-    """llama.cpp: ``/tokenize`` reads another field, tokens of log-probabilities have ids, and there are timings.
+    """llama.cpp: other field in ``/tokenize``, token ids in log-probabilities, and timings.
 
-    It answers whatever model is asked for, and tells a request that is too long for its slot in words of its own.
+    It ignores the requested model's name, and has its own message for a request that is too long for its slot.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -96,7 +96,7 @@ class LlamaCppStandIn(FakeModelServer):
 
 
 class OpenAIStandIn(FakeModelServer):
-    """OpenAI's own, with a model that thinks: refuses fields that it does not know, and keeps thoughts to itself."""
+    """OpenAI with a reasoning model: refuses unknown fields and hides thoughts."""
 
     def __init__(self, *, any_temperature: bool = False, **settings: Any) -> None:
         super().__init__(_of({"owned_by": "openai", **settings}), keep=True)

@@ -1,4 +1,4 @@
-"""Pictures for tests, drawn in code: tame, small, and of known colours."""
+"""Pictures for tests, drawn in code: tame, small, and with known colours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
 def quarters(size: tuple[int, int] = (64, 48)) -> Image.Image:
-    """Red, green above blue, white: every turn and flip of it is another picture."""
+    """Returns red, green above blue, white: every rotation and flip differs."""
     width, height = size
     picture = Image.new("RGB", size, RED)
     picture.paste(GREEN, (width // 2, 0, width, height // 2))
@@ -29,7 +29,7 @@ def quarters(size: tuple[int, int] = (64, 48)) -> Image.Image:
 
 
 def corners(picture: Image.Image) -> list[tuple[int, int, int]]:
-    """Colours in the middle of the four quarters, in reading order."""
+    """Returns the colours in the middle of the four quarters, in reading order."""
     width, height = picture.size
     places = [(width // 4, height // 4), (3 * width // 4, height // 4)]
     places += [(x, 3 * height // 4) for x, _ in places]
@@ -37,7 +37,7 @@ def corners(picture: Image.Image) -> list[tuple[int, int, int]]:
 
 
 def captioned(*lines: str, size: tuple[int, int] = (640, 480), height: int = 56) -> Image.Image:
-    """Dark text on a light ground, one line below the other."""
+    """Returns dark text on a light background, one line below the other."""
     picture = Image.new("RGB", size, (225, 230, 240))
     draw = ImageDraw.Draw(picture)
     for row, line in enumerate(lines):
@@ -46,48 +46,48 @@ def captioned(*lines: str, size: tuple[int, int] = (640, 480), height: int = 56)
 
 
 def encode(picture: Image.Image, kind: str, **options: Any) -> bytes:
-    """As a file."""
+    """Returns a picture as an image file."""
     out = io.BytesIO()
     picture.save(out, kind, **options)
     return out.getvalue()
 
 
 def decode(png: bytes) -> Image.Image:
-    """Fully."""
+    """Decodes a picture fully."""
     opened = Image.open(io.BytesIO(png))
     opened.load()
     return opened
 
 
 def animation(kind: str, stills: Sequence[Image.Image], **options: Any) -> bytes:
-    """As one animated file."""
+    """Returns pictures as one animated file."""
     return encode(stills[0], kind, save_all=True, append_images=list(stills[1:]), **options)
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a PNG, with its check sum."""
+    """Returns a PNG chunk with its checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes, *more: bytes, interlace: int = 0) -> bytes:
-    """A PNG from its parts; ``rows`` with their filter bytes, ``more`` chunks stand before the pixels."""
+    """Builds a PNG from ``rows`` with their filter bytes; ``more`` chunks precede the pixels."""
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
     parts = [chunk(b"IHDR", header), *more, chunk(b"IDAT", zlib.compress(rows, 9)), chunk(b"IEND", b"")]
     return PNG_MAGIC + b"".join(parts)
 
 
 def segment(marker: int, body: bytes) -> bytes:
-    """A segment of a JPEG."""
+    """Returns a JPEG segment."""
     return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
 
 
 def exif(orientation: int, kind: int = 3) -> bytes:
-    """An EXIF block that says nothing but an orientation."""
+    """Returns an EXIF block with an orientation only."""
     return b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, 0x0112, kind, 1, orientation & 0xFFFFFFFF, 0)
 
 
 def profile_with_swapped_primaries() -> bytes:
-    """A valid RGB colour profile in which red and blue have changed places: whoever applies it, swaps them back."""
+    """Returns a valid RGB colour profile with red and blue swapped; applying it swaps these channels."""
     from PIL import ImageCms
 
     srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -95,9 +95,9 @@ def profile_with_swapped_primaries() -> bytes:
 
 
 async def at_most_twice(reader: GuardedPictureReader, data: bytes) -> Picture:
-    """Reads a picture; once more where it was too costly.
+    """Reads a picture, with one retry if it was too costly.
 
-    A machine that does much else lets the same work take twice the time on a processor: once is no finding.
+    On a busy machine the same work may take twice the CPU time, so a single refusal proves nothing.
     """
     try:
         return await reader.read(data)

@@ -1,4 +1,4 @@
-"""Playing scenes that open servers, and waiting for what nothing tells of."""
+"""Running work within a context, and polling for conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def play_in(opened: AbstractAsyncContextManager[S], work: Callable[[S], Awaitable[T]]) -> T:
-    """Opens a scene, works in it, and closes it."""
+    """Runs work within an asynchronous context; returns its result."""
 
     async def scene() -> T:
         async with opened as it:
@@ -24,18 +24,18 @@ def play_in(opened: AbstractAsyncContextManager[S], work: Callable[[S], Awaitabl
 
 
 async def until(holds: Callable[[], object], seconds: float = 120.0) -> None:
-    """Waits until something holds, which is found out by looking; fails after so many seconds."""
+    """Polls until a condition holds; raises TimeoutError after that many seconds."""
     async with asyncio.timeout(seconds):
         while True:
-            found = holds()
-            if await found if inspect.isawaitable(found) else found:
+            result = holds()
+            if await result if inspect.isawaitable(result) else result:
                 return
             await asyncio.sleep(0.01)
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 120.0) -> None:
-    """The same outside of an event loop."""
+    """Polls like :func:`until`, outside of an event loop."""
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"it does not hold after {seconds} s"
+        assert time.monotonic() < deadline, f"the condition does not hold after {seconds} s"
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""Attacks on a library's vote: labels that are flipped, and precedents that are made to acquit one meme.
+"""Attacks on a library's vote: flipped labels, and poisoned precedents planted to acquit one meme.
 
-Each meme of a library is judged by the rest, without its twins; the library itself is not changed.
+Each meme of a library is judged by the others, without its duplicates; the library itself is not changed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CROWDS: Mapping[str, Any] = {"no_sole_acquittal": True, "per_cluster": 1}
 
 
 def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> tuple[float, list[float]]:
-    """Macro-F1 of the vote with the true labels, and with this share of them flipped, for each seed.
+    """Returns macro-F1 of the vote with the true labels, and with a share of them flipped, for each seed.
 
-    The vote's settings are the library's own: whoever flips labels does so in a library that is in use.
+    The vote keeps the library's settings, as an attacker flips labels in a library that is already calibrated.
     """
     rows, memes = library.rows, list(library.memes)
     tuning, dim = library.manifest.tuning, library.manifest.encoder.text_dim
     true = np.array([meme.harmful for meme in memes], dtype=np.bool_)
 
     def macro_f1(voting: Sequence[LabelledMeme]) -> float:
-        (near,) = leave_one_out_neighbours(
+        (neighbours,) = leave_one_out_neighbours(
             rows,
             voting,
             dim,
@@ -51,26 +51,26 @@ def macro_f1_by_flipped(library: Library, share: float, *, seeds: int = 20) -> t
             limit=4000,
             safeguards=tuning.safeguards,
         )
-        votes = safeguarded_votes(near.similarities, near.harmful, tuning.vote, tuning.safeguards)
+        votes = safeguarded_votes(neighbours.similarities, neighbours.harmful, tuning.vote, tuning.safeguards)
         found = votes >= tuning.vote.threshold
-        return score(true[near.rows].tolist(), found.tolist(), resamples=1).macro_f1.value
+        return score(true[neighbours.rows].tolist(), found.tolist(), resamples=1).macro_f1.value
 
     figures = []
     for seed in range(seeds):
         flipped = np.random.default_rng(seed).choice(len(memes), max(1, round(share * len(memes))), replace=False)
         voting = list(memes)
-        for place in flipped.tolist():
-            voting[place] = _relabelled(memes[place], not memes[place].harmful)
+        for row in flipped.tolist():
+            voting[row] = _relabelled(memes[row], not memes[row].harmful)
         figures.append(macro_f1(voting))
     return macro_f1(memes), figures
 
 
 def acquitted_by_planted(library: Library, *, trials: int) -> Counter[str]:
-    """Counts how many harmful memes, each with a poisoned precedent of its own, are acquitted on account of it.
+    """Counts how many harmful memes are acquitted because of a poisoned precedent planted for each.
 
-    The poisoned precedent has the meme's words with one more of its own and lies at a random distance from it, from a
-    copy to what is hardly near. Its clones differ in spacing and case; its variants are no clones, but nearly the same.
-    The meme and its twins are not in the library, and it is one that the vote does not acquit by itself.
+    The poisoned precedent has the meme's words and one more, at a random similarity from identical to barely similar.
+    Clones of it differ in spacing and case; variants differ in a word, and slightly in their vectors. The meme and its
+    duplicates are left out, and only memes that the vote does not acquit anyway are chosen.
     """
     judged = _Judged(library)
     rng = np.random.default_rng(0)
@@ -79,36 +79,36 @@ def acquitted_by_planted(library: Library, *, trials: int) -> Counter[str]:
     done = 0
     while done < trials:
         place = harmful[int(rng.integers(len(harmful)))]
-        if _acquitted(judged.by_the_rest(place, 0, _OPEN)):
+        if _acquitted(judged.precedents_of(place, 0, _OPEN)):
             continue
         vector = _nearby(library, place, rng)
-        one, clones = (judged.by_the_rest(place, count, _OPEN, vector) for count in (1, CLONES))
+        one, clones = (judged.precedents_of(place, count, _OPEN, vector) for count in (1, CLONES))
         found["one"] += _acquitted(one)
         found["clones"] += _acquitted(clones)
         voices = sum(entry.id.startswith(_POISON) for entry in clones.tally)
         found["clones counted twice"] += voices > 1 or vote_if_close(one) != vote_if_close(clones)
-        found["guarded: one"] += _acquitted(judged.by_the_rest(place, 1, _SOLE, vector))
-        found["guarded: clones"] += _acquitted(judged.by_the_rest(place, CLONES, _SOLE, vector))
+        found["guarded: one"] += _acquitted(judged.precedents_of(place, 1, _SOLE, vector))
+        found["guarded: clones"] += _acquitted(judged.precedents_of(place, CLONES, _SOLE, vector))
         variants = np.concatenate([_aside(vector[0], judged.base.text_dim, 0.98, rng) for _ in range(CLONES)])
-        found["guarded: variants"] += _acquitted(judged.by_the_rest(place, CLONES, _SOLE, variants))
-        found["guarded, one of a crowd: variants"] += _acquitted(judged.by_the_rest(place, CLONES, _CROWDS, variants))
+        found["guarded: variants"] += _acquitted(judged.precedents_of(place, CLONES, _SOLE, variants))
+        found["guarded, one of a crowd: variants"] += _acquitted(judged.precedents_of(place, CLONES, _CROWDS, variants))
         done += 1
     return found
 
 
 def acquittals(library: Library, *, no_sole_acquittal: bool) -> list[bool]:
-    """True for each meme of a library that the rest acquits, where nothing is poisoned."""
+    """True for each meme of a library that the others acquit, with nothing poisoned."""
     judged = _Judged(library)
     safeguards = _SOLE if no_sole_acquittal else _OPEN
-    return [_acquitted(judged.by_the_rest(place, 0, safeguards)) for place in range(len(judged.memes))]
+    return [_acquitted(judged.precedents_of(place, 0, safeguards)) for place in range(len(judged.memes))]
 
 
 _POISON = "\0poison-"
-"""Begins the ids of what is planted: no id of a library on disk can."""
+"""Prefix of planted ids, which no id of a library on disk can have."""
 
 
 class _Judged:
-    """Judges each meme of a library by the rest, with poisoned precedents among them."""
+    """Judges each meme of a library by the others, with poisoned precedents among them."""
 
     def __init__(self, library: Library) -> None:
         self.library, self.memes = library, list(library.memes)
@@ -116,15 +116,15 @@ class _Judged:
         self._by_words = _groups(self.memes, _words)
         self._by_pixels = _groups(self.memes, lambda meme: meme.pixels_sha256)
 
-    def by_the_rest(
+    def precedents_of(
         self, place: int, poison: int, safeguards: Mapping[str, Any], vectors: NDArray[np.float32] | None = None
     ) -> Findings:
-        """Finds precedents of a meme with so many poisoned ones, and with these safeguards.
+        """Finds precedents of a meme with ``poison`` planted ones under these safeguards.
 
-        They are clones where ``vectors`` is one, of shape (1, dim); else, with one each, each has a word of its own.
+        One vector, of shape (1, dim), plants clones; several plant variants, each with a vector and word of its own.
         """
         meme = self.memes[place]
-        twins = {place, *self._by_words.get(_words(meme), ()), *self._by_pixels.get(meme.pixels_sha256, ())}
+        duplicates = {place, *self._by_words.get(_words(meme), ()), *self._by_pixels.get(meme.pixels_sha256, ())}
         varied = vectors is not None and len(vectors) > 1
         planted = _variants(meme, poison) if varied else _clones(meme, poison)
         if vectors is not None and not varied:
@@ -133,7 +133,7 @@ class _Judged:
             self.library,
             self.memes,
             self.base,
-            hidden=twins,
+            hidden=duplicates,
             planted=planted,
             vectors=vectors,
             safeguards=safeguards,
@@ -164,7 +164,7 @@ class _Poisoned:
         self._harmful = np.array([meme.harmful for meme in (*memes, *planted)], dtype=np.bool_)
         guarded = library.manifest.tuning.safeguards.model_copy(update=dict(safeguards))
         self.tuning: Tuning = library.manifest.tuning.model_copy(
-            # The vote alone: a regression over the whole library knows the meme that is left out.
+            # No regression: it was fitted on the whole library, including the meme that is left out.
             update={"safeguards": guarded, "regression": None}
         )
 
@@ -254,7 +254,7 @@ def _clones(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
 
 
 def _variants(meme: LabelledMeme, count: int) -> list[LabelledMeme]:
-    """Poisoned precedents that are no clones: each has a word of its own."""
+    """Returns poisoned precedents that are not clones: each has a word of its own."""
     return [
         one.model_copy(update={"text": f"{meme.text} really{number}"})
         for number, one in enumerate(_clones(meme, count))
@@ -266,12 +266,12 @@ def _relabelled(meme: LabelledMeme, harmful: bool) -> LabelledMeme:
 
 
 def _nearby(library: Library, place: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """A vector at a cosine of at least .7 to the meme's, half by half; the same for the clones."""
+    """Returns a vector with a cosine of at least 0.7 to the meme's in each half, shared by all clones."""
     return _aside(np.array(library.rows[place]), library.manifest.encoder.text_dim, rng.uniform(0.7, 1.0), rng)
 
 
 def _aside(row: NDArray[np.float32], dim: int, cosine: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    """A vector of shape (1, n) at this cosine to a row, half by half."""
+    """Returns a vector of shape (1, n) with this cosine to a row in each half."""
     row = row.copy()
     for half in (row[:dim], row[dim:]):
         if half.any():

@@ -1,4 +1,4 @@
-"""A small world for the probe: memes about invented groups, controllers that know them, a target with one weak spot."""
+"""A synthetic world for the probe: memes about invented groups, controllers, and a target with one weakness."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ KINDS = {
     "blueland": "nationality",
     "round hats": "religion",
     "left-handed": "disability",
-    "kettles": "appliances",  # none of those that the taxonomy begins with
+    "kettles": "appliances",  # not in the initial taxonomy
 }
-"""Whom a meme is about, and the category that this belongs to; about anybody else, it is harmless."""
+"""Category of the group that a meme is about; memes about no such group are harmless."""
 APPLIANCES = "It puts people down for the things they own."
 _FENCED = re.compile(r"\[begin \w+\]\n(.*?)\n\[end \w+\]", re.DOTALL)
 
 
 def fenced(request):
-    """What others wrote, in order; not what the model itself has, where it is asked again."""
+    """Returns the fenced texts of a request in order, without the model's own reply in a repair."""
     parts = request.parts[:-2] if "Your last reply" in request.parts[-1] else request.parts
     return [part for text in parts if isinstance(text, str) for part in _FENCED.findall(text)]
 
 
 def role_of(request):
-    """Whose system message it is, and of two tasks, which."""
+    """Returns the role of a request by its system message; ``keeps`` for the examiner's second task."""
     (role,) = (role for role in PROMPTS if prompt_of(role).system() == request.system)
     return (
         "keeps" if role == "examiner" and any("misbelief" in p for p in request.parts if isinstance(p, str)) else role
@@ -49,11 +49,11 @@ def kind_of(text):
 
 @dataclass
 class World:
-    """Whom the target does not understand, and how well it explains the rest.
+    """The replies of the target and of the controllers.
 
     Attributes:
-        weak: The category in which it explains poorly, and more poorly where a text is rewritten.
-        says: Replies that are other than usual, by role: a function of the request, or None to leave it.
+        weak: Category in which the target explains poorly, and even more poorly if the text is rewritten.
+        says: Overrides by role: functions of the request, which return None for the usual reply.
     """
 
     weak: str = "religion"
@@ -62,8 +62,8 @@ class World:
 
     def target(self, request):
         self.asked["target"] += 1
-        if said := self._said("target", request):
-            return said
+        if reply := self._override("target", request):
+            return reply
         text, category = fenced(request)
         if category.split(":")[0] != self.weak:
             return "a full explanation"
@@ -72,9 +72,9 @@ class World:
     def controller(self, request):
         role = role_of(request)
         self.asked[role] += 1
-        return self._said(role, request) or getattr(self, f"_{role}")(*fenced(request))
+        return self._override(role, request) or getattr(self, f"_{role}")(*fenced(request))
 
-    def _said(self, role, request):
+    def _override(self, role, request):
         other = self.says.get(role)
         return other(request) if other else None
 
@@ -114,7 +114,7 @@ class World:
 
 
 def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, target="target-model"):
-    """What comes of a scene with a bench of scripted models, and the calls that were really made."""
+    """Runs a scene with scripted models; returns its result and the number of calls that reached the models."""
 
     async def hold():
         store = SqliteCallCache.open(path / "calls.sqlite")
@@ -126,8 +126,8 @@ def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, ta
             for number, model in enumerate(others):
                 chairs[f"c{number}"] = MeteredModel(f"c{number}", model, store=store, price=price)
             bench = ProbeModels(chairs["target"], tuple(chair for name, chair in chairs.items() if name != "target"))
-            came = await scene(bench, chairs)
-            return came, sum(len(model.asked) for model in (probed, *others))
+            result = await scene(bench, chairs)
+            return result, sum(len(model.asked) for model in (probed, *others))
         finally:
             await store.close()
 
@@ -135,14 +135,14 @@ def at_a_bench(path: Path, world: World, scene, *, controllers=1, limit=None, ta
 
 
 def subject(id_, text, scene="cat"):
-    """A meme, and its picture without the text."""
+    """Returns a meme with its picture, with and without the text."""
     pictures = [draw_meme(scene, drawn, size=(96, 72)) for drawn in (text, "")]
     shown, erased = ((Frame(encode(picture, "PNG"), *picture.size),) for picture in pictures)
     return Subject(id_, text, shown, erased)
 
 
 def scored(id_, category, misbelief, score, text=""):
-    """A meme as it is, with this score."""
+    """Returns an original meme with this score; None for unscored."""
     scoring = (
         Scoring(outcome=ScoringOutcome.UNSCORED, why="there was no rating")
         if score is None
@@ -166,7 +166,7 @@ TEXTS = (
 
 
 def a_data_set(place: Path, texts=TEXTS, split="dev_seen"):
-    """Memes in the layout of FHM, drawn."""
+    """Writes drawn memes in the layout of FHM."""
     (place / "img").mkdir(parents=True)
     rows = []
     for number, (text, harmful) in enumerate(texts, 1):

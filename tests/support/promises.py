@@ -1,4 +1,4 @@
-"""The table of promises that ``make test-full`` writes: each with its figure, and how its tests went."""
+"""The table of promises that ``make test-full`` writes: each with its figure and the result of its tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = """# Promises at their full figures
 
 
 def table(reports: Iterable[pytest.TestReport]) -> str:
-    """The table as Markdown, a row a promise; of a test that is run with several parameters all have to pass."""
+    """Returns the table as Markdown, one row per promise; all parametrizations of a test must pass."""
     outcomes: dict[tuple[str, str], list[tuple[str, str]]] = {}
     seconds: dict[tuple[str, str], float] = {}
     for report in reports:
@@ -37,7 +37,7 @@ def table(reports: Iterable[pytest.TestReport]) -> str:
 
 
 def result(outcomes: list[tuple[str, str]]) -> str:
-    """How the tests of a promise went, in words."""
+    """Describes the result of a promise's tests."""
     kinds = {outcome for outcome, _ in outcomes}
     if "failed" in kinds:
         return f"**broken** ({sum(outcome == 'failed' for outcome, _ in outcomes)} of {len(outcomes)} failed)"
@@ -48,7 +48,7 @@ def result(outcomes: list[tuple[str, str]]) -> str:
 
 
 def why(report: pytest.TestReport) -> str:
-    """Reason of a test that was skipped."""
+    """Returns the reason of a skipped test; empty for others."""
     if report.outcome != "skipped" or not isinstance(report.longrepr, tuple):
         return ""
     return report.longrepr[2].removeprefix("Skipped: ")

@@ -1,4 +1,4 @@
-"""Receivers of webhooks on real ports, and settings that name them."""
+"""Webhook receivers on real ports, and settings that name them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 @dataclass(frozen=True)
 class Taken:
-    """A request as it came."""
+    """A received request."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -35,7 +35,7 @@ class Taken:
 
 
 class ReceiverServer:
-    """Keeps each request, and answers as it is told to: a status, with headers, by what it has been sent."""
+    """A receiver that stores each request; ``answer`` maps a request to status and headers of the response."""
 
     def __init__(self) -> None:
         self.requests: list[Taken] = []
@@ -71,13 +71,13 @@ class ReceiverServer:
         self._thread.start()
 
     def told(self, event: str = "") -> list[Any]:
-        """Messages that were taken, those of a type."""
-        return [taken.message for taken in self.requests if taken.message["type"].endswith(event)]
+        """Returns the received messages whose type ends with ``event``."""
+        return [request.message for request in self.requests if request.message["type"].endswith(event)]
 
     def wait_for(self, count: int, seconds: float = 60.0) -> list[Taken]:
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while len(self.requests) < count:
-            assert time.monotonic() < until, f"{len(self.requests)} of {count} requests came"
+            assert time.monotonic() < deadline, f"{len(self.requests)} of {count} requests came"
             time.sleep(0.02)
         return self.requests
 
@@ -89,7 +89,7 @@ class ReceiverServer:
 
 @contextmanager
 def a_receiver() -> Iterator[ReceiverServer]:
-    """One that listens for as long."""
+    """Runs a receiver for as long as the context lasts."""
     receiver = ReceiverServer()
     try:
         yield receiver
@@ -98,7 +98,7 @@ def a_receiver() -> Iterator[ReceiverServer]:
 
 
 def hook_to(url: str, folder: Path, name: str = "queue", **settings: Any) -> WebhookSettings:
-    """Settings of a receiver inside this machine, with a secret of its own."""
+    """Returns settings for a receiver on this machine, with a secret of its own."""
     file = folder / f"{name}.secret"
     if not file.exists():
         make_secret(file, ed25519=False)

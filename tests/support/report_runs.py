@@ -1,4 +1,4 @@
-"""Runs on disk for tests of the report: real records of scripted trials, of drawn memes about invented groups."""
+"""Runs on disk for tests of the report: records of scripted trials on drawn memes about invented groups."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.support.fakes import H, N, findings
 from tests.unit.test_library import ENCODER, TUNING, content
 
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&amp; \"quoted\" \u202eback\u202c"
-"""What a stranger may have written on a meme, and a model repeated."""
+"""Markup that a stranger may put on a meme, and a model may repeat."""
 
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Told:
-    """A meme and what is to be said of it.
+    """A meme and the outcome of its trial.
 
     Attributes:
-        says: ``harmful``, ``harmless``, ``undecided``, ``failed``, or empty for not judged yet.
-        score: That the Judge's model gives; None for a server without probabilities.
-        rounds: Of both sides.
+        says: ``harmful``, ``harmless``, ``undecided``, ``failed``, or empty if not judged yet.
+        score: Probability of harm from the Judge's model; None for a server without probabilities.
+        rounds: Rounds of questions, the same for both sides.
     """
 
     id: str
@@ -66,7 +66,7 @@ USUAL = (
     Told("m7", SOME, "undecided", "Section 14b\nturbine blades", "landscape", None, 0),
     Told("m8", NOT, "failed", "A quiet evening\nat the lake", "landscape", None, 0),
 )
-"""Two right of each class, one of every fault."""
+"""Memes with two right verdicts of each class, and one of each wrong or missing outcome."""
 
 
 def a_run(
@@ -81,7 +81,7 @@ def a_run(
     docket: bool = True,
     **changes: object,
 ) -> Path:
-    """Holds every trial and writes the run."""
+    """Runs every trial and writes the run."""
     folder = RunFolder(root)
     memes = [
         JudgedMeme(
@@ -138,11 +138,11 @@ def a_run(
     return root
 
 
-async def _try_all(root: Path, memes: Sequence[JudgedMeme], told: Sequence[Told]) -> list[Prediction]:
+async def _try_all(root: Path, memes: Sequence[JudgedMeme], outcomes: Sequence[Told]) -> list[Prediction]:
     docket = Docket.open(root / DOCKET)
     try:
         predictions = []
-        for meme, one in zip(memes, told, strict=True):
+        for meme, one in zip(memes, outcomes, strict=True):
             if one.says:
                 predictions.append(await _try(docket, meme, one))
         return predictions
@@ -155,23 +155,25 @@ async def _try(docket: Docket, meme: JudgedMeme, one: Told) -> Prediction:
     ruling["rationale"] = one.rationale or f"The words of {one.id} were weighed."
     if one.says == "failed":
         ruling = "no ruling at all"
-    near = one.says != "undecided"
+    has_precedents = one.says != "undecided"
     cast = Cast(rounds=max(one.rounds, 2), odds=None if one.score is None else (one.score, 1 - one.score), judge=ruling)
     court = full_court(
         cast,
-        found=findings([H, N, H, H, N] if near else []),
+        found=findings([H, N, H, H, N] if has_precedents else []),
     )
     picture = _picture(one)
     await docket.writer.keep_picture(picture)
-    procedure = Procedure.FULL if near else Procedure.SUMMARY
+    procedure = Procedure.FULL if has_precedents else Procedure.SUMMARY
     case = TrialCase(f"trial-{hashlib.sha256(meme.id.encode()).hexdigest()[:8]}", Meme(picture, meme.text), procedure)
     try:
         record = await court.hear(case, docket.writer.append)
     except TrialAborted as error:
         record = error.record
-    # What it cost depends on the words of the prompts, which are no matter of a report.
-    made = 0 if procedure is Procedure.SUMMARY else 2 + 6 * one.rounds
-    cost = Cost(calls=made, stored=made // 2, tokens_in=500 * made, tokens_out=40 * made, chain=made // 2, seconds=1.5)
+    # A fixed cost, as the real one depends on the wording of prompts, which a report should not.
+    calls = 0 if procedure is Procedure.SUMMARY else 2 + 6 * one.rounds
+    cost = Cost(
+        calls=calls, stored=calls // 2, tokens_in=500 * calls, tokens_out=40 * calls, chain=calls // 2, seconds=1.5
+    )
     return prediction_of(meme, record).model_copy(update={"cost": cost})
 
 
@@ -179,7 +181,7 @@ def _picture(one: Told) -> Picture:
     frames = []
     for index in range(2 if one.animated else 1):
         out = io.BytesIO()
-        # Captions are drawn from what can be drawn; the text that is judged stands in the record.
+        # Texts that can't be drawn are replaced on the picture; the record has the judged text.
         draw_meme(one.scene, one.text if one.text.isascii() and "<" not in one.text else "words", seed=index).save(
             out, "PNG"
         )
@@ -197,13 +199,13 @@ def _picture(one: Told) -> Picture:
 
 
 def _library(root: Path) -> None:
-    """The precedents that the scripted finder cites, each with a picture."""
-    spool = ThumbnailWriter(root.parent)
+    """Creates a library of the precedents that the scripted finder cites, each with a picture."""
+    writer = ThumbnailWriter(root.parent)
     ids = [f"p{number}" for number in range(5)]
-    kept = {}
+    thumbnails = {}
     for number, id_ in enumerate(ids):
         out = io.BytesIO()
         draw_meme("coffee", f"precedent {id_}", size=(320, 240), seed=number).save(out, "JPEG")
-        kept[id_] = spool.append(out.getvalue())
-    memes, rows = content(*ids, kept=kept)
-    Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=TUNING, pictures=spool)
+        thumbnails[id_] = writer.append(out.getvalue())
+    memes, rows = content(*ids, kept=thumbnails)
+    Library.create(root, name="n", encoder=ENCODER.identity, memes=memes, rows=rows, tuning=TUNING, pictures=writer)

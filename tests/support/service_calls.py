@@ -1,4 +1,4 @@
-"""What tests of services share: a real server on a real port, callers by name, and refusals with all their details."""
+"""Helpers for tests of gRPC services: a server on a real port, named callers, and refusals with their details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Refusal:
-    """The status that a call ended with."""
+    """The error status of a call."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # its stub knows calls of the other API only
@@ -28,7 +28,7 @@ class Refusal:
         self.details = status.details
 
     def of(self, kind: type[M]) -> list[M]:
-        """The details of a kind."""
+        """Returns the details of one type."""
         found = []
         for packed in self.details:
             message = kind()
@@ -38,19 +38,19 @@ class Refusal:
 
     @property
     def info(self) -> error_details_pb2.ErrorInfo:
-        """The one detail that is for machines."""
+        """The machine-readable detail."""
         (info,) = self.of(error_details_pb2.ErrorInfo)
         assert info.domain == "memecourt.v1"
         return info
 
     @property
     def reason(self) -> str:
-        """The reason in it."""
+        """Reason of the refusal."""
         return self.info.reason
 
     @property
     def field(self) -> str:
-        """The part of the request that is at fault."""
+        """Field of the request that is at fault; empty if none is named."""
         for bad in self.of(error_details_pb2.BadRequest):
             (violation,) = bad.field_violations
             return violation.field
@@ -63,28 +63,28 @@ class Refusal:
 
 
 async def refused(call: Awaitable[Any]) -> Refusal:
-    """What a call that must fail is refused with."""
+    """Awaits a call that must fail; returns its refusal."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return Refusal(caught.value)
 
 
 class Callers(grpc.aio.ServerInterceptor):
-    """Believes whoever says who is calling: how that is proven is not what these tests are about."""
+    """Sets the caller that the metadata name, without authentication, which these tests don't cover."""
 
     def __init__(self, callers: Mapping[str, Caller]) -> None:
         self._callers = callers
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         """See the base class."""
-        named = dict(details.invocation_metadata or ()).get("caller")
-        if named:
-            set_current(self._callers[str(named)])
+        name = dict(details.invocation_metadata or ()).get("caller")
+        if name:
+            set_current(self._callers[str(name)])
         return await continuation(details)
 
 
 def by(name: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call by this caller."""
+    """Returns the metadata of a call by this caller."""
     return (("caller", name),)
 
 
@@ -92,7 +92,7 @@ def by(name: str) -> tuple[tuple[str, str], ...]:
 async def a_channel(
     *handlers: grpc.GenericRpcHandler, callers: Mapping[str, Caller] | None = None, options: Sequence[Any] = ()
 ) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server with these services."""
+    """Runs a server with these services; yields a channel to it."""
     server = grpc.aio.server(interceptors=[Callers(callers or {})], options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port("127.0.0.1:0")

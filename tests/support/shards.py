@@ -1,4 +1,4 @@
-"""Tar files of drawn members, good and hostile."""
+"""Tar files with arbitrary members, valid and hostile."""
 
 import io
 import tarfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_shard(path: Path, members, *, end=True, **changes) -> None:
-    """Writes members, ``(name, content)`` or a ready ``TarInfo``; without the mark of its end unless ``end``."""
+    """Writes members, each ``(name, content)`` or a ``TarInfo``; omits the end-of-archive marker unless ``end``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", **changes) as tar:
         for member in members:
@@ -24,7 +24,7 @@ def write_shard(path: Path, members, *, end=True, **changes) -> None:
 
 
 def member_of(name: str, **fields) -> tarfile.TarInfo:
-    """A member without content of its own, with fields such as ``type`` and ``linkname``."""
+    """Returns a member without content, with fields such as ``type`` and ``linkname``."""
     info = tarfile.TarInfo(name)
     for field, value in fields.items():
         setattr(info, field, value)

@@ -1,4 +1,4 @@
-"""Trials to look at: whole records with pictures, drawn and written for tests of pages. Tame, about invented groups."""
+"""Complete trial records with pictures, written for tests of pages; tame, about invented groups."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ RATIONALE = (
 
 @cache
 def drawn(scene: str = "cat", text: str = TEXT) -> Picture:
-    """A picture as the court keeps it."""
+    """Returns a drawn meme as the court stores pictures."""
     file = io.BytesIO()
     image = draw_meme(scene, text)
     image.save(file, "PNG")
@@ -127,21 +127,21 @@ def drawn(scene: str = "cat", text: str = TEXT) -> Picture:
 
 
 class DrawnPrecedents:
-    """Pictures of the precedents below."""
+    """A source of the pictures of PRECEDENTS."""
 
     async def pictures(self, ids: Sequence[str]) -> Sequence[Frame | None]:
         scenes = {id_: (scene, text) for id_, _, scene, text, _, _ in PRECEDENTS}
         return [drawn(*scenes[id_]).frames[0] if id_ in scenes else None for id_ in ids]
 
 
-class Telling:
-    """Numbers events, and lets time pass between them."""
+class TrialBuilder:
+    """A builder of a trial's events that numbers them and advances their times."""
 
     def __init__(self, trial_id: str, at: datetime) -> None:
         self.trial_id, self.at = trial_id, at
         self.events: list[AnyEvent] = []
 
-    def say(self, kind: Any, *, after: float = 0.0, **values: Any) -> None:
+    def add(self, kind: Any, *, after: float = 0.0, **values: Any) -> None:
         self.at += timedelta(seconds=after)
         self.events.append(kind(trial_id=self.trial_id, seq=len(self.events), at=self.at, **values))
 
@@ -224,12 +224,12 @@ def full_trial(
     model: str = "qwen2.5-vl-7b",
     label: Label = Label.NOT_HARMFUL,
 ) -> list[AnyEvent]:
-    """The events of a full trial, as a court that asks models keeps them; ``said`` changes whatever a model said."""
+    """Returns the events of a full trial; ``said`` transforms every text of a model and of precedents."""
     said = said or (lambda words: words)
     picture = picture or drawn()
-    tell = Telling(trial_id, at)
+    builder = TrialBuilder(trial_id, at)
     settings = TrialSettings(rounds_min=2, rounds_max=6)
-    tell.say(
+    builder.add(
         TrialOpened,
         procedure=Procedure.FULL,
         meme=MemeIdentity(
@@ -260,28 +260,28 @@ def full_trial(
             text_reader="rapidocr/3.9",
         ),
     )
-    tell.say(TextRead, after=0.4, text=text, source=TextSource.OCR, reader="rapidocr/3.9", latency_s=0.39)
-    tell.say(PrecedentsCited, after=0.05, findings=findings(the_precedents(said)), vote=None, latency_s=0.04)
-    cited = tell.events[-1]
+    builder.add(TextRead, after=0.4, text=text, source=TextSource.OCR, reader="rapidocr/3.9", latency_s=0.39)
+    builder.add(PrecedentsCited, after=0.05, findings=findings(the_precedents(said)), vote=None, latency_s=0.04)
+    cited = builder.events[-1]
     assert isinstance(cited, PrecedentsCited)
     vote_on_record = vote(cited.findings.tally, cited.findings.vote_settings)
-    tell.events[-1] = cited.model_copy(update={"vote": vote_on_record})
+    builder.events[-1] = cited.model_copy(update={"vote": vote_on_record})
     if duplicates:
-        tell.say(NearDuplicatesFound, after=0.02, duplicates=duplicates, latency_s=0.02)
-    tell.say(
+        builder.add(NearDuplicatesFound, after=0.02, duplicates=duplicates, latency_s=0.02)
+    builder.add(
         Described, after=0.75, description=said(description), call=call(Role.PROPOSER, "describe", 1.21, (1180, 96, 0))
     )
     for side, role, began in ((Side.ACCUSER, Role.ACCUSER, 0.0), (Side.DEFENDER, Role.DEFENDER, 0.1)):
         before: float | None = None
-        tell.at = tell.opened + timedelta(seconds=1.25 + began)
+        builder.at = builder.opened + timedelta(seconds=1.25 + began)
         for number, (question, answer, summary) in enumerate(ROUNDS[side], 1):
-            grown = 1000 + 90 * number
-            asked = call(role, "ask", 0.62, (grown, 31, grown - 80))
-            tell.say(QuestionAsked, after=0.65, side=side, round=number, question=said(question), call=asked)
-            answered = call(Role.PROPOSER, "answer", 0.81, (1210, 40, 1100))
-            tell.say(AnswerGiven, after=0.85, side=side, round=number, answer=said(answer), call=answered)
+            prompt_tokens = 1000 + 90 * number
+            ask_call = call(role, "ask", 0.62, (prompt_tokens, 31, prompt_tokens - 80))
+            builder.add(QuestionAsked, after=0.65, side=side, round=number, question=said(question), call=ask_call)
+            answer_call = call(Role.PROPOSER, "answer", 0.81, (1210, 40, 1100))
+            builder.add(AnswerGiven, after=0.85, side=side, round=number, answer=said(answer), call=answer_call)
             bits = entropy(said(summary))
-            tell.say(
+            builder.add(
                 Summarised,
                 after=1.1,
                 side=side,
@@ -290,15 +290,15 @@ def full_trial(
                 justification=said(JUSTIFICATIONS[side]),
                 entropy=bits,
                 entropy_change=None if before is None else abs(bits - before),
-                call=call(role, "summarise", 1.08, (grown + 60, 120, grown - 20)),
+                call=call(role, "summarise", 1.08, (prompt_tokens + 60, 120, prompt_tokens - 20)),
             )
             last, before = before, bits
         converged = last is not None and before is not None and abs(before - last) < settings.epsilon
         reason = QuestioningEnd.CONVERGED if converged else QuestioningEnd.TIME
-        tell.say(SideRested, side=side, rounds=len(ROUNDS[side]), reason=reason)
-    tell.events.sort(key=lambda event: event.at)
-    tell.events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(tell.events)]
-    tell.at = tell.events[-1].at
+        builder.add(SideRested, side=side, rounds=len(ROUNDS[side]), reason=reason)
+    builder.events.sort(key=lambda event: event.at)
+    builder.events = [event.model_copy(update={"seq": seq}) for seq, event in enumerate(builder.events)]
+    builder.at = builder.events[-1].at
     benign = label is Label.NOT_HARMFUL
     shown = {id_: drawn(scene, words).frames[0].png for id_, _, scene, words, _, _ in PRECEDENTS}
     shown = {id_: hashlib.sha256(png).hexdigest() for id_, png in shown.items()}
@@ -309,7 +309,7 @@ def full_trial(
             detail="The nearest precedent was found harmful, and most others were not.",
         ),
     )
-    tell.say(
+    builder.add(
         VerdictGiven,
         after=3.2,
         verdict=Verdict(
@@ -335,4 +335,4 @@ def full_trial(
         ),
         call=call(Role.JUDGE, "judge", 2.9, (4210, 188, 900)),
     )
-    return tell.events
+    return builder.events

@@ -1,6 +1,6 @@
-"""The texts that the detector of steering is measured with, by name.
+"""The sets of texts that measure the detector of prompt injections, by name.
 
-Run: ``python -m tests.support.steering_sets FOLDER`` writes each as a JSON array, for ``memecourt-eval steering``.
+``python -m tests.support.steering_sets FOLDER`` writes each as a JSON array, for ``memecourt-eval steering``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETS: dict[str, list[str]] = {
 
 
 def main(folder: Path) -> None:
-    """Writes them."""
+    """Writes each set to a file in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in SETS.items():
         (folder / f"{name}.json").write_text(json.dumps(texts), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What somebody may do to a docket who can write to its tables, and to its pictures; with its key, or without."""
+"""Attacks by somebody who can write to a docket's tables and pictures, with or without its key."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from tests.support.dockets import NOON, append_all, random_records, reviewing
 from tests.support.logs import make
 
 TABLES: tuple[Table, ...] = (t.entries, t.log, t.tiles, t.checkpoints, t.parts, t.trials)
-"""That are checked."""
+"""Tables that are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether an alteration can be found.
+    """Detectability of an alteration.
 
     Attributes:
-        alone: By what is in the docket and its public key.
-        anchored: With a checkpoint kept outside too.
+        alone: True if the docket and its public key suffice to detect it.
+        anchored: True if an external checkpoint in addition detects it.
     """
 
     alone: bool
@@ -54,17 +54,17 @@ FOUND, UNSEEN = Outcome(True, True), Outcome(False, False)
 
 @dataclass(slots=True)
 class Scene:
-    """A docket that is to be tampered with.
+    """A docket to tamper with.
 
     Attributes:
-        docket: Open; nobody else writes to it.
-        key: Its public key, known from outside.
-        secret: Its private key, where it was stolen.
-        anchor: A checkpoint kept outside, of the middle of its life.
-        anchored: Entries that it speaks for.
-        early: The tables as they were before the anchor.
-        middle: The tables as they were at the anchor.
-        pictures: Where a docket on disk keeps its pictures.
+        docket: Open docket without other writers.
+        key: Public key of the docket, known from outside.
+        secret: Private key of the docket, for attackers who stole it.
+        anchor: External checkpoint from the middle of the docket's life.
+        anchored: Number of entries that the anchor covers.
+        early: Rows of the tables before the anchor.
+        middle: Rows of the tables at the anchor.
+        pictures: Folder of the pictures, for a docket on disk.
     """
 
     docket: Docket
@@ -78,7 +78,7 @@ class Scene:
 
 
 def drawn(number: int) -> Picture:
-    """A small picture that is not like the others, as the docket keeps pictures."""
+    """Returns a small picture, distinct for each number up to 256, as the docket stores pictures."""
     still = Image.new("RGB", (3, 2), (number % 256, 40, 80))
     png = as_png(still)
     pixels = pixels_sha256([png])
@@ -86,7 +86,7 @@ def drawn(number: int) -> Picture:
 
 
 async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, place: Path | Address) -> Scene:
-    """Fills a docket with trials of all kinds of ends, looks, reviews and erasures."""
+    """Fills a docket with trials with all kinds of ends, logged views of pictures, reviews and erasures."""
     records = random_records(chance, trials, NOON)
     pictures = [drawn(number) for number in range(5)]
     states = []
@@ -100,7 +100,7 @@ async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, p
             await docket.log.sign()
             states.append(await docket.auditor.read(rows_of))
             if number == trials // 3:
-                # Before the anchor and after what is put back as the early state.
+                # After the early state, so that rolling back to it undoes this erasure, and before the anchor.
                 await docket.eraser.erase(records[1][0].trial_id, who="ada", why="asked to", at=NOON)
             else:
                 note = await docket.log.checkpoint()
@@ -118,7 +118,7 @@ async def scene_of(docket: Docket, chance: random.Random, trials: int = 36, *, p
 
 
 def rows_of(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """All rows of the tables that are checked."""
+    """Returns all rows of the checked tables."""
     return {table.name: [dict(row._mapping) for row in connection.execute(select(table))] for table in TABLES}
 
 
@@ -128,7 +128,7 @@ class _Undone(Exception):
 
 @contextmanager
 def tampering(scene: Scene) -> Iterator[Connection]:
-    """A transaction in which everything may be done; undone at its end."""
+    """Opens a transaction without triggers or constraints, which is rolled back at its end."""
     try:
         with scene.docket.transactions.database.writing() as connection:
             if connection.dialect.name == "sqlite":
@@ -146,7 +146,7 @@ def tampering(scene: Scene) -> Iterator[Connection]:
 
 
 async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor] = ()) -> Report:
-    """What a check of the docket says of this transaction."""
+    """Checks the docket as this transaction sees it; returns the report."""
     derived = FromEntries()
     report = verify(Rows(connection), [scene.key], derived, anchors=anchors)
 
@@ -167,13 +167,13 @@ async def checked(scene: Scene, connection: Connection, anchors: Sequence[Anchor
 
 @dataclass(slots=True)
 class Hand:
-    """Alters things at random.
+    """Random alterations of a docket; each returns its detectability, or None if it changed nothing.
 
     Attributes:
-        scene: What.
-        connection: A transaction that is undone later.
-        chance: Decides.
-        files: Undoes what was done outside of the database.
+        scene: Docket to alter.
+        connection: Transaction that is rolled back later.
+        chance: Random generator.
+        files: Functions that undo changes outside of the database.
     """
 
     scene: Scene
@@ -181,10 +181,10 @@ class Hand:
     chance: random.Random
     files: list[Callable[[], None]] = field(default_factory=list)
 
-    # Entries, without the key.
+    # Alterations of entries, without the key.
 
     def alter_entry(self) -> Outcome | None:
-        """Another value in one column."""
+        """Changes the value of one column of an entry."""
         entry, row = self._entry(with_body=True)
         column = self.chance.choice(["number", "trial_id", "seq", "kind", "at", "commitment", "salt", "body"])
         value = getattr(row, column)
@@ -209,21 +209,21 @@ class Hand:
         return FOUND
 
     def alter_words(self) -> Outcome | None:
-        """Other words in a body, well packed."""
+        """Changes words in a body, correctly packed."""
         entry, _ = self._entry(with_body=True)
         altered = self._reworded(entry.body or "")
         self._update(t.entries, t.entries.c.number == entry.number, {"body": packed(altered)})
         return FOUND
 
     def take_body(self) -> Outcome:
-        """A body, or a body and its salt, as if it had been erased."""
+        """Removes a body, its salt, or both, as if erased."""
         entry, _ = self._entry(with_body=True)
-        gone = self.chance.choice([{"body": None}, {"salt": None}, {"body": None, "salt": None}])
-        self._update(t.entries, t.entries.c.number == entry.number, gone)
+        values = self.chance.choice([{"body": None}, {"salt": None}, {"body": None, "salt": None}])
+        self._update(t.entries, t.entries.c.number == entry.number, values)
         return FOUND
 
     def put_back_a_body(self) -> Outcome | None:
-        """What was erased, from an old copy."""
+        """Restores an erased body from an old copy."""
         now = {
             row.number for row in self.connection.execute(select(t.entries.c.number).where(t.entries.c.body.is_(None)))
         }
@@ -235,21 +235,21 @@ class Hand:
         return FOUND
 
     def remove_entry(self) -> Outcome:
-        """One in the middle, or some at the end, their checkpoints left."""
+        """Removes one entry, or the last ones, without their checkpoints."""
         first = self.chance.randrange(self._size())
         last = first if self.chance.random() < 0.5 else self._size()
         self.connection.execute(delete(t.entries).where(t.entries.c.number >= first, t.entries.c.number <= last))
         return FOUND
 
     def add_entry(self) -> Outcome:
-        """One at the end, that nobody signed."""
+        """Appends an entry without a signature."""
         entry, row = self._entry(with_body=True)
         forged = make(self._size(), kind=row.kind, trial_id=row.trial_id, seq=row.seq, at=row.at, body=entry.body or "")
         self.connection.execute(insert(t.entries), [_row(forged)])
         return FOUND
 
     def swap_entries(self) -> Outcome | None:
-        """Two entries in each other's place: whole, or what they say alone."""
+        """Swaps two entries, or only their bodies and salts."""
         (one, a), (other, b) = self._entry(), self._entry()
         if one.number == other.number:
             return None
@@ -263,26 +263,26 @@ class Hand:
             self._update(t.entries, t.entries.c.number == entry.number, changed)
         return FOUND
 
-    # What follows from entries, without the key.
+    # Alterations of data derived from entries, without the key.
 
     def alter_tile(self) -> Outcome:
-        """Hashes altered, cut off, added; a tile taken away or put in."""
+        """Alters, truncates or extends the hashes of a tile, or removes or adds a tile."""
         row = self.chance.choice(self.connection.execute(select(t.tiles)).all())
         own = (t.tiles.c.level == row.level) & (t.tiles.c.place == row.place)
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self.connection.execute(delete(t.tiles).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(
                 insert(t.tiles), [{"level": row.level, "place": row.place + 7, "hashes": row.hashes}]
             )
         else:
-            hashes = self._damaged(row.hashes) if how == 2 else bytes(row.hashes) + bytes(32)
+            hashes = self._damaged(row.hashes) if change == 2 else bytes(row.hashes) + bytes(32)
             self._update(t.tiles, own, {"hashes": hashes})
         return FOUND
 
     def alter_state(self) -> Outcome | None:
-        """What the docket goes on from."""
+        """Alters the state from which the log continues."""
         row = self.connection.execute(select(t.log)).one()
         column = self.chance.choice(["size", "frontier", "key", "checkpoint", "signed", "erased", "all"])
         other: dict[str, Any] = {
@@ -300,41 +300,41 @@ class Hand:
         return FOUND
 
     def alter_checkpoint(self) -> Outcome | None:
-        """One that was kept: altered, renamed, or signed with another key."""
+        """Alters a stored checkpoint, moves it, signs it with another key, or makes an old one the latest."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         own = t.checkpoints.c.size == row.size
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self._update(t.checkpoints, own, {"note": self._damaged_note(row.note)})
-        elif how == 1:
+        elif change == 1:
             self._update(t.checkpoints, own, {"size": row.size + 100_000})
-        elif how == 2:
+        elif change == 2:
             other = SigningKey.create(self.scene.key.name)
             root = self.chance.randbytes(32)
             self._update(t.checkpoints, own, {"note": sign_checkpoint(other, other.name, row.size, root)})
         else:
-            # Its own words, of an earlier time, as the latest.
+            # A genuine but older checkpoint as the latest.
             self._update(t.log, t.log.c.id >= 0, {"checkpoint": row.note, "signed": row.size})
             return None if row.size == self._size() else FOUND
         return FOUND
 
     def thin_out(self) -> Outcome:
-        """A kept checkpoint that is taken out: missed where it was kept outside too, and is a verdict's receipt."""
+        """Removes a checkpoint; detected if it is the anchor's and a verdict's receipt."""
         row = self.chance.choice(self.connection.execute(select(t.checkpoints)).all())
         self.connection.execute(delete(t.checkpoints).where(t.checkpoints.c.size == row.size))
-        latest = self.connection.execute(select(t.log)).one().signed  # stands there too
+        latest = self.connection.execute(select(t.log)).one().signed  # the log's state has it, too
         last = self.connection.execute(select(t.entries.c.kind).where(t.entries.c.number == row.size - 1)).scalar()
         missed = last == "VerdictGiven" and row.size == self.scene.anchored and row.size != latest
         return Outcome(alone=False, anchored=missed)
 
     def alter_trial(self) -> Outcome | None:
-        """The listing: another value, a trial left out, or one put in."""
+        """Changes a value in the listing of trials, or removes or adds a trial."""
         row = self.chance.choice(self.connection.execute(select(t.trials)).all())
         own = t.trials.c.trial_id == row.trial_id
-        how = self.chance.randrange(8)
-        if how == 0:
+        change = self.chance.randrange(8)
+        if change == 0:
             self.connection.execute(delete(t.trials).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(insert(t.trials), [{**row._mapping, "trial_id": "another"}])
         else:
             column = self.chance.choice([column.name for column in t.trials.c if column.name != "trial_id"])
@@ -347,20 +347,20 @@ class Hand:
         return FOUND
 
     def alter_part(self) -> Outcome:
-        """Where texts of precedents are found."""
+        """Alters the index of texts of precedents."""
         row = self.chance.choice(self.connection.execute(select(t.parts)).all())
         own = t.parts.c.key == row.key
-        how = self.chance.randrange(4)
-        if how == 0:
+        change = self.chance.randrange(4)
+        if change == 0:
             self.connection.execute(delete(t.parts).where(own))
-        elif how == 1:
+        elif change == 1:
             self.connection.execute(insert(t.parts), [{**row._mapping, "key": self._damaged(bytes(row.key))}])
         else:
-            self._update(t.parts, own, {"number": row.number + 1} if how == 2 else {"of": "another"})
+            self._update(t.parts, own, {"number": row.number + 1} if change == 2 else {"of": "another"})
         return FOUND
 
     async def alter_picture(self) -> Outcome:
-        """What is kept of a picture: other bytes, another picture, more bytes, nothing."""
+        """Replaces a stored picture by damaged bytes, another picture, more bytes, or nothing."""
         digests = sorted({row["pixels_sha256"] for row in rows_of(self.connection)["trials"] if row["pixels_sha256"]})
         digest, other = self.chance.sample(digests, 2)
         (png,), (elsewhere,) = (
@@ -374,7 +374,7 @@ class Hand:
         return FOUND
 
     def alter_type(self) -> Outcome | None:
-        """A value of another type, which SQLite takes in any column."""
+        """Stores a value of another type, which SQLite accepts in any column."""
         if self.connection.dialect.name != "sqlite":
             return None
         table = self.chance.choice(TABLES)
@@ -386,13 +386,13 @@ class Hand:
         try:
             self.connection.exec_driver_sql(f'UPDATE "{table.name}" SET "{column}" = ? WHERE {chosen}', (value,))
         except IntegrityError:
-            return None  # what has to be there can't be nothing
+            return None  # a NOT NULL column
         return FOUND if self.connection.exec_driver_sql(f'SELECT * FROM "{table.name}"').all() != before else None
 
-    # By whoever has all of it.
+    # Attacks by somebody who controls the whole docket.
 
     def roll_back(self) -> Outcome:
-        """An earlier state of the whole docket, put back."""
+        """Restores an earlier state of the whole docket."""
         early = self.chance.random() < 0.6
         for table in TABLES:
             self.connection.execute(delete(table))
@@ -401,9 +401,9 @@ class Hand:
         return Outcome(alone=False, anchored=early)
 
     def forge_with_the_key(self) -> Outcome:
-        """The docket written anew with its own key, one body altered or the tail cut: only an anchor tells.
+        """Rewrites the docket with its own key, one body altered or the tail cut: only an anchor detects it.
 
-        Checkpoints over what is as it was are left in it, so that none of them is missed.
+        Checkpoints over the unchanged part are kept, so that none of them is missing.
         """
         before = rows_of(self.connection)["checkpoints"]
         first = self._forge(self.scene.secret)
@@ -413,12 +413,12 @@ class Hand:
         return Outcome(alone=False, anchored=first < self.scene.anchored)
 
     def forge_with_another_key(self) -> Outcome:
-        """The same with a key of the same name, which the docket then names as its own."""
+        """Rewrites the docket with another key of the same name, and stores that key as the docket's own."""
         self._forge(SigningKey.create(self.scene.key.name))
         return FOUND
 
     def forge_without_a_key(self) -> Outcome:
-        """The same, the checkpoints left as they were."""
+        """Rewrites the docket, but leaves the checkpoints as they were."""
         checkpoints, log = rows_of(self.connection)["checkpoints"], self.connection.execute(select(t.log)).one()
         self._forge(SigningKey.create(self.scene.key.name))
         self.connection.execute(delete(t.checkpoints))
@@ -427,13 +427,13 @@ class Hand:
         return FOUND
 
     def _forge(self, key: SigningKey) -> int:
-        """Alters one entry, or cuts off the tail, and makes everything else agree; the first number that differs."""
+        """Alters one entry or cuts the tail, and makes the rest agree; returns the first number that differs."""
         entries = list(Rows(self.connection).entries())
         if self.chance.random() < 0.3:
             first = self.chance.randrange(self.scene.anchored // 2, len(entries))
-            # Erasures that were cut off would show: their entries are not there to say so.
-            told = {entry.number for entry in entries[:first]}
-            entries = [entry for entry in entries if entry.number in told]
+            # Without their cut-off entries, erasures would be detected; then one entry is altered instead.
+            remaining = {entry.number for entry in entries[:first]}
+            entries = [entry for entry in entries if entry.number in remaining]
             if any(entry.erased for entry in entries):
                 first, entries = len(entries), list(Rows(self.connection).entries())
                 first = self._alter_one(entries)
@@ -458,8 +458,8 @@ class Hand:
             nodes += frontier.append(entry.leaf())
             derived.add(entry)
             if entry.kind == "Erased":
-                told = json.loads(entry.body or "")
-                erased += len(told["numbers"]) + told["buried"] + bool(told["trial_id"])
+                erasure = json.loads(entry.body or "")
+                erased += len(erasure["numbers"]) + erasure["buried"] + bool(erasure["trial_id"])
         note = sign_checkpoint(key, key.name, frontier.size, frontier.root())
         for table in (t.entries, t.tiles, t.checkpoints, t.trials, t.parts):
             self.connection.execute(delete(table))
@@ -487,11 +487,11 @@ class Hand:
         self.connection.execute(update(table).where(where).values(values))
 
     def _damaged(self, data: bytes) -> bytes:
-        """One bit is another, or the end is missing, or it is followed by something."""
-        how = self.chance.random()
-        if how < 0.1:
+        """Flips a bit, truncates the data, or appends a byte."""
+        draw = self.chance.random()
+        if draw < 0.1:
             return data[: self.chance.randrange(len(data))]
-        if how < 0.2:
+        if draw < 0.2:
             return data + self.chance.randbytes(1)
         place = self.chance.randrange(len(data))
         return data[:place] + bytes([data[place] ^ (1 << self.chance.randrange(8))]) + data[place + 1 :]
@@ -528,7 +528,7 @@ class Hand:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    """The row of an entry."""
+    """Returns the row of an entry."""
     return {
         "number": entry.number,
         "trial_id": entry.trial_id,

@@ -1,7 +1,7 @@
-"""An event loop whose clock stands still while there is something to do and jumps where there is not.
+"""An event loop whose clock stands still while tasks run, and jumps to the next timer when all wait.
 
-Hours of waiting take no time, and how late something ends is exact, however busy the machine. It is for code that waits
-for nothing but asyncio itself: no sockets, threads or processes.
+Hours of waiting take no time, and durations are exact however busy the machine. It suits code that waits for asyncio
+alone: no sockets, threads or processes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ T = TypeVar("T")
 
 
 class _Jumps(selectors.DefaultSelector):
-    """Instead of waiting, moves the clock on."""
+    """A selector that advances the clock instead of waiting."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everything waits, and for nothing: this would hang for ever")
+            raise RuntimeError("all tasks wait and no timer is set: this would hang forever")
         self.now += max(timeout, 0)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See above."""
+    """An event loop with virtual time."""
 
     def __init__(self) -> None:
         self._jumps = _Jumps()
@@ -43,11 +43,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``."""
+    """Runs a coroutine like ``asyncio.run``, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 
 
 def set_deadlines_by_it(patch: pytest.MonkeyPatch) -> None:
-    """Has the court's deadlines go by the loop's clock, too."""
+    """Makes the court's deadlines use the loop's clock, too."""
     patch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time()))

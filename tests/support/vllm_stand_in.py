@@ -1,7 +1,7 @@
-"""A package that stands in for vLLM: ``vllm serve`` with the stand-in model server behind it.
+"""A fake of the package vLLM: ``vllm serve`` with the fake model server behind it.
 
-It plays the oracle of the synthetic benchmark, and notes its starts and ends in a file. With ``DIES_AFTER`` in the
-environment it is killed after so many calls.
+It plays the oracle of the synthetic benchmark, and writes its starts and ends to a journal. If the environment has
+``DIES_AFTER``, it kills itself after that many calls.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ note("start")
 
 
 async def serve():
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     settings = Settings(model=model, api_key=os.environ["VLLM_API_KEY"], play="synthetic")
     server = FakeModelServer(settings)
     async with serving(server, int(arguments["--port"])):
-        while not told.is_set():
+        while not stopped.is_set():
             if server.stats.calls >= int(os.environ.get("DIES_AFTER", sys.maxsize)):
                 print("out of memory", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -47,10 +47,10 @@ note("end")
 
 
 class VllmStandIn:
-    """The package, installed in a folder.
+    """The fake package, installed in a folder.
 
     Attributes:
-        site: Folder to be put on the path of vLLM's Python.
+        site: Folder for the module search path of vLLM's Python.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,12 +63,12 @@ class VllmStandIn:
         (package / "main.py").write_text(_MAIN.format(journal=str(self._journal)))
 
     def journal(self) -> list[tuple[str, str]]:
-        """Returns starts and ends in their order, each with the name of the model."""
-        return [(what, model) for what, model, _ in self._lines()]
+        """Returns starts and ends in order, each with the name of the model."""
+        return [(kind, model) for kind, model, _ in self._lines()]
 
     def pids(self) -> list[int]:
         """Returns the ids of the processes that were started."""
-        return [int(pid) for what, _, pid in self._lines() if what == "start"]
+        return [int(pid) for kind, _, pid in self._lines() if kind == "start"]
 
     def _lines(self) -> list[list[str]]:
         return [line.split() for line in self._journal.read_text().splitlines()] if self._journal.exists() else []
