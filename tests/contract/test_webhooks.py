@@ -25,7 +25,7 @@ from serving.webhooks.attempts import AFTER_S, ATTEMPTS, Receiver
 from serving.webhooks.messages import messages_of
 from serving.webhooks.precedents import note_precedent_changes
 from serving.webhooks.sender import HookSender, send_webhooks
-from tests.contract.test_docket_log import checked
+from tests.contract.test_docket_log import checked_log
 from tests.support.dockets import NOON, append_all, events_of, place_of, reviewing
 from tests.support.libraries import ENCODER, drawn_library
 from tests.support.playing import until
@@ -557,7 +557,7 @@ def test_changes_of_precedents_are_put_on_record_once_whoever_looks(using, recei
         later = NOON + timedelta(days=1)
         assert await note([change_of(1, library="other", at=later)], since=1) == 1
         found = await docket.log.entries(0, 99, {"PrecedentChanged"})
-        await checked(docket)
+        await checked_log(docket)
         return [json.loads(entry.body) for entry in found]
 
     noted = using(scene)
