@@ -737,11 +737,11 @@ def test_renewing_certificates_during_many_handshakes_does_not_crash(tls_files):
     """The library frees a replaced certificate while a handshake that starts with it still uses it."""
     authority = tls_files.folder / "authority.pem"
     tls_files.ours.cert_pem.write_to_path(authority)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", HANDSHAKES, tls_files.certificate, tls_files.key, authority],
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr[-2000:]
+    assert (result.returncode, result.stdout) == (0, "all well\n"), result.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

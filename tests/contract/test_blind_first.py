@@ -118,7 +118,7 @@ def test_no_page_tells_the_verdict_to_a_reviewer_who_can_decide_blind(worlds):
             assert still_blind is still_blind_too and status == status_too and text == text_too, address
             assert not [word for word in GIVEN_AWAY if word in text and word not in address[1]], address
             blind += 1
-    assert blind > 60, "most pages don't cost that a review is blind"
+    assert blind > 60, "most pages do not reveal the verdict"
     pages_of_the_desk = [address for address in one if address[1].startswith("/desk")]
     revealing = [address for address in pages_of_the_desk if not one[address][2]]
     assert {path.rsplit("/", 1)[-1] for _, path in revealing} == {"see"}
@@ -165,7 +165,7 @@ def test_seeing_the_verdict_of_another_trial_of_the_meme_ends_blindness(tmp_path
     assert {*re.findall(r'href="([^"]*)" class="row-link"', listed)} == {
         "/desk/cases/a", "/desk/cases/twin", "/trials/caption",
     }  # fmt: skip
-    assert "is shown once you have decided" in case, "its own verdict is kept back all the same"
+    assert "is shown once you have decided" in case, "its own verdict stays hidden"
     assert (ada, bea) == (True, False)
 
 

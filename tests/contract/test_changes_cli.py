@@ -58,14 +58,14 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def successful(*arguments: object) -> str:
+def call_successfully(*arguments: object) -> str:
     code, output = call(*arguments)
     assert code == 0, output
     return output
 
 
 def history(place: Path | Address, *ids: str) -> list[Recorded]:
-    return [Recorded.model_validate(one) for one in json.loads(successful("history", place, *ids, "--json"))]
+    return [Recorded.model_validate(one) for one in json.loads(call_successfully("history", place, *ids, "--json"))]
 
 
 def current(place: Path | Address, id_: str) -> LabelledMeme | None:
@@ -76,7 +76,7 @@ def current(place: Path | Address, id_: str) -> LabelledMeme | None:
 def test_each_change_is_numbered_printed_and_recorded(place: Path | Address, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(PICTURES[1] or b"")
-    added = successful(
+    added = call_successfully(
         "add-one", place, "new", "harmful", "--text", "my cat sings", "--picture", picture, "--category", "mockery",
         "--source", "reviews", "--split", "live", "--namespace", "shop", "--language", "en", "--policy", "p1", *SIGNED,
     )  # fmt: skip
@@ -95,29 +95,32 @@ def test_each_change_is_numbered_printed_and_recorded(place: Path | Address, tmp
     assert (meme.has_text, meme.has_picture, meme.who) == (True, True, "ada")
     assert meme.bytes_sha256 == hashlib.sha256(picture.read_bytes()).hexdigest()
 
-    assert successful("relabel", place, "drawn-0", "not_harmful", *SIGNED) == (
+    assert call_successfully("relabel", place, "drawn-0", "not_harmful", *SIGNED) == (
         "change 4: relabelled drawn-0: harmful to not harmful\n"
     )
-    assert successful("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
-    assert successful("revoke", place, 5, "--who", "bea", "--why", "it was sound") == "change 6: revoked 5, drawn-1\n"
+    assert call_successfully("remove", place, "drawn-1", *SIGNED) == "change 5: removed drawn-1\n"
+    assert (
+        call_successfully("revoke", place, 5, "--who", "bea", "--why", "it was sound")
+        == "change 6: revoked 5, drawn-1\n"
+    )
     assert [(one.change.kind, one.revoked_by) for one in history(place)][2:] == [
         (ChangeKind.ADD, None), (ChangeKind.RELABEL, None), (ChangeKind.REMOVE, 6), (ChangeKind.REVOKE, None),
     ]  # fmt: skip
 
-    lines = successful("history", place).splitlines()
+    lines = call_successfully("history", place).splitlines()
     assert len(lines) == 12
     assert re.fullmatch(r" {3}5  \d{4}-\d\d-\d\d \d\d:\d\d  ada {18}removed drawn-1  \(revoked by 6\)", lines[8])
     assert re.fullmatch(r" {3}6  \d{4}-\d\d-\d\d \d\d:\d\d  bea {18}revoked 5, drawn-1", lines[10])
     assert lines[11] == "      “it was sound”"
     assert [one.change.number for one in history(place, "drawn-1")] == [2, 5, 6]
-    assert successful("history", place, "drawn-30") == "Nothing was changed one by one.\n"
+    assert call_successfully("history", place, "drawn-30") == "Nothing was changed one by one.\n"
     assert history(place, "drawn-30") == []
 
 
 def test_json_output_is_the_change(place: Path | Address) -> None:
-    change = json.loads(successful("remove", place, "drawn-2", *SIGNED, "--json"))
+    change = json.loads(call_successfully("remove", place, "drawn-2", *SIGNED, "--json"))
     assert (change["number"], change["kind"], change["meme"], change["who"]) == (3, "remove", "drawn-2", "ada")
-    undone = json.loads(successful("revoke", place, 3, *SIGNED, "--json"))
+    undone = json.loads(call_successfully("revoke", place, 3, *SIGNED, "--json"))
     assert (undone["number"], undone["revokes"], undone["after"]["id"]) == (4, 3, "drawn-2")
 
 
@@ -147,28 +150,28 @@ def test_invalid_changes_are_errors_and_change_nothing(
 
 
 def test_a_change_is_revoked_once_and_in_reverse_order(place: Path | Address) -> None:
-    successful("relabel", place, "drawn-0", "not_harmful", *SIGNED)
-    successful("remove", place, "drawn-0", *SIGNED)
+    call_successfully("relabel", place, "drawn-0", "not_harmful", *SIGNED)
+    call_successfully("remove", place, "drawn-0", *SIGNED)
     code, output = call("revoke", place, 3, *SIGNED)
     assert (code, "Change 4 was made to the same precedent since" in output) == (1, True)
-    successful("revoke", place, 4, *SIGNED)
+    call_successfully("revoke", place, 4, *SIGNED)
     code, output = call("revoke", place, 4, *SIGNED)
     assert (code, "Change 4 was revoked already, by change 5" in output) == (1, True)
     code, output = call("revoke", place, 5, *SIGNED)
     assert (code, "is a revocation itself" in output) == (1, True)
-    successful("revoke", place, 3, *SIGNED)
+    call_successfully("revoke", place, 3, *SIGNED)
     meme = current(place, "drawn-0")
     assert meme is not None and meme.label is Label.HARMFUL
 
 
 def test_a_removed_id_is_not_reused_for_another_meme(place: Path | Address) -> None:
-    successful("remove", place, "drawn-3", *SIGNED)
+    call_successfully("remove", place, "drawn-3", *SIGNED)
     code, output = call("add-one", place, "drawn-3", "harmful", "--text", "a cat", *SIGNED)
     assert (code, "records may name it" in output) == (1, True)
 
 
 def test_truncating_a_text_is_reported(place: Path | Address) -> None:
-    output = successful("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
+    output = call_successfully("add-one", place, "long", "harmful", "--text", "word " * 60, *SIGNED)
     assert output.splitlines()[-2:] == [
         "The text is longer than the encoder reads; its end is not compared.",
         "change 3: added long",
@@ -176,8 +179,10 @@ def test_truncating_a_text_is_reported(place: Path | Address) -> None:
 
 
 def test_control_characters_are_printed_escaped(place: Path | Address) -> None:
-    successful("add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07")
-    output = successful("history", place, "a\u202eb")
+    call_successfully(
+        "add-one", place, "a\u202eb", "harmful", "--text", "a cat", "--who", "ada\x1b[2J", "--why", "so\x07"
+    )
+    output = call_successfully("history", place, "a\u202eb")
     assert "added a<U+202E>b" in output and "ada<U+001B>[2J" in output and "so<U+0007>" in output
     assert not {"\u202e", "\x1b", "\x07"} & set(output)
 

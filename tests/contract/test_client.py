@@ -417,7 +417,7 @@ def test_watching_reviews_resumes_after_any_number_of_interruptions(client):
 
 
 @contextmanager
-def resetting(codes):
+def resetting_proxy(codes):
     """Yields the address of a proxy that resets one call with each of these codes in turn."""
 
     def frame(kind, flags, stream, body=b""):
@@ -450,7 +450,7 @@ def resetting(codes):
 @pytest.mark.parametrize(("name", "arguments"), [("watch", ("t",)), ("export", ()), ("reviews", (0,))])
 def test_streams_resume_after_a_proxy_resets_them(client, name, arguments):
     codes = [0, 2, 8, 12]  # NO_ERROR, INTERNAL_ERROR, CANCEL are retried, INADEQUATE_SECURITY is not
-    with resetting(codes) as address, pytest.raises(CallError) as caught:
+    with resetting_proxy(codes) as address, pytest.raises(CallError) as caught:
         client.each(address, name, *arguments)
     assert (caught.value.code, codes) == (Code.PERMISSION_DENIED, [])
 
@@ -839,14 +839,14 @@ def test_slow_request_sources_outlast_the_server_s_idle_timeout(client):
         timed_out.set()
         raise Refusal("INVALID_ARGUMENT", reason="IDLE")
 
-    def slowly():
+    def slow_requests():
         for request in numbered_requests(3):
             yield request
             timed_out.wait(60)
             timed_out.clear()
             time.sleep(0.1)
 
-    async def slowly_async():
+    async def slow_requests_async():
         for request in numbered_requests(3):
             yield request
             await asyncio.to_thread(timed_out.wait, 60)
@@ -855,7 +855,7 @@ def test_slow_request_sources_outlast_the_server_s_idle_timeout(client):
 
     court.stream = stream
     with served(court) as address:
-        found = client.each(address, "judge_many", slowly() if client is Threads else slowly_async())
+        found = client.each(address, "judge_many", slow_requests() if client is Threads else slow_requests_async())
     assert [name for name, _ in found] == ["r0", "r1", "r2"]
     assert all(isinstance(response, wire.JudgeResponse) for _, response in found)
     assert court.calls["JudgeStream"] == 3

@@ -268,10 +268,10 @@ def test_a_token_s_scope_changes_apply_to_open_sessions_at_once(scene):
         assert refused() == {(method, page.path): page.role > role for page, method, _ in protected}, scope
     file.write_text(text.replace(own, own.replace('"review"', '"judge"', 1)))
     tokens.use((file.read_bytes(),))
-    assert visit.client.get("/", follow_redirects=False).status_code == 303, "good for no page: the session is over"
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "a scope without pages ends the session"
     file.write_text(text)
     tokens.use((file.read_bytes(),))
-    assert visit.client.get("/", follow_redirects=False).status_code == 303, "and does not come back"
+    assert visit.client.get("/", follow_redirects=False).status_code == 303, "the ended session does not come back"
 
 
 def test_pages_reject_methods_other_than_their_own(scene):
@@ -576,11 +576,11 @@ def test_a_sharp_picture_is_served_once_and_only_after_being_recorded(scene):
     shown = visit.post(f"/trials/{ONE}/show", {"of": "meme"})
     address = re.search(r'src="([^"]*/sharp/[^"]*)"', shown.text)[1]
     assert [(one["who"], one["trial_id"], one["what"]) for one in scene.recorded_views] == [("vera", ONE, "meme")]
-    assert scene.visit("vera").get(address).status_code == 404, "another session"
-    assert visit.get(address.replace(f"/{ONE}/", f"/{HIDDEN}/")).status_code == 404, "another trial"
+    assert scene.visit("vera").get(address).status_code == 404, "for another session"
+    assert visit.get(address.replace(f"/{ONE}/", f"/{HIDDEN}/")).status_code == 404, "for another trial"
     assert visit.get(address).content == sharp
-    assert visit.get(address).status_code == 404, "once"
-    assert "/sharp/" not in visit.get(str(shown.url)).text, "nor by opening the page again"
+    assert visit.get(address).status_code == 404, "only once"
+    assert "/sharp/" not in visit.get(str(shown.url)).text, "not repeated by reopening the page"
     visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
     assert scene.recorded_views[-1]["what"] == "precedent:starter-014"
 
@@ -594,8 +594,8 @@ def test_a_picture_is_not_shown_if_the_view_cannot_be_recorded(scene):
 
 def test_pictures_outside_the_trial_cannot_be_requested(scene):
     visit = scene.visit("ada")
-    for what in ("precedent:starter-999", "precedent:", "other", "../x", "meme\0"):
-        assert visit.post(f"/trials/{ONE}/show", {"of": what}).status_code in (400, 404), what
+    for target in ("precedent:starter-999", "precedent:", "other", "../x", "meme\0"):
+        assert visit.post(f"/trials/{ONE}/show", {"of": target}).status_code in (400, 404), target
     assert scene.recorded_views == []
 
 
@@ -607,9 +607,9 @@ def test_a_veiled_picture_reveals_no_detail(scene):
     assert veiled.mode == "L" and max(veiled.size) <= 160
     small = veiled.resize((20, 15), Image.Resampling.BOX)
     again = small.resize(veiled.size, Image.Resampling.BICUBIC)
-    assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no detail beyond those"
+    assert ImageStat.Stat(ImageChops.difference(veiled, again)).mean[0] < 4, "no further detail remains"
     sharp = Image.open(io.BytesIO(drawn().frames[0].png)).convert("L").resize(veiled.size)
-    assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the picture has much"
+    assert ImageStat.Stat(ImageChops.difference(veiled, sharp)).mean[0] > 12, "the sharp picture has detail"
 
 
 # Contents
@@ -625,14 +625,14 @@ def test_a_trial_page_shows_all_parts_of_the_record(scene):
     ):  # fmt: skip
         assert words in page, words
     assert page.count('class="curve ') == 2
-    assert page.count('<details class="sent"') == 17, "one for every call but the odds"
+    assert page.count('<details class="sent"') == 17, "one for every call except that for the odds"
 
 
 def test_fragment_links_lead_to_ids_on_the_page(scene):
     for trial in (ONE, "failed", HIDDEN):
         page = scene.visit("vera").get(f"/trials/{trial}").text
         ids = set(re.findall(r'\sid="([^"]+)"', page))
-        assert len(re.findall(r'\sid="', page)) == len(ids), "each id once"
+        assert len(re.findall(r'\sid="', page)) == len(ids), "ids are unique"
         assert set(re.findall(r'href="#([^"]+)"', page)) <= ids
 
 
@@ -894,7 +894,7 @@ def test_a_picture_other_than_the_judged_one_is_marked(tmp_path):
         answer = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"}, headers={"hx-request": "true"})
         assert ("Another picture now" in answer.text) is other
         plain = visit.post(f"/trials/{ONE}/show", {"of": "precedent:starter-014"})
-        assert ("Another picture now" in plain.text) is other, "without script too"
+        assert ("Another picture now" in plain.text) is other, "also without JavaScript"
     asyncio.run(docket.close())
 
 

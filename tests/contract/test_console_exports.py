@@ -28,7 +28,7 @@ FORMS = {"html": "text/html", "json": "application/json", "pdf": "application/pd
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A docket with a trial that anybody may see, one of another namespace, and one without models."""
+    """A docket with a trial visible to everybody, one of another namespace, and one without models."""
     picture = drawn()
     trials = [full_trial(ONE, picture=picture), full_trial(HIDDEN, picture=picture, namespace="closed"), events_of("s")]
     return fill(tmp_path_factory.mktemp("docket") / "docket.sqlite", trials, [picture])
@@ -75,9 +75,9 @@ def test_sharp_pictures_are_exported_only_after_being_recorded(console):
     veiled = visit.get(f"/trials/{ONE}/export/html").text
     answer = visit.post(f"/trials/{ONE}/export/html", {"pictures": "sharp"})
     assert answer.status_code == 200 and len(answer.text) > len(veiled)
-    noted = recorded_views(console)
-    assert {each["what"] for each in noted} >= {"meme"} and {each["who"] for each in noted} == {"vera"}
-    assert any(each["what"].startswith("precedent:") for each in noted)
+    recorded = recorded_views(console)
+    assert {each["what"] for each in recorded} >= {"meme"} and {each["who"] for each in recorded} == {"vera"}
+    assert any(each["what"].startswith("precedent:") for each in recorded)
     console.docket.reviews.looked.clear()
     console.docket.reviews.refuses = Unavailable("full")
     try:

@@ -111,7 +111,7 @@ def speed_up_keepalive(monkeypatch, *names):
     monkeypatch.setattr(serving.rpc.server, "_ALIVE", alive)
 
 
-def with_watcher(work, options=()):
+def run_with_watcher(work, options=()):
     async def play():
         watched = ReviewWatch()
         server, _ = await make_server(Methods(watched))
@@ -140,7 +140,7 @@ def test_a_client_may_send_frequent_keepalive_pings(monkeypatch):
         more.cancel()
         await asyncio.gather(more, return_exceptions=True)
 
-    with_watcher(work, [("grpc.keepalive_time_ms", 2_000)])
+    run_with_watcher(work, [("grpc.keepalive_time_ms", 2_000)])
 
 
 @pytest.mark.slow
@@ -152,4 +152,4 @@ def test_a_dead_client_is_noticed(monkeypatch):
         async with asyncio.timeout(LONG_S):
             await watched.ended.wait()
 
-    with_watcher(work, [("grpc.keepalive_time_ms", 2**31 - 1)])
+    run_with_watcher(work, [("grpc.keepalive_time_ms", 2**31 - 1)])

@@ -125,8 +125,8 @@ def test_viewers_see_verdicts(tmp_path):
         trial = said(await vic.get("/trials/a"))
         return found, trial, await it.desk.knows_verdict("a", "vic")
 
-    found, trial, noted = play(tmp_path, work)
-    assert "0.55" in found and RATIONALE in trial and not noted
+    found, trial, recorded = play(tmp_path, work)
+    assert "0.55" in found and RATIONALE in trial and not recorded
 
 
 # Reviewing

@@ -60,7 +60,7 @@ def test_all_appends_form_one_log_with_a_signed_root(using):
 
     before, (entries, _, key), record, own = using(scene)
     assert open_checkpoint(before, [key]).size == 0
-    assert len(entries) > 256, "more than a tile"
+    assert len(entries) > 256, "the log spans more than one tile"
     seqs = [entry.seq for entry in entries if entry.trial_id == "t3" and entry.seq >= 0]
     assert seqs == list(range(len(events_of()) + 1))
     assert [entry.kind for entry in own if entry.seq >= 0] == [event.kind for event in record.events]
@@ -157,7 +157,7 @@ def test_claims_are_not_signed_and_concurrent_appends_share_signatures(docket_pl
         return by_claims
 
     assert with_docket(place_of(docket_place), scene) == 0
-    assert 0 < len(signed) <= 4, "commits, not entries"
+    assert 0 < len(signed) <= 4, "one per commit, not per entry"
 
 
 def test_another_key_is_refused(using, docket_place, tmp_path):
@@ -312,7 +312,7 @@ def test_an_erased_trial_is_listed_as_erased_and_reveals_nothing(using):
     assert left["claims"][0] is None and left["claims"][1].trial_id == "b"
     assert left["looks"] == ["b"] and left["labels"] == {"b": Label.HARMFUL}
     assert left["other"].verdict is not None
-    assert shared and not unshared, "the picture goes with the last trial that has it"
+    assert shared and not unshared, "the picture is deleted with its last trial"
 
 
 def test_a_trial_erased_while_running_is_not_resumed(using):
@@ -328,10 +328,10 @@ def test_a_trial_erased_while_running_is_not_resumed(using):
 
 
 def test_no_query_finds_erased_content(using):
-    """In the files of PostgreSQL old rows stay until they are rewritten (docs/docket.md); of SQLite's: test_erasing."""
+    """PostgreSQL's files keep old rows until rewritten (docs/docket.md); test_erasing checks those of SQLite."""
     meme = Marked(1, random.Random(14))
 
-    def everything(connection):
+    def dump_tables(connection):
         values_found = []
         for table in (*t.metadata.sorted_tables, *desk_tables.metadata.sorted_tables):
             for row in connection.execute(select(table)).mappings():
@@ -342,9 +342,9 @@ def test_no_query_finds_erased_content(using):
     async def scene(docket):
         await meme.keep(docket)
         await meme.quoted(docket, "later")
-        before = await docket.auditor.read(everything)
+        before = await docket.auditor.read(dump_tables)
         await docket.eraser.erase(meme.trial_id, who="Ruth", why="asked for", at=NOON, precedents=[meme.precedent])
-        return before, await docket.auditor.read(everything)
+        return before, await docket.auditor.read(dump_tables)
 
     before, after = using(scene)
     named = [trace for trace in meme.traces() if trace.isalnum()]

@@ -289,8 +289,8 @@ def test_the_format_of_a_docket_can_be_read_without_opening_it(docket_place, usi
     place = place_of(docket_place)
     assert stored_format(place) is None
 
-    async def nothing(_):
+    async def do_nothing(_):
         return None
 
-    using(nothing)
+    using(do_nothing)
     assert stored_format(place) == t.FORMAT

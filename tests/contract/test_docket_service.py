@@ -662,16 +662,16 @@ def test_a_caller_limited_to_namespaces_sees_only_their_trials(place: Path | Add
                 refusal = await refused(call("forum", namespace=namespace))
                 assert refusal.said == ("PERMISSION_DENIED", "NAMESPACE_NOT_ALLOWED", "filter.namespace")
 
-        async def got(id_: str) -> wire.Trial:
+        async def get_trial(id_: str) -> wire.Trial:
             answer = await it.stub.GetTrial(wire.GetTrialRequest(trial_id=id_), timeout=TIMEOUT, metadata=by("forum"))
             trial: wire.Trial = answer.trial
             return trial
 
-        assert (await got("forum-0")).summary.trial_id == "forum-0"
-        unknown = await refused(got("nowhere"))
+        assert (await get_trial("forum-0")).summary.trial_id == "forum-0"
+        unknown = await refused(get_trial("nowhere"))
         assert unknown.said == ("NOT_FOUND", "TRIAL_UNKNOWN", "trial_id")
         for id_ in ("shop-2", "none-3", "forum2-4"):
-            refusal = await refused(got(id_))
+            refusal = await refused(get_trial(id_))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)
             refusal = await refused(it.reviewed(id_, "forum"))
             assert (refusal.said, refusal.message) == (unknown.said, unknown.message)

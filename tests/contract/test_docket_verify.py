@@ -29,7 +29,7 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
     """Checks each alteration with and without an external checkpoint. 2,000 per database in the nightly run."""
     rounds = 50
     chance = random.Random(seed)
-    done: Counter[str] = Counter()
+    applied: Counter[str] = Counter()
 
     async def scene() -> None:
         docket = Docket.open(place_of(docket_place))
@@ -41,7 +41,7 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
                     assert not clean.counts and not clean.unchecked, clean.findings
                     assert clean.erased > 2 and clean.size > clean.anchored == (altered.anchored if anchors else 0)
             for name in itertools.cycle(ALTERATIONS):
-                if sum(done.values()) >= rounds:
+                if sum(applied.values()) >= rounds:
                     break
                 with tampering(altered) as connection:
                     hand = Hand(altered, connection, chance)
@@ -50,7 +50,7 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
                         can_be: Outcome | None = await made if inspect.isawaitable(made) else made
                         if can_be is None:
                             continue  # by chance nothing changed
-                        done[name] += 1
+                        applied[name] += 1
                         for anchors, expected in (((), can_be.alone), ((altered.anchor,), can_be.anchored)):
                             report = await checked(altered, connection, anchors)
                             assert report.violated == expected, (name, bool(anchors), report.findings[:3])
@@ -63,7 +63,7 @@ def test_random_alterations_are_detected_exactly_when_detectable(docket_place: s
 
     asyncio.run(scene())
     # PostgreSQL enforces every column's type.
-    assert set(ALTERATIONS) - set(done) <= {"alter_type"}
+    assert set(ALTERATIONS) - set(applied) <= {"alter_type"}
 
 
 def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: str) -> None:
@@ -104,7 +104,7 @@ def test_verification_finds_no_fault_during_writes_and_erasures(docket_place: st
                     grown.set()
             last = await docket.auditor.audit([key])
             assert not last.counts and last.trials == 24 and last.erased
-            assert len(set(sizes)) > 1  # it was written to meanwhile
+            assert len(set(sizes)) > 1  # writes happened meanwhile
             for trial_id in writing.result():
                 trial = verify_bundle(await docket.auditor.bundle(trial_id), [str(key)])
                 assert trial.checkpoint.size == last.size

@@ -216,8 +216,8 @@ class Findings:
         self.check(status is not None, f"{name} without details: {error.details()}", request)
         infos, bad = [], []
         for packed in status.details if status else ():
-            for of, found in ((error_details_pb2.ErrorInfo, infos), (error_details_pb2.BadRequest, bad)):
-                message = of()
+            for message_type, found in ((error_details_pb2.ErrorInfo, infos), (error_details_pb2.BadRequest, bad)):
+                message = message_type()
                 if packed.Unpack(message):
                     found.append(message)
         self.check([info.domain for info in infos] == ["memecourt.v1"], f"{name} with {len(infos)} ErrorInfo", request)

@@ -364,14 +364,14 @@ def test_a_caller_that_vanishes_during_answers_causes_no_error(tmp_path, caplog)
     async def work(it):
         judge_stream = it.service._judge_stream
 
-        async def noted(context):
+        async def recording(context):
             try:
                 await judge_stream(context)
             except BaseException as error:
                 ended.append(error)
                 raise
 
-        it.service._judge_stream = noted
+        it.service._judge_stream = recording
         for number in range(5):
             async with grpc.aio.insecure_channel(
                 it.address, options=[("grpc.use_local_subchannel_pool", 1)]

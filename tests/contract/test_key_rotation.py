@@ -82,7 +82,7 @@ def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_
             report = await audit(docket, *trusted, anchors=anchors)
             assert not faults(report) and not report.unchecked, report.findings
             assert report.anchored == report.size == number + 1 + len(await docket.log.entries(number + 1, 999))
-        assert KEY_DIFFERS(await audit(docket, SigningKey.create(old.name)))
+        assert reports_key_differs(await audit(docket, SigningKey.create(old.name)))
         for trial_id in ("before", "after"):
             # An anchor from before the change is continued by a bundle from after it.
             bundle = await docket.auditor.bundle(trial_id, anchors=anchors)
@@ -95,7 +95,7 @@ def test_a_docket_changes_its_key_and_still_verifies_as_a_whole(with_docket_and_
     with_docket_and_key(scene)
 
 
-def KEY_DIFFERS(report):
+def reports_key_differs(report):
     return Fault.KEY_DIFFERS in faults(report)
 
 
@@ -219,8 +219,8 @@ def forged_notes(docket_name, old, new, number, root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", range(7))
-def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, which):
+@pytest.mark.parametrize("note_index", range(7))
+def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_docket_and_key, note_index):
     async def scene(docket, path):
         await append_all(docket, events_of("a"))
         old = KeyFile(path)(await docket.log.vkey())
@@ -230,13 +230,13 @@ def test_a_rotation_not_signed_by_both_keys_for_its_place_has_no_effect(with_doc
             with signing(connection, lambda _: new):
                 log = open_appender(connection)
                 notes = list(forged_notes(old.name, old, new, log.size, log.root()))
-                entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[which][1])
+                entry = KeyRotated(at=NOON, who="eve", why="so", note=notes[note_index][1])
                 body = body_of(entry).encode()
                 log.add([EntryDraft(kind=entry.kind, trial_id="", seq=NO_SEQ, at=t.stamp(NOON), body=body)])
                 log.change_key(str(new.verifier))
 
         await docket.transactions.write_alone(forge)
-        assert KEY_DIFFERS(await audit(docket, old))
+        assert reports_key_differs(await audit(docket, old))
 
     with_docket_and_key(scene)
 
@@ -281,9 +281,9 @@ def test_the_command_rotates_the_key_and_finishes_interrupted_rotations(invoke, 
     assert invoke("key").stdout == prepared, "the docket has changed its key, the files have not"
     refused = invoke("rotate-key", "--prepare")
     assert refused.exit_code == 1 and "has already gone over to" in refused.stderr and prepared not in refused.stdout
-    done = invoke(*arguments)
-    assert done.exit_code == 0 and done.stdout == prepared
-    assert "(ada: the year is over)" in done.stderr and "No further rotation was made" in done.stderr
+    result = invoke(*arguments)
+    assert result.exit_code == 0 and result.stdout == prepared
+    assert "(ada: the year is over)" in result.stderr and "No further rotation was made" in result.stderr
     assert str(read_key(key).verifier) == prepared.strip() and not next_key(key).exists()
     (retired,) = tmp_path.glob("docket.key.retired-*")
     for path in (key, retired):

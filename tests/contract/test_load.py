@@ -166,16 +166,16 @@ def test_many_of_the_largest_requests_stay_within_the_memory_budget(tmp_path):
     assert 2 * 32 * MIB < peak <= budget
 
 
-def half_open(channel, method="Judge"):
+def call_without_request(channel, method="Judge"):
     """Returns a call whose request never arrives."""
     return channel.stream_unary(f"/{SERVICE}/{method}")(timeout=300)
 
 
 def test_a_call_without_a_request_ends_with_a_reason(tmp_path):
     async def work(it):
-        empty = half_open(it.channel)
+        empty = call_without_request(it.channel)
         await empty.done_writing()
-        silent = half_open(it.channel)
+        silent = call_without_request(it.channel)
         errors = []
         for call in (silent, empty):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -194,7 +194,7 @@ def test_silent_calls_do_not_block_other_callers(tmp_path, method):
 
     async def work(it):
         others = [it.another_channel() for _ in range(4)]
-        silent = [half_open(others[n % 4], method) for n in range(100)]
+        silent = [call_without_request(others[n % 4], method) for n in range(100)]
         await until(lambda: it.service.memory.bytes_in_use)
         verdicts = [await it.stub.Judge(numbered_request(n, text="x"), timeout=60) for n in range(5)]
         known = await asyncio.gather(*(it.stub.Judge(numbered_request(n, text="y"), timeout=60) for n in range(20)))
@@ -220,7 +220,7 @@ def test_a_silent_holder_of_memory_is_ended_when_another_needs_it(tmp_path):
     """There is memory for one request."""
 
     async def work(it):
-        silent = half_open(it.another_channel())
+        silent = call_without_request(it.another_channel())
         await until(lambda: it.service.memory.bytes_in_use)
         verdict = await it.stub.Judge(judge_request(IMAGE, text="x"), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -243,7 +243,7 @@ def test_closing_the_court_finishes_running_and_refuses_waiting_calls(tmp_path):
         waiting = [it.stub.Judge(numbered_request(n), timeout=60) for n in (1, 2)]
         await until(lambda: it.reception.admission.waiting == 2)
         before = it.service.memory.bytes_in_use
-        waiting.append(half_open(it.channel))
+        waiting.append(call_without_request(it.channel))
         await until(lambda: it.service.memory.bytes_in_use > before)
         it.service.close()
         waiting.append(it.stub.Judge(numbered_request(3), timeout=60))

@@ -145,14 +145,14 @@ def emitting(ozone, tmp_path, **environment):
         process.stdout.close()
 
 
-def about(events, content_id):
+def with_content_id(events, content_id):
     """Returns the events of a trial about this content."""
     opened = events[0]
     meme = opened.meme.model_copy(update={"content_id": content_id})
     return [opened.model_copy(update={"meme": meme}), *events[1:]]
 
 
-def labelled(events, label):
+def with_label(events, label):
     verdict = events[-1].verdict.model_copy(update={"label": label})
     return [*events[:-1], events[-1].model_copy(update={"verdict": verdict})]
 
@@ -163,10 +163,10 @@ def test_verdicts_reviews_and_failures_reach_ozone(ozone, tmp_path):
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(decided("harmful"), post))
-            await append_all(docket, about(decided("unsure", review=True), post))
-            await append_all(docket, about(failed("failed"), post))
-            await append_all(docket, about(decided("account"), DID))
+            await append_all(docket, with_content_id(decided("harmful"), post))
+            await append_all(docket, with_content_id(decided("unsure", review=True), post))
+            await append_all(docket, with_content_id(failed("failed"), post))
+            await append_all(docket, with_content_id(decided("account"), DID))
             await until_idle(sender)
             ozone.sessions += 1  # the session ends meanwhile
             await reviewing(docket, "harmful")
@@ -205,13 +205,13 @@ def test_events_refused_by_ozone_wait_and_allowed_memes_emit_none(ozone, tmp_pat
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(labelled(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(with_label(decided("fine"), Label.NOT_HARMFUL), f"{POST} {CID}"))
             await until_idle(sender)
             assert (await docket.deliveries.backlog(hook.name)).waiting == 0
             ozone.refuses = [(502, {"error": "UpstreamFailure"}), (403, {"error": "Forbidden"})]
-            await append_all(docket, about(decided("a"), f"{POST} {CID}"))
-            await append_all(docket, about(decided("b"), f"{POST} {CID}"))
-            await append_all(docket, about(decided("c"), "post-17"))
+            await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("b"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("c"), "post-17"))
             await until_idle(sender)
             return (await docket.deliveries.backlog(hook.name)).waiting
 
@@ -224,7 +224,7 @@ def test_requests_with_a_wrong_signature_are_ignored(ozone, tmp_path):
     async def scene(docket, hook):
         await docket.hooks.register([hook.name])
         async with sending(docket, hook) as sender:
-            await append_all(docket, about(decided("a"), f"{POST} {CID}"))
+            await append_all(docket, with_content_id(decided("a"), f"{POST} {CID}"))
             await until_idle(sender)
             return (await docket.deliveries.backlog(hook.name)).waiting
 
@@ -283,7 +283,7 @@ def drawn(seed):
     return np.asarray(image), picture
 
 
-def hashes(docket):
+def exported_hashes(docket):
     result = subprocess.run(
         [sys.executable, "-m", "serving.cli", "docket", "hashes", "--docket", str(docket)],
         capture_output=True,
@@ -313,9 +313,9 @@ def test_hashes_of_upheld_memes_stay_in_the_bank_until_overruled_or_erased(hma, 
     async def reviewed(docket):
         for name, (_, picture) in pictures.items():
             await docket.writer.keep_picture(picture)
-            opened, *rest = decided(name)
+            opened, *others = decided(name)
             meme = opened.meme.model_copy(update={"pixels_sha256": picture.pixels_sha256})
-            await append_all(docket, [opened.model_copy(update={"meme": meme}), *rest])
+            await append_all(docket, [opened.model_copy(update={"meme": meme}), *others])
         for name in ("upheld", "changed", "erased"):
             await reviewing(docket, name, ReviewOutcome.UPHELD, Label.HARMFUL)
         await reviewing(docket, "fine")
@@ -329,7 +329,7 @@ def test_hashes_of_upheld_memes_stay_in_the_bank_until_overruled_or_erased(hma, 
         return np.packbits(bits).tobytes().hex()
 
     with_docket(docket, reviewed)
-    lines = hashes(docket)
+    lines = exported_hashes(docket)
     assert lines.count("\n") == 4
     assert push(lines, hma, pushed).stdout == "3 pushed, 0 taken out\n"
     assert sorted(hma.bank.values()) == sorted(
@@ -344,9 +344,9 @@ def test_hashes_of_upheld_memes_stay_in_the_bank_until_overruled_or_erased(hma, 
 
     with_docket(docket, later)
     hma.fails = 1
-    failing = push(hashes(docket), hma, pushed)
+    failing = push(exported_hashes(docket), hma, pushed)
     assert failing.returncode and "may be behind: run it again" in failing.stderr
-    assert push(hashes(docket), hma, pushed).stdout == "0 pushed, 2 taken out\n"
+    assert push(exported_hashes(docket), hma, pushed).stdout == "0 pushed, 2 taken out\n"
     assert list(hma.bank.values()) == [(pdq("upheld"), "memecourt upheld")]
 
 

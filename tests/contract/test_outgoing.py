@@ -85,15 +85,15 @@ def test_answers_are_never_decompressed(way, status, encoding):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("status", "kind", "most"),
+    ("status", "kind", "limit"),
     [(200, Unavailable, MAX_ANSWER_BYTES), (400, ModelRefused, MAX_ERROR_BYTES), (500, Unavailable, MAX_ERROR_BYTES)],
 )
-def test_an_endless_answer_is_read_up_to_a_limit(way, status, kind, most):
+def test_an_endless_answer_is_read_up_to_a_limit(way, status, kind, limit):
     server = Hostile(status)
     with pytest.raises(kind):
         call_model(server, WAYS[way])
     # Bytes in the sockets' buffers were sent, but not read.
-    assert server.sent <= most + 16 * 2**20
+    assert server.sent <= limit + 16 * 2**20
 
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"

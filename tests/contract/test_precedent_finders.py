@@ -101,7 +101,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[str, Any]]:
     for _ in range(count):
-        where = Filter(
+        search_filter = Filter(
             sources=draw.choice(((), ("first",), ("first", "second"), ("third",))),
             splits=draw.choice(((), ("train",), ("",))),
             languages=draw.choice(((), ("en", "de"), ("",))),
@@ -117,7 +117,7 @@ def queries(draw: random.Random, ids: list[str], count: int) -> Iterator[dict[st
             "alpha": draw.choice((None, 0.0, 0.1, 0.37, 0.5, 0.9, 1.0)),
             "exclude": draw.sample(ids, draw.choice((0, 0, min(3, len(ids)), len(ids) // 2)))
             + draw.choice(([], ["no such id\0"])),
-            "where": draw.choice((None, None, where)),
+            "where": draw.choice((None, None, search_filter)),
             "leave_out_duplicates": draw.random() < 0.3,
         }
 

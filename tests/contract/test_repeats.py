@@ -40,7 +40,7 @@ def run(path, work, **settings):
     return play_in(real_court(path, **settings), work)
 
 
-def bare(response):
+def without_varying_fields(response):
     """Returns a response without the fields that differ each time."""
     stripped = wire.JudgeResponse.FromString(response.SerializeToString())
     stripped.ClearField("request_id")
@@ -56,7 +56,7 @@ def test_a_repeat_is_answered_like_the_request_before(tmp_path, again):
     first, others = run(tmp_path, work)
     assert again == [True] * (THREE - 1)  # the first repetition was processed in full
     assert {response.verdict_id for response in others} == {first.verdict_id}
-    assert all(bare(response) == bare(others[0]) for response in others)
+    assert all(without_varying_fields(response) == without_varying_fields(others[0]) for response in others)
     assert others[-1].reused_from.verdict_id == first.verdict_id
     assert others[-1].timings.total.ToNanoseconds() > 0 == others[-1].timings.text.ToNanoseconds()
     assert (others[-1].content.id, others[-1].client_token) == ("1", b"t")
@@ -102,8 +102,8 @@ def test_a_repeat_with_a_request_id_is_stored_for_good(tmp_path, again):
         assert claim.trial_id == named.verdict_id == first.verdict_id
         # No other request may use that id from now on, not even one that was answered before.
         for _ in range(THREE):
-            await court.judge.Judge(replaced_text("a dog"))
-        return await refused(court.judge.Judge(replaced_text("a dog", request_id="r")))
+            await court.judge.Judge(request_with_text("a dog"))
+        return await refused(court.judge.Judge(request_with_text("a dog", request_id="r")))
 
     assert run(tmp_path, work).said[:2] == ("ALREADY_EXISTS", "REQUEST_ID_TAKEN")
     # Also after a restart.
@@ -122,7 +122,7 @@ def test_the_original_request_of_the_trial_is_not_reported_as_reused(tmp_path, a
     assert [response.HasField("reused_from") for response in (first, other, same)] == [False, True, False]
 
 
-def replaced_text(text, **fields):
+def request_with_text(text, **fields):
     request = forum_request(**fields)
     request.text = text
     return request

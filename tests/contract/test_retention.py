@@ -20,7 +20,7 @@ SETTINGS = Settings(
 )
 
 
-def aged(trial_id, days, namespace):
+def trial_of_age(trial_id, days, namespace):
     """Returns the events of a trial opened this many days before noon."""
     events = events_of(trial_id, NOON - timedelta(days=days))
     opened = events[0]
@@ -41,13 +41,13 @@ TRIALS = {
 EXPIRED = {"old post", "old", "old offer"}
 
 
-async def filled(docket):
+async def fill_docket(docket):
     await asyncio.gather(
-        *(append_all(docket, aged(name, *age_and_namespace)) for name, age_and_namespace in TRIALS.items())
+        *(append_all(docket, trial_of_age(name, *age_and_namespace)) for name, age_and_namespace in TRIALS.items())
     )
 
 
-async def erased_of(docket):
+async def erased_trials(docket):
     found = set()
     for name in TRIALS:
         try:
@@ -59,7 +59,7 @@ async def erased_of(docket):
 
 def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         await reviewing(docket, "old")
         forgotten = []
 
@@ -70,7 +70,7 @@ def test_each_namespace_has_its_own_period_and_the_log_still_verifies(using):
         again = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
         report = await docket.auditor.audit([VerifierKey.parse(await docket.log.vkey())])
         entries = [entry for entry in await docket.log.entries(0, 10**6, {"Erased"})]
-        return done, again, report, entries, forgotten, await erased_of(docket)
+        return done, again, report, entries, forgotten, await erased_trials(docket)
 
     done, again, report, entries, forgotten, erased = using(scene)
     assert erased == EXPIRED
@@ -88,7 +88,7 @@ def test_many_trials_are_erased_page_by_page(using, monkeypatch):
     monkeypatch.setattr("serving.docket.retention._AT_ONCE", 3)
 
     async def scene(docket):
-        trials = [aged(f"t{number}", 31 + number % 4, "") for number in range(10)]
+        trials = [trial_of_age(f"t{number}", 31 + number % 4, "") for number in range(10)]
         await asyncio.gather(*(append_all(docket, events) for events in trials))
         return await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
 
@@ -97,16 +97,16 @@ def test_many_trials_are_erased_page_by_page(using, monkeypatch):
 
 def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         await reviewing(docket, "old")
 
         async def forget(_):
             raise Unavailable("locked", reason="LIBRARY_LOCKED")
 
         done = await erase_expired(docket, retention_periods(SETTINGS), now=NOON, forget=forget)
-        erased = await erased_of(docket)
+        erased = await erased_trials(docket)
         later = await erase_expired(docket, retention_periods(SETTINGS), now=NOON)
-        return done, erased, later, await erased_of(docket)
+        return done, erased, later, await erased_trials(docket)
 
     done, erased, later, finally_erased = using(scene)
     assert erased == EXPIRED - {"old"} and done.overdue == 1
@@ -115,7 +115,7 @@ def test_a_trial_still_in_a_library_is_not_erased_and_is_overdue(using):
 
 def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         calls = []
 
         class Eraser:
@@ -139,7 +139,7 @@ def test_an_erasure_that_files_still_hold_is_finished_by_the_next_pass(using):
 
 def test_the_retention_job_continues_after_a_docket_outage(using):
     async def scene(docket):
-        await filled(docket)
+        await fill_docket(docket)
         passes, away = [], [True]
 
         class Index:

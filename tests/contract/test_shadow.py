@@ -190,12 +190,12 @@ def test_a_document_erased_before_the_shadow_s_turn_is_not_used_as_evidence(tmp_
 
 
 def test_trials_are_sampled_by_id_and_a_larger_share_adds_to_a_smaller(tmp_path):
-    def chosen(share):
+    def sampled_numbers(share):
         candidate = ShadowCourt(docket=None, court_of=None, share=share)
         shadow = Shadow(None, None, candidate, lambda _: None)
         return {number for number in range(2000) if shadow._is_chosen(f"t{number}")}
 
-    few, more, every = chosen(0.1), chosen(0.3), chosen(1.0)
+    few, more, every = sampled_numbers(0.1), sampled_numbers(0.3), sampled_numbers(1.0)
     assert few < more < every and 150 < len(few) < 250 and len(every) == 2000
 
 
@@ -262,7 +262,7 @@ def test_erased_precedents_and_documents_are_erased_for_the_shadow_too(tmp_path)
         shown = {each.id: each.text for each in again}
         assert shown[gone] == GONE and shown[stays] == texts[stays]
         report = await both.docket.auditor.audit([VerifierKey.parse(await both.docket.log.vkey())])
-        assert not report.counts.keys() - {"PICTURE_DIFFERS"}, "pictures of this scene are not decoded"
+        assert not report.counts.keys() - {"PICTURE_DIFFERS"}, "the pictures of this scene are fakes"
 
     run_with_shadow(tmp_path, work)
 
@@ -303,10 +303,10 @@ def test_a_candidate_with_witness_guard_and_panel_runs_and_expires(tmp_path):
 def test_a_shadow_that_fails_during_an_erasure_leaves_nothing(tmp_path):
     class Failing(FakeFinder):
         async def find(self, **query):
-            await erasing()
+            await erase_live_trial()
             raise ValueError("broken")
 
-    async def erasing():
+    async def erase_live_trial():
         (line,) = await live[0].index.list(limit=9)
         await live[0].eraser.erase(line.trial_id, who="ada", why="asked for", at=NOON)
 

@@ -186,7 +186,7 @@ LATE = "DEADLINE_EXCEEDED"
 """May be counted more than once: a call that times out on its way may have reached the server, or not."""
 
 
-async def every_ending(it):
+async def make_calls_with_every_outcome(it):
     """Makes calls that end in every possible way, and returns the expected counts."""
     await it.judge("fine")
     await it.judge("fine")
@@ -243,7 +243,7 @@ def requests_in(values):
 
 def test_calls_are_counted_by_outcome_and_unknown_methods_together():
     async def work(it):
-        expected = await every_ending(it)
+        expected = await make_calls_with_every_outcome(it)
 
         async def all_counted():
             found = requests_in(await it.values())
@@ -399,7 +399,7 @@ def test_a_caller_s_decision_not_to_sample_is_respected(collector):
 
 
 def test_spans_have_the_outcome_and_health_checks_have_no_span(collector):
-    play(every_ending, traces=True)
+    play(make_calls_with_every_outcome, traces=True)
     ends = Counter()
     for span in collector.spans:
         attributes = told(span)

@@ -86,7 +86,7 @@ def attempt(hook, *, resolved=None, monkeypatch=None):
 
 
 @pytest.fixture
-def listening():
+def counting_listener():
     """A socket that counts connections, on all addresses of this machine."""
     counted = []
     with socket.create_server(("0.0.0.0", 0)) as server:
@@ -119,8 +119,8 @@ NAMES = [
 
 @pytest.mark.promise("BO-8", "every way to name this machine, every address inside a network: 0 connections")
 @pytest.mark.parametrize("name", NAMES)
-def test_this_machine_is_never_connected_to_under_any_name(name, listening, tmp_path):
-    port, counted = listening
+def test_this_machine_is_never_connected_to_under_any_name(name, counting_listener, tmp_path):
+    port, counted = counting_listener
     # The port would be refused when settings are read; here only the name must prevent the connection.
     hook = hook_to("https://example.org/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://{name}:{port}/"}
@@ -149,9 +149,9 @@ def test_names_with_any_private_address_are_refused(address, tmp_path, monkeypat
         assert "not public" in answer.error
 
 
-def test_the_connection_goes_to_the_address_that_was_checked(listening, tmp_path, monkeypatch):
+def test_the_connection_goes_to_the_address_that_was_checked(counting_listener, tmp_path, monkeypatch):
     """A name server that changes its answer is not asked a second time."""
-    port, counted = listening
+    port, counted = counting_listener
     hook = hook_to("https://hooks.example/", tmp_path, allow_private=False).model_copy(
         update={"url": f"https://hooks.example:{port}/"}
     )
@@ -247,13 +247,13 @@ def test_an_endless_answer_is_read_up_to_a_limit(kind, tmp_path):
             finally:
                 writer.close()
 
-        listening = await asyncio.start_server(endless, "127.0.0.1", 0)
-        receiver = Receiver(hook_to(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/", tmp_path))
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        receiver = Receiver(hook_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", tmp_path))
         try:
             return await receiver.send(trial_run(NOON))
         finally:
             await receiver.aclose()
-            listening.close()
+            server.close()
 
     answer = asyncio.run(scene())
     assert answer.outcome is (Outcome.DELIVERED if kind == "body" else Outcome.FAILED)

@@ -116,7 +116,7 @@ def test_senders_of_a_server_share_their_queries(using, receiver, tmp_path):
 
     # Shared: one query each 0.45 s, 2.2 a second. Each of the five by itself would query each 0.5 s: 10 a second.
     assert using(scene) < 5
-    assert {taken.message["data"]["verdict_id"] for taken in receiver.requests} == {"a"}
+    assert {delivery.message["data"]["verdict_id"] for delivery in receiver.requests} == {"a"}
 
 
 def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place, receiver, tmp_path):
@@ -148,9 +148,9 @@ def test_an_appeal_is_sent_and_a_key_rotation_changes_no_message_id(docket_place
     expected = {"decision": "review", "needs_human_review": True, "second_opinion": False, "appeal": {"reference": "7"}}
     assert expected.items() <= appeal["data"].items()
     ids = {}
-    for taken in receiver.requests:
-        if taken.message["type"] == "memecourt.verdict.given":
-            ids.setdefault(taken.message["data"]["verdict_id"], []).append(taken.id)
+    for delivery in receiver.requests:
+        if delivery.message["type"] == "memecourt.verdict.given":
+            ids.setdefault(delivery.message["data"]["verdict_id"], []).append(delivery.id)
     assert ids.keys() == {"a", "b"} and len(ids["a"]) == 2 and len(set(ids["a"])) == 1
 
 
@@ -197,14 +197,14 @@ def test_each_kind_of_event_is_sent_once_without_content_of_the_meme(using, rece
     assert by_type["trial.failed"]["decision"] == "review"  # a failure is never "not harmful"
     erased = by_type["record.erased"]
     assert erased == {"entry": erased["entry"], "verdict_id": "a", "content": {"namespace": "forum"}}
-    bodies = b"".join(taken.body for taken in receiver.requests).decode()
+    bodies = b"".join(delivery.body for delivery in receiver.requests).decode()
     for events in (decided("a"), decided("b", review=True)):
         verdict, opened = events[-1].verdict, events[0]
         secrets = [verdict.rationale, opened.meme.pixels_sha256, opened.meme.bytes_sha256, "Blueland", "Ruth", "satire"]
         secrets += [event.text for event in events if event.kind == "TextRead"]
         assert not [secret for secret in secrets if secret and secret in bodies]
-    assert all(len(taken.body) < 20_000 for taken in receiver.requests)
-    assert len({taken.id for taken in receiver.requests}) == len(messages)
+    assert all(len(delivery.body) < 20_000 for delivery in receiver.requests)
+    assert len({delivery.id for delivery in receiver.requests}) == len(messages)
 
 
 def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
@@ -218,12 +218,12 @@ def test_a_receiver_can_verify_its_messages(using, receiver, tmp_path):
             await until_idle(hook_sender)
 
     using(scene)
-    (taken,) = receiver.requests
-    headers = {name: taken.headers[name] for name in HEADERS}
-    assert verifier.verify(taken.body, headers)["data"]["verdict_id"] == "a"
+    (delivery,) = receiver.requests
+    headers = {name: delivery.headers[name] for name in HEADERS}
+    assert verifier.verify(delivery.body, headers)["data"]["verdict_id"] == "a"
     with pytest.raises(Exception, match="No matching signature"):
-        verifier.verify(taken.body + b" ", headers)
-    assert "." not in taken.id
+        verifier.verify(delivery.body + b" ", headers)
+    assert "." not in delivery.id
 
 
 def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path):
@@ -245,7 +245,7 @@ def test_receivers_get_only_their_types_and_namespaces(using, receiver, tmp_path
 
 def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
-    receiver.answer = lambda taken: (500 if taken.message["data"]["verdict_id"] == "bad" else 200, {})
+    receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
@@ -270,10 +270,10 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
             return backlog, row
 
     backlog, row = using(scene)
-    tries = [taken for taken in receiver.requests if taken.message["data"]["verdict_id"] == "bad"]
+    tries = [delivery for delivery in receiver.requests if delivery.message["data"]["verdict_id"] == "bad"]
     assert len(tries) == ATTEMPTS == 10
-    assert len({taken.id for taken in tries}) == 1, "all attempts have the message's id"
-    assert len({taken.headers["webhook-timestamp"] for taken in tries}) == 10
+    assert len({delivery.id for delivery in tries}) == 1, "all attempts have the message's id"
+    assert len({delivery.headers["webhook-timestamp"] for delivery in tries}) == 10
     assert 3 * 24 * 3600 < sum(AFTER_S) < 3.5 * 24 * 3600
     assert (backlog.waiting, backlog.given_up) == (0, 1)
     # It accepted one message at the start and none for three days, so it is disabled.
@@ -282,7 +282,7 @@ def test_a_rejected_message_is_retried_for_three_days_and_delays_no_other(using,
 
 def test_a_receiver_is_not_disabled_for_a_single_rejected_message(using, receiver, tmp_path):
     hook, clock = hook_to(receiver.url, tmp_path, events=["memecourt.verdict.given"]), Clock()
-    receiver.answer = lambda taken: (500 if taken.message["data"]["verdict_id"] == "bad" else 200, {})
+    receiver.answer = lambda delivery: (500 if delivery.message["data"]["verdict_id"] == "bad" else 200, {})
 
     async def scene(docket):
         await docket.hooks.register([hook.name])
@@ -366,7 +366,7 @@ def test_a_replay_sends_messages_again_under_the_same_ids(using, receiver, tmp_p
     using(scene)
     first, *again = receiver.requests
     # Replayed messages are sent at once, in no guaranteed order.
-    identities = {taken.message["data"]["verdict_id"]: taken.id for taken in again}
+    identities = {delivery.message["data"]["verdict_id"]: delivery.id for delivery in again}
     assert len(again) == 2 and set(identities) == {"a", "old"} and identities["a"] == first.id
 
 
@@ -426,7 +426,7 @@ def test_two_servers_send_each_message_once_and_one_replaces_a_dead_one(using, r
             await each.aclose()
 
     using(scene)
-    ids = [taken.id for taken in receiver.requests]
+    ids = [delivery.id for delivery in receiver.requests]
     assert len(set(ids)) == len(ids)
 
 
@@ -451,7 +451,7 @@ def test_a_message_not_stored_as_sent_is_sent_again_by_another_server(using, rec
             assert not await frozen.work()
 
     using(scene)
-    assert len(receiver.requests) == 2 and len({taken.id for taken in receiver.requests}) == 1
+    assert len(receiver.requests) == 2 and len({delivery.id for delivery in receiver.requests}) == 1
 
 
 class StoreWithSettle:
@@ -484,8 +484,8 @@ def test_waiting_messages_are_limited_and_the_others_stay_in_the_log(tmp_path, r
 
     waiting, left = asyncio.run(scene())
     assert 5 <= waiting < 5 + attempts.CONNECTIONS and left == 0
-    taken = [each["data"]["verdict_id"] for each in receiver.told()[waiting:]]
-    assert sorted(taken) == [f"t{number:02d}" for number in range(30)]
+    received = [each["data"]["verdict_id"] for each in receiver.told()[waiting:]]
+    assert sorted(received) == [f"t{number:02d}" for number in range(30)]
 
 
 def test_sending_stops_on_request_and_resumes_where_it_was(using, receiver, tmp_path, docket_place):
